@@ -6,26 +6,34 @@ The scheduler's own code (`service.fairness`) divides 56 devices on a trace of s
 divides the same devices on the same trace in the same process. Devices are counted, not placed: there are
 no nodes.
 
-**Trace.** Six people never pause: they submit whenever fewer than 40 of their runs wait, or none of some
-kind (a fifth of their experiments are one run, the others grids of 2 to 1,000, log-uniform). The other 14
-submit in office hours with exponential gaps (three fifths one run, the others grids of 2 to 40). A run
-takes 1, 2, 4 or 8 devices of one kind for a log-normal time around 40 minutes (sigma 0.8 between
-experiments, 0.3 inside); forecasts of it are off by a log-normal factor (sigma 0.5). A tenth of the
-experiments has low priority. Checkpoints are 5 to 20 minutes apart. A run that is preempted stops at its
-next checkpoint, and costs its restart, 30 to 120 s, when it starts again. FIFO gets the submissions at the
-times at which they were made under fair sharing.
+**Trace.** Six people never pause: of each kind of device they submit experiments whenever fewer than 40 runs
+of theirs wait for it (a fifth of their experiments are one run, the others grids of 2 to 1,000, log-uniform).
+The other 14 submit in office hours with exponential gaps (three fifths one run, the others grids of 2 to 40),
+for some kinds more than their share. A run takes 1, 2, 4 or 8 devices of one kind for a log-normal time
+around 40 minutes (sigma 0.8 between experiments, 0.3 inside); forecasts of it are off by a log-normal factor
+(sigma 0.5). A tenth of the experiments has low priority; those do not count among the 40. Checkpoints are 5
+to 20 minutes apart. A run that is preempted stops at its next checkpoint, and costs its restart, 30 to 120 s,
+when it starts again. One project is guaranteed 2 of the 16 A100; a guarantee of an H100 would forbid the runs
+that need all eight. FIFO gets the submissions at the times at which they were made under fair sharing.
 
 **FIFO**: by age alone; a run that does not fit lets those behind it pass (the fullest cluster that FIFO can
 have).
 
-**Entitlement.** Of each kind of hardware, what was delivered in all is to be divided. Projects are entitled
-to the weighted max-min fair division of it, in USD at list prices, where no one gets more of a kind than
-they asked for (`entitled`); users equally to that of what their project got. `share_error_pct` is the
-largest difference from it, in percent of it, over the projects and users that have runs waiting in at least
-99% of all passes after the first day: for the others it is their own pauses that decide.
+**Entitlement.** What can be had is what the cluster delivered, hour by hour and kind by kind, and what can be
+used is work that has been submitted by then. Of that everyone is entitled to the weighted max-min division:
+what is delivered goes to those who have work and have received least for their weight, where what was
+received halves in 7 days, as if devices could be split at will and runs moved at no cost (`Fluid`). So nobody
+is entitled to more than they asked for, or before they asked; who was away catches up; and lumps,
+checkpoints, restarts, and the scheduler's own bounds on what counts are errors. Projects are divided among
+each other, users equally among those of what their project got. Each kind is divided by itself, for the
+reasons in `service.fairness.tree`. Those who never pause are taken to have endless work. What low priority
+got counts as asked for when it was got: it is not entitled to others' time. `share_error_pct` is the largest
+difference of what someone received from that, in percent of it, both in USD at list prices over all kinds; of
+the projects and users that have runs waiting in at least 99% of all passes after the first day: for the
+others it is their own pauses that decide.
 
 **Figures**, the worst of the seeds each, `eta_width` the median: `share_error_pct`; `starved`: experiments
-of which nothing started for `STARVED_H` while runs of them waited; `utilisation_vs_fifo`: device time used
+of which nothing started for 72 h while runs of them waited; `utilisation_vs_fifo`: device time used
 over FIFO's; `small_job_wait_ratio`: median wait of one-run experiments over FIFO's; `preemption_waste_pct`:
 device time spent on restarts after a preemption, of all; `eta_covered_pct`: starts within the interval that
 was forecast when they were submitted (every third experiment); `eta_width`: its latest end over its
@@ -45,7 +53,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linprog
 
 from benchmarks.options import Benchmark
 from service.domain.access import DEFAULT_POOL
@@ -61,7 +68,7 @@ from service.fairness.state import (
     UsageTree,
     WaitingReason,
 )
-from service.fairness.usage import charge
+from service.fairness.usage import HALF_LIFE_S, charge
 
 BENCHMARK = Benchmark(
     "fairness",
@@ -74,12 +81,17 @@ BENCHMARK = Benchmark(
 DEVICES = {"h100": 8, "a100": 16, "v100": 32}
 PRICES_USD_PER_HOUR = {"h100": 3.0, "a100": 1.8, "v100": 0.7}
 WEIGHTS = {"search": 3.0, "nlp": 2.0, "vision": 1.0, "speech": 1.0, "theses": 1.0}
-GUARANTEED = {"theses": {"h100": 1.0}}
+GUARANTEED = {"theses": {"a100": 2.0}}
 PEOPLE_PER_PROJECT = 4
 ALWAYS_BUSY = {"search": 2, "nlp": 2, "vision": 2}
 """People of each project who never pause."""
+LOW, NORMAL = 25, 50
+AHEAD = 40
+"""Runs of each kind that those keep waiting."""
 TICK_S = 60.0
 """Time between passes: devices that become free wait for the next one."""
+STEP_S = 3600.0
+"""Time in which entitlement is computed at once."""
 STARVED_H = 72.0
 FORECAST_EVERY = 3
 """Of so many experiments, the start of one is forecast."""
@@ -177,10 +189,10 @@ class People:
         rng = self._random
         if (project, user) in self.busy:
             # In order; each is submitted as soon as few enough of the former wait.
-            hours = 0.0
-            while hours < 60.0 * self._end_s / 3600.0:
+            hours = dict.fromkeys(DEVICES, 0.0)
+            while any(hours[name] < count * self._end_s / 3600.0 for name, count in DEVICES.items()):
                 made = self._submission(project, user, 0.0, most=1000, alone=0.2)
-                hours += sum(made.works_s) * made.devices / 3600.0
+                hours[made.hardware] += sum(made.works_s) * made.devices / 3600.0
                 yield made
             return
         at_s = rng.expovariate(1 / (3 * 3600.0))
@@ -208,23 +220,39 @@ class People:
             Seconds(forecast_s / 2.3, forecast_s, forecast_s * 2.3),
             rng.uniform(300.0, 1200.0),
             rng.uniform(30.0, 120.0),
-            rng.choices([25, 50], [0.1, 0.9])[0],
+            rng.choices([LOW, NORMAL], [0.1, 0.9])[0],
         )
 
 
 class Cluster:
     """Devices, what runs on them, and the clock; `Fair` and `Fifo` divide them."""
 
-    def __init__(self, trace: Trace, busy: Set[tuple[str, str]], days: float) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        busy: Set[tuple[str, str]],
+        days: float,
+        endless: Set[tuple[str, str]] | None = None,
+    ) -> None:
         self.now_s, self._end_s = 0.0, days * DAY_S
-        self._busy = {key: list(reversed(trace[key])) for key in sorted(busy)}
+        self._busy = {
+            (*owner, hardware): [each for each in reversed(trace[owner]) if each.hardware == hardware]
+            for owner in sorted(busy)
+            for hardware in DEVICES
+        }
         later = [each for key, submitted in trace.items() if key not in busy for each in submitted]
         self._arrivals = sorted(later, key=lambda each: (each.at_s, each.id), reverse=True)
         self.experiments: dict[int, Experiment] = {}
         self.ended: list[Experiment] = []
-        self.used_s: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+        self.endless = busy if endless is None else endless
+        self.used_s: defaultdict[int, defaultdict[tuple[str, str, str], float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        """Device time in each step of `STEP_S`, by (project, user, hardware)."""
+        self.asked_s: defaultdict[int, defaultdict[tuple[str, str, str], float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
         self.wasted_s = 0.0
-        self.asked_s: defaultdict[tuple[str, str, str], float] = defaultdict(float)
         self.idle_passes: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.passes = 0
 
@@ -253,19 +281,14 @@ class Cluster:
         new = []
         while self._arrivals and self._arrivals[-1].at_s <= self.now_s:
             new.append(self._arrivals.pop())
-        waiting: defaultdict[tuple[str, str], int] = defaultdict(int)
+        waiting: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         for each in self.experiments.values():
-            waiting[each.of.project, each.of.user] += each.waiting
-        for key, trace in self._busy.items():
-            per_kind = {
-                each.of.hardware
-                for each in self.experiments.values()
-                if (each.of.project, each.of.user) == key and each.waiting
-            }
-            while trace and (waiting[key] < 40 or len(per_kind) < len(DEVICES)):
+            if each.of.priority >= NORMAL:
+                waiting[each.of.project, each.of.user, each.of.hardware] += each.waiting
+        for (*owner, hardware), trace in self._busy.items():
+            while trace and waiting[*owner, hardware] < AHEAD:
                 made = trace.pop()
-                waiting[key] += len(made.works_s)
-                per_kind.add(made.hardware)
+                waiting[*owner, hardware] += len(made.works_s) if made.priority >= NORMAL else 0
                 new.append(made)
         found = []
         for each in new:
@@ -273,7 +296,9 @@ class Cluster:
                 each.id, each.project, each.user, self.now_s, each.hardware, each.devices, each.works_s,
                 each.forecast, each.checkpoint_s, each.restart_s, each.priority,
             )  # fmt: skip
-            self.asked_s[each.project, each.user, each.hardware] += sum(each.works_s) * each.devices
+            if each.priority >= NORMAL:
+                asked = self.asked_s[int(self.now_s / STEP_S)]
+                asked[each.project, each.user, each.hardware] += sum(each.works_s) * each.devices
             found.append(Experiment(dated))
             self.experiments[each.id] = found[-1]
         return found
@@ -304,13 +329,17 @@ class Cluster:
         before_s = self.now_s
         ticks = max(1, math.ceil((min(following, self._end_s) - self.now_s) / TICK_S))
         self.now_s = min(self._end_s, self.now_s + ticks * TICK_S)
+        step = int(before_s / STEP_S)
         for id, each in list(self.experiments.items()):
             of = each.of
             key = of.project, of.user, of.hardware
             for run in list(each.running):
                 stop_s = run.next_checkpoint_s(before_s) if run.stops else math.inf
                 end_s = min(run.ends_s(), stop_s)
-                self.used_s[key] += of.devices * (min(end_s, self.now_s) - before_s)
+                used_s = of.devices * (min(end_s, self.now_s) - before_s)
+                self.used_s[step][key] += used_s
+                if of.priority < NORMAL:
+                    self.asked_s[step][key] += used_s
                 if end_s > self.now_s:
                     continue
                 each.running.remove(run)
@@ -346,7 +375,7 @@ class Fair(Cluster):
         }
         self._usage = UsageTree()
         self._charged_s = 0.0
-        self._rates: dict[tuple[str, str], float] = {}
+        self._rates: dict[tuple[str, str, Lane], float] = {}
         self._calibration = Calibration()
         self._forecasts: dict[int, tuple[WaitingReason, Start]] = {}
         self.etas: list[tuple[Start, float]] = []
@@ -364,10 +393,11 @@ class Fair(Cluster):
             if runs > len(each.running):
                 self.begin(each, runs - len(each.running))
                 self._learn(each)
-        rates: defaultdict[tuple[str, str], float] = defaultdict(float)
+        rates: defaultdict[tuple[str, str, Lane], float] = defaultdict(float)
         for each in self.experiments.values():
-            of = each.of
-            rates[of.project, of.user] += len(each.running) * of.devices * PRICES_USD_PER_HOUR[of.hardware]
+            of, usd = each.of, PRICES_USD_PER_HOUR[each.of.hardware]
+            lane = Lane(DEFAULT_POOL, of.hardware)
+            rates[of.project, of.user, lane] += len(each.running) * of.devices * usd
         self._rates, self._charged_s = dict(rates), self.now_s
         new = [each for each in arrived if each.first_start_s is None and each.of.id % FORECAST_EVERY == 0]
         if new:
@@ -382,15 +412,18 @@ class Fair(Cluster):
             len(each.running),
             each.waiting,
             len(ready),
-            min((run.next_checkpoint_s(self.now_s) for run in ready), default=None),
+            min((run.next_checkpoint_s(self.now_s) for run in ready or each.running), default=None),
         )
         return Claimant(of.id, of.project, of.user, of.priority, of.at_s, (demand,), served_s=each.served_s)
 
     def _stop(self, each: Experiment, count: int) -> None:
         """Marks the runs that stop at their next checkpoint, and only those."""
-        ready = [run for run in each.running if may_yield(self.now_s, run.started_s, each.of.restart_s)]
-        ready.sort(key=lambda run: run.next_checkpoint_s(self.now_s))
-        for place, run in enumerate(ready):
+
+        def order(run: Run) -> tuple[bool, float]:
+            ready = may_yield(self.now_s, run.started_s, each.of.restart_s)
+            return not ready, run.next_checkpoint_s(self.now_s)
+
+        for place, run in enumerate(sorted(each.running, key=order)):
             self.preemptions += place < count and not run.stops
             run.stops = place < count
 
@@ -456,100 +489,86 @@ class Fair(Cluster):
         self._calibration = self._calibration.learned(reason, forecast, waited_s)
 
 
-def entitled(
-    weights: Mapping[str, float],
-    asked: Mapping[tuple[str, str], float],
-    delivered: Mapping[str, float],
-) -> dict[str, float]:
-    """Returns the weighted max-min fair division of what was delivered, in the unit of `delivered`.
+class Fluid:
+    """An ideal division of a lane among nodes of the tree: as if devices could be split at will.
 
-    The smallest amount per weight is made as large as can be, then the second smallest, and so on; each step
-    is a linear program.
+    What is delivered goes to those who have work and have received least for their weight, where what was
+    received halves as the scheduler's accounts do. It is the weighted max-min division of what could be had:
+    nobody gets work done that they have not asked for yet.
 
     Args:
-        weights: of all that divide it.
-        asked: most that each can use, by (name, kind).
-        delivered: what there is, by kind.
+        weights: of all who take part.
+        endless: those whose work never ends.
     """
-    names, kinds = sorted(weights), sorted(delivered)
-    place = {(name, kind): n for n, (name, kind) in enumerate((n, k) for n in names for k in kinds)}
-    count = len(place)
-    bounds = [(0.0, asked.get(key, 0.0)) for key in place] + [(0.0, None)]
-    fixed: dict[str, float] = {}
-    while len(fixed) < len(names):
-        open_names = [name for name in names if name not in fixed]
 
-        def solve(raised: Sequence[str], floor: float | None) -> tuple[float, float]:
-            """Returns the level that `raised` reach; other open ones stay at `floor`."""
-            rows, limits = [], []
-            for kind in kinds:
-                row = np.zeros(count + 1)
-                row[[place[name, kind] for name in names]] = 1.0
-                rows.append(row)
-                limits.append(delivered[kind])
-            for name in names:
-                row = np.zeros(count + 1)
-                row[[place[name, kind] for kind in kinds]] = -1.0
-                if name in raised:
-                    row[count] = weights[name]
-                    limits.append(0.0)
-                else:
-                    least = fixed.get(name, weights[name] * (floor or 0.0))
-                    limits.append(-least * (1 - 1e-9))
-                rows.append(row)
-            goal = np.zeros(count + 1)
-            goal[count] = -1.0
-            found = linprog(goal, A_ub=np.array(rows), b_ub=limits, bounds=bounds, method="highs")
-            return (found.x[count], 0.0) if found.success else (floor or 0.0, 1.0)
+    def __init__(self, weights: Mapping[str, float], endless: Set[str]) -> None:
+        self._weights, self._endless = weights, endless
+        self._counted = dict.fromkeys(weights, 0.0)
+        self._left = dict.fromkeys(weights, 0.0)
+        self._owed = 0.0
+        self.received = dict.fromkeys(weights, 0.0)
 
-        level, _ = solve(open_names, None)
-        stuck = [name for name in open_names if solve([name], level)[0] <= level * (1 + 1e-6) + 1e-9]
-        for name in stuck or open_names:
-            fixed[name] = weights[name] * level
-    return fixed
+    def step(self, seconds: float, asked: Mapping[str, float], delivered: float) -> None:
+        """Divides what was delivered in a while."""
+        names = list(self._weights)
+        weights = np.array([self._weights[name] for name in names])
+        for name in names:
+            self._counted[name] *= 0.5 ** (seconds / HALF_LIFE_S)
+            self._left[name] += asked.get(name, 0.0)
+        counted = np.array([self._counted[name] for name in names])
+        most = np.array([math.inf if name in self._endless else self._left[name] for name in names])
+        there = delivered + self._owed
+        low, high = 0.0, float(np.max(counted / weights) + there / np.min(weights) + 1.0)
+        for _ in range(60):
+            level = (low + high) / 2
+            given = np.minimum(most, np.maximum(0.0, weights * level - counted))
+            low, high = (level, high) if given.sum() < there else (low, level)
+        # Real runs are later than ideal ones: what is delivered of work that is done here serves later work.
+        self._owed = max(0.0, there - float(given.sum()))
+        for name, amount in zip(names, given, strict=True):
+            self._counted[name] += float(amount)
+            self._left[name] = max(0.0, self._left[name] - float(amount))
+            self.received[name] += float(amount)
 
 
 def share_errors(cluster: Cluster) -> dict[str, float]:
     """Returns the relative difference of received from entitled, of all who always have work."""
-    usd = {
-        (project, user, kind): seconds * PRICES_USD_PER_HOUR[kind] / 3600.0
-        for (project, user, kind), seconds in cluster.used_s.items()
-    }
-    asked = {
-        (project, user, kind): max(
-            seconds * PRICES_USD_PER_HOUR[kind] / 3600.0, usd.get((project, user, kind), 0.0)
-        )
-        for (project, user, kind), seconds in cluster.asked_s.items()
-    }
+    received: defaultdict[str, float] = defaultdict(float)
+    due: defaultdict[str, float] = defaultdict(float)
+    users = {project: [f"{project}-{number}" for number in range(PEOPLE_PER_PROJECT)] for project in WEIGHTS}
+    endless = {user for number, user in cluster.endless}
+    for hardware, usd_per_hour in PRICES_USD_PER_HOUR.items():
+        usd = usd_per_hour / 3600.0
+        projects = Fluid(WEIGHTS, {project for project, _ in cluster.endless})
+        people = {project: Fluid(dict.fromkeys(names, 1.0), endless) for project, names in users.items()}
+        for number in range(max(cluster.used_s, default=0) + 1):
+            used, asked = cluster.used_s[number], cluster.asked_s[number]
 
-    def summed(values: Mapping[tuple[str, str, str], float], *parts: int) -> dict[Any, float]:
-        found: defaultdict[Any, float] = defaultdict(float)
-        for key, value in values.items():
-            found[tuple(key[part] for part in parts) if len(parts) > 1 else key[parts[0]]] += value
-        return dict(found)
+            def of(amounts: Mapping[tuple[str, str, str], float], project: str) -> dict[str, float]:
+                return {
+                    user: usd * amounts.get((project, user, hardware), 0.0)  # noqa: B023
+                    for user in users[project]
+                }
+
+            sums = {project: sum(of(used, project).values()) for project in WEIGHTS}
+            projects.step(
+                STEP_S, {name: sum(of(asked, name).values()) for name in WEIGHTS}, sum(sums.values())
+            )
+            for name, fluid in people.items():
+                fluid.step(STEP_S, of(asked, name), sums[name])
+                received[name] += sums[name]
+                for user, amount in of(used, name).items():
+                    received[user] += amount
+        for fluid in (projects, *people.values()):
+            for name, amount in fluid.received.items():
+                due[name] += amount
 
     def is_busy(project: str, user: str = "") -> bool:
         return cluster.idle_passes[project, user] <= 0.01 * cluster.passes
 
-    received = summed(usd, 0)
-    due = entitled(WEIGHTS, summed(asked, 0, 2), summed(usd, 2))
-    errors = {
-        project: abs(received.get(project, 0.0) - due[project]) / due[project]
-        for project in WEIGHTS
-        if is_busy(project) and due[project]
-    }
-    for project in WEIGHTS:
-        users = sorted({user for name, user, _ in asked if name == project})
-        mine = {(user, kind): value for (name, user, kind), value in asked.items() if name == project}
-        got = {key: value for key, value in usd.items() if key[0] == project}
-        due = entitled(dict.fromkeys(users, 1.0), mine, summed(got, 2))
-        by_user = summed(got, 1)
-        errors |= {
-            user: abs(by_user.get(user, 0.0) - due[user]) / due[user]
-            for user in users
-            if is_busy(project, user) and due[user]
-        }
-    return errors
+    busy = [project for project in WEIGHTS if is_busy(project)]
+    busy += [user for project, names in users.items() for user in names if is_busy(project, user)]
+    return {name: abs(received[name] - due[name]) / due[name] for name in busy if due[name]}
 
 
 def simulate(seed: int, days: float) -> dict[str, Any]:
@@ -558,7 +577,7 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
     fair = Fair(people.trace, people.busy, days)
     fair.run()
     submitted = [each.of for each in (*fair.experiments.values(), *fair.ended)]
-    fifo = Fifo({("", ""): submitted}, frozenset(), days)
+    fifo = Fifo({("", ""): submitted}, frozenset(), days, people.busy)
     fifo.run()
 
     def starved(cluster: Cluster) -> int:
@@ -571,7 +590,10 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
     waits = [_small_waits(cluster) for cluster in (fair, fifo)]
     both = waits[0].keys() & waits[1].keys()
     medians = [statistics.median(each[id] for id in both) if both else 0.0 for each in waits]
-    used, fifo_used = sum(fair.used_s.values()), sum(fifo.used_s.values())
+    used, fifo_used = (
+        sum(amount for step in cluster.used_s.values() for amount in step.values())
+        for cluster in (fair, fifo)
+    )
     errors = share_errors(fair)
     covered = [start.earliest <= waited <= start.latest for start, waited in fair.etas]
     return {

@@ -378,11 +378,13 @@ allowances = Table(  # Devices that an experiment may hold now, as the last pass
     sqlite_with_rowid=False,
 )
 
-share_usage = Table(  # What people have used lately, in USD that halve with time.
+share_usage = Table(  # What people have used lately of each lane, in USD that halve with time.
     "share_usage",
     metadata,
     Column("project", Text, primary_key=True),
     Column("owner", Text, primary_key=True),
+    Column("pool", Text, primary_key=True),
+    Column("hardware", Text, primary_key=True),
     Column("usd", Real, nullable=False),  # As it was at that time.
     Column("at_s", Real, nullable=False),
     sqlite_with_rowid=False,

@@ -11,7 +11,7 @@ from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
 from service.db.schema import Real, allowances, experiments, placements, projects, runs, share_usage
 from service.domain.states import RunState
 
-_a, _p, _r, _s, _x = allowances.c, placements.c, runs.c, share_usage.c, experiments.c
+_a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
 
 ALLOWANCES_OF = select(_a.hardware, _a.devices, _a.preemptible, _a.reason).where(
@@ -32,7 +32,7 @@ DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305419)")
 """PostgreSQL: one scheduler divides the devices at a time."""
 
 SHARE_USAGE = select(share_usage)
-"""What people have used lately."""
+"""What people have used of each lane lately."""
 
 PROJECT_SETTINGS = select(projects.c.name, projects.c.settings)
 """Settings of all projects."""
@@ -76,10 +76,12 @@ USED_SINCE = (
     select(
         _x.project,
         _x.owner,
+        _x.pool,
+        _p.hardware,
         func.sum(_p.price_usd_per_hour * (bindparam("now", type_=Real) - _since)).label("usd_s_per_hour"),
     )
     .join_from(placements, experiments, _x.id == _p.experiment_id)
     .where(_p.released_s.is_(None))
-    .group_by(_x.project, _x.owner)
+    .group_by(_x.project, _x.owner, _x.pool, _p.hardware)
 )
-"""(project, owner, USD x s/h) of the devices that are held, from `since` or their placement to `now`."""
+"""(project, owner, pool, hardware, USD x s/h) of devices that are held, between `since` and `now`."""

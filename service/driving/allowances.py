@@ -1,15 +1,17 @@
 """Devices that an experiment may hold: which runs may start, and which give theirs back.
 
-A run beyond the allowance stops at its next step boundary with a checkpoint, and is queued again. The newest
-turns go first, so that what has begun early ends early.
+A run beyond the allowance stops at its next step boundary with a checkpoint, and is queued again. Those that
+have worked for a useful time go before those that have just started, and of both the newest, so that what has
+begun early ends early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from service.domain.allowance import Allowance
 from service.driving.live_turns import LiveTurn, LiveTurns
+from service.fairness.allowances import may_yield
 from service.scheduling.run_plan import Shape
 
 
@@ -18,10 +20,11 @@ class Allowances:
 
     Args:
         live: runs that have their turn.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, live: LiveTurns) -> None:
-        self._live = live
+    def __init__(self, live: LiveTurns, clock: Callable[[], float]) -> None:
+        self._live, self._clock = live, clock
         self._by_hardware: Mapping[str, Allowance] = {}
 
     def set(self, by_hardware: Mapping[str, Allowance]) -> None:
@@ -54,7 +57,7 @@ class Allowances:
         for hardware, allowance in self._by_hardware.items():
             live = [each for each in self._live if each.run.hardware == hardware]
             kept = 0.0
-            for each in sorted(live, key=lambda each: _order(each, allowance)):
+            for each in sorted(live, key=lambda each: self._order(each, allowance)):
                 devices = each.turn.shape.devices
                 allowed = allowance.covers(kept + devices) or (allowance.devices > 0 and not kept)
                 if allowed or not _interruptible(each, allowance):
@@ -68,12 +71,12 @@ class Allowances:
         allowance = self._by_hardware.get(hardware)
         return None if allowance is None else allowance.reason
 
+    def _order(self, live: LiveTurn, allowance: Allowance) -> tuple[bool, bool, bool, int]:
+        """Sorts turns by who stays: not to be interrupted, with an attempt, new there, old in the queue."""
+        worked = may_yield(self._clock(), live.since_s, 0.0)
+        return _interruptible(live, allowance), live.assignment is None, worked, live.turn.number
+
 
 def _interruptible(live: LiveTurn, allowance: Allowance) -> bool:
     """A run that is measured alone is not interrupted: its times would span several attempts."""
     return live.assignment is None or (allowance.preemptible and not live.turn.shape.exclusive)
-
-
-def _order(live: LiveTurn, allowance: Allowance) -> tuple[bool, bool, int]:
-    """Sorts turns: those that stay whatever is allowed, then those with an attempt, the oldest first."""
-    return _interruptible(live, allowance), live.assignment is None, live.turn.number

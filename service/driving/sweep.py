@@ -75,7 +75,7 @@ class Sweep:
         self._live = LiveTurns()
         self._room = ClusterRoom(context, capacity)
         self._budget = BudgetLimit(context)
-        self._allowances = Allowances(self._live)
+        self._allowances = Allowances(self._live, self._monotonic)
         self._chooser = RunChooser(context, self._live, self._room, self._budget, self._allowances)
         self._endings = Endings(context)
         self._waiting = WaitingReasons(context)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from service.fairness.allowances import PATIENCE_S, PROMOTED_AFTER_S, PROMOTED_TO, ROUNDING
 from service.fairness.state import Capacity, Lane, ProjectTerms, Usage, UsageTree, WaitingReason
-from service.fairness.tree import ASSURED, score_of
+from service.fairness.tree import LAG_H, excesses, score_of
 from service.fairness.usage import by_project, decayed
 
 COVERAGE = 0.9
@@ -162,13 +162,16 @@ def starts(outlook: Outlook, only: Collection[int] | None = None) -> dict[int, S
 
 
 class _Node:
-    """A project or a user while the queue is played."""
+    """A project or a user in one lane while the queue is played.
 
-    __slots__ = ("_at_s", "_known", "_used", "assured", "rate", "weight")
+    Its excess grows with what it holds beyond its share: all devices of the lane count as in use.
+    """
 
-    def __init__(self, weight: float, used_usd: float) -> None:
-        self.weight, self._used = weight, used_usd
-        self.rate = self.assured = self._at_s = 0.0
+    __slots__ = ("_at_s", "_excess", "_known", "_share", "rate", "weight")
+
+    def __init__(self, weight: float, excess_usd: float, share_usd_per_hour: float) -> None:
+        self.weight, self._excess, self._share = weight, excess_usd, share_usd_per_hour
+        self.rate = self._at_s = 0.0
         self._known: tuple[float, float] | None = None
         """The last score, and for when."""
 
@@ -179,11 +182,14 @@ class _Node:
         return self._known[1]
 
     def score(self, now_s: float, more: float = 0.0) -> float:
-        used = self._used + self.rate * (now_s - self._at_s) / 3600.0
-        return score_of(self.rate + more, used, self.weight, self.assured)
+        return score_of(self.rate + more, self._excess_at(now_s), self.weight)
+
+    def _excess_at(self, now_s: float) -> float:
+        excess = self._excess + (self.rate - self._share) * (now_s - self._at_s) / 3600.0
+        return max(-LAG_H * self._share, excess)
 
     def change(self, now_s: float, usd_per_hour: float) -> None:
-        self._used += self.rate * (now_s - self._at_s) / 3600.0
+        self._excess = self._excess_at(now_s)
         self._at_s = now_s
         self.rate = max(0.0, self.rate + usd_per_hour)
         self._known = None
@@ -216,31 +222,37 @@ class _Play:
         self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._queues: defaultdict[Lane, dict[tuple[str, str, int], list[_Queued]]] = defaultdict(dict)
         """Waiting runs as heaps by age, of a project, user and priority each."""
-        claims: list[Holder | Waiter] = [*outlook.holders, *outlook.waiters]
-        used = by_project(outlook.usage, outlook.now_s)
-        self._projects = {
-            name: _Node(self._terms(name).weight, used.get(name, 0.0))
-            for name in sorted({each.project for each in claims})
-        }
-        self._users = {
-            key: _Node(1.0, decayed(outlook.usage.by_user.get(key, Usage()), outlook.now_s))
-            for key in sorted({(each.project, each.user) for each in claims})
-        }
-        self._set_assured()
+        self._projects: dict[tuple[str, Lane], _Node] = {}
+        self._users: dict[tuple[str, str, Lane], _Node] = {}
+        self._set_nodes()
 
     def _terms(self, project: str) -> ProjectTerms:
         return self._outlook.terms.get(project, _DEFAULT)
 
-    def _set_assured(self) -> None:
-        capacity = self._outlook.capacity
-        total = sum(count * capacity.price(lane.hardware) for lane, count in capacity.devices.items())
-        weights = sum(node.weight for node in self._projects.values())
-        users = Counter(project for project, _ in self._users)
-        for node in self._projects.values():
-            node.assured = ASSURED * total / weights
-        for (project, _), node in self._users.items():
-            above = self._projects[project]
-            node.assured = above.assured * above.weight / users[project]
+    def _set_nodes(self) -> None:
+        """Makes the tree of shares of each lane."""
+        outlook = self._outlook
+        claims: list[Holder | Waiter] = [*outlook.holders, *outlook.waiters]
+        active: dict[Lane, dict[str, set[str]]] = {}
+        for each in claims:
+            active.setdefault(each.lane, {}).setdefault(each.project, set()).add(each.user)
+        used = by_project(outlook.usage, outlook.now_s)
+        for lane, projects in active.items():
+            there = outlook.capacity.devices.get(lane, 0.0) * outlook.capacity.price(lane.hardware)
+            weights = {name: self._terms(name).weight for name in projects}
+            of_projects = excesses(weights, {name: used.get((name, lane), 0.0) for name in projects}, there)
+            for name, users in projects.items():
+                share = there * weights[name] / math.fsum(weights.values())
+                self._projects[name, lane] = _Node(weights[name], of_projects[name], share)
+                usages = {user: outlook.usage.by_user.get((name, user, lane), Usage()) for user in users}
+                amounts = {user: decayed(usage, outlook.now_s) for user, usage in usages.items()}
+                of_users = excesses(dict.fromkeys(amounts, 1.0), amounts, share)
+                for user, excess in of_users.items():
+                    self._users[name, user, lane] = _Node(1.0, excess, share / len(users))
+
+    def _nodes(self, claim: Holder | Waiter) -> tuple[_Node, _Node]:
+        """Returns the project and the user of a run."""
+        return self._projects[claim.project, claim.lane], self._users[claim.project, claim.user, claim.lane]
 
     def run(self, wanted: Set[int]) -> dict[int, float]:
         """Returns the seconds until the next run of experiments starts; without those that never do."""
@@ -291,8 +303,8 @@ class _Play:
         rate = devices * self._outlook.capacity.price(hardware)
         self._free[claim.lane] = self._free.get(claim.lane, 0.0) - devices
         self._held[claim.project, hardware] += devices
-        self._projects[claim.project].change(at_s, rate)
-        self._users[claim.project, claim.user].change(at_s, rate)
+        for node in self._nodes(claim):
+            node.change(at_s, rate)
 
     def _fill(self, lane: Lane, at_s: float, found: dict[int, float]) -> None:
         """Starts runs on what is free in a lane, in their order."""
@@ -335,7 +347,7 @@ class _Play:
     def _reclaim(self, waiter: Waiter, at_s: float) -> bool:
         """Stops runs that may yield for one that waits; False = they are too few."""
         rate = waiter.devices * self._outlook.capacity.price(waiter.lane.hardware)
-        project, user = self._projects[waiter.project], self._users[waiter.project, waiter.user]
+        project, user = self._nodes(waiter)
         own, own_user = project.score(at_s, rate), user.score(at_s, rate)
         able = [turn for turn in self._turns[waiter.lane] if turn.yields_s <= at_s]
         taken: list[_Turn] = []
@@ -349,7 +361,7 @@ class _Play:
                 continue
             lost = claim.devices * self._outlook.capacity.price(claim.lane.hardware)
             same = claim.project == waiter.project
-            node = self._users[claim.project, claim.user] if same else self._projects[claim.project]
+            node = self._nodes(claim)[same]
             if claim.priority == waiter.priority and (
                 node is user or node.score(at_s, more[node] - lost) < (own_user if same else own)
             ):
@@ -369,7 +381,7 @@ class _Play:
     def _yielding(self, turn: _Turn, at_s: float) -> tuple[float, ...]:
         """Sorts by who stops first."""
         claim = turn.claim
-        project, user = self._projects[claim.project], self._users[claim.project, claim.user]
+        project, user = self._nodes(claim)
         return claim.priority, -project.now(at_s), -user.now(at_s), -turn.end_s
 
     def _order(self, queued: _Queued, at_s: float) -> tuple[float, ...]:
@@ -380,8 +392,7 @@ class _Play:
         return (
             held + waiter.devices > guaranteed + ROUNDING,
             -max(waiter.priority, PROMOTED_TO) if is_old else -waiter.priority,
-            self._projects[waiter.project].now(at_s),
-            self._users[waiter.project, waiter.user].now(at_s),
+            *(node.now(at_s) for node in self._nodes(waiter)),
             since_s,
             id,
         )

@@ -106,8 +106,8 @@ class Demand:
         devices: devices that one run needs at once; a part of one where runs share it.
         running: runs that hold their devices.
         waiting: further runs that could start now, within the experiment's own limit.
-        yieldable: running ones that may be preempted (`allowances.may_yield`); None = all, if the experiment
-            is preemptible.
+        yieldable: running ones that have worked long enough to be preempted (`allowances.may_yield`); None =
+            all.
         next_checkpoint_s: when the first of those has its next checkpoint, Unix seconds; None = at once.
         room: how many of the waiting the nodes can hold next to what runs, by shape; None = not limited by
             shape.
@@ -166,10 +166,10 @@ class UsageTree:
     """What was used lately. A project has used what its users did.
 
     Attributes:
-        by_user: by (project, user).
+        by_user: by (project, user, lane).
     """
 
-    by_user: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+    by_user: Mapping[tuple[str, str, Lane], Usage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class ShareScore:
-    """What decides between projects, and inside one between users; the lowest goes first.
+    """What decides between projects, and inside one between users, in one lane; the lowest goes first.
 
     Attributes:
         score: as `tree` computes it.
@@ -203,7 +203,7 @@ class ShareScore:
         entitled_usd_per_hour: price of the devices that its weight entitles it to at this moment.
         entitled_part: weight over the sum of all active ones' weights.
         used_part: part of what all active ones have used.
-        assured: it holds less than it gets whatever it has used.
+        excess_usd: by how much it has used more than its weight entitles it to, as far as that counts.
     """
 
     score: float
@@ -213,7 +213,7 @@ class ShareScore:
     entitled_usd_per_hour: float
     entitled_part: float
     used_part: float
-    assured: bool
+    excess_usd: float
 
 
 class WaitingReason(StrEnum):
@@ -280,8 +280,8 @@ class Waiting:
         hardware: kind of device that it waits for.
         devices: that the run needs.
         reason: why.
-        position: place of the experiment among those that wait, from 1.
-        project_score, user_score: share of its project, and of its user inside the project.
+        position: place of the experiment among those that wait for the same lane, from 1.
+        project_score, user_score: share of its project in the lane, and of its user inside the project.
         ahead: experiments that come first, at most `MOST_AHEAD`, the next one first.
         free_devices: devices of the kind that are free, in its pool.
         detail: limit or reason in words, where there is one (a budget, a number).

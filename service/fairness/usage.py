@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from service.fairness.state import Usage, UsageTree
+from service.fairness.state import Lane, Usage, UsageTree
 
 HALF_LIFE_S = 7 * 86_400.0
 """Time after which use counts half."""
@@ -39,14 +39,14 @@ def charged(usage: Usage, now_s: float, usd_per_hour: float, seconds: float) -> 
 
 
 def charge(
-    tree: UsageTree, now_s: float, usd_per_hour: Mapping[tuple[str, str], float], seconds: float
+    tree: UsageTree, now_s: float, usd_per_hour: Mapping[tuple[str, str, Lane], float], seconds: float
 ) -> UsageTree:
     """Returns the tree with the devices that users held until now.
 
     Args:
         tree: what was used before.
         now_s: end of the interval, Unix seconds.
-        usd_per_hour: price of the devices held, by (project, user).
+        usd_per_hour: price of the devices held, by (project, user, lane).
         seconds: length of the interval.
     """
     new = {
@@ -57,9 +57,9 @@ def charge(
     return UsageTree({**tree.by_user, **new})
 
 
-def by_project(tree: UsageTree, now_s: float) -> dict[str, float]:
-    """Returns what each project has used, in USD as it is now."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for (project, _), usage in tree.by_user.items():
-        found[project] += decayed(usage, now_s)
+def by_project(tree: UsageTree, now_s: float) -> dict[tuple[str, Lane], float]:
+    """Returns what each project has used of each lane, in USD as it is now."""
+    found: defaultdict[tuple[str, Lane], float] = defaultdict(float)
+    for (project, _, lane), usage in tree.by_user.items():
+        found[project, lane] += decayed(usage, now_s)
     return dict(found)

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -22,7 +22,7 @@ from service.config.hardware import Hardware, find, lookup
 from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.records import Experiment
-from service.fairness.allowances import divide
+from service.fairness.allowances import divide, may_yield
 from service.fairness.state import (
     Capacity,
     Claimant,
@@ -54,6 +54,7 @@ LONGEST_CHARGE_S = 60.0
 """Most time that is charged at once: how long a scheduler may have been away."""
 DEMAND_EVERY_S = 5.0
 """How often the runs of an experiment that have not ended are counted."""
+_USAGE_KEY = ("project", "owner", "pool", "hardware")
 CONSIDERED = 16
 """Waiting experiments that a pass looks at, the first in the order of claims."""
 
@@ -66,11 +67,13 @@ class _Known:
         spec: its spec; None = this release cannot read it.
         counted_s: when its runs were counted, monotonic.
         demand: (devices, of the largest run) by hardware.
+        since: since when it has held devices for one run, for two, and so on, by hardware; monotonic.
     """
 
     spec: ExperimentSpec | None
     counted_s: float = float("-inf")
     demand: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    since: dict[str, list[float]] = field(default_factory=dict)
 
 
 class FairPass:
@@ -102,10 +105,11 @@ class FairPass:
         Raises:
             StoreUnavailable: the database is unavailable; nothing is lost.
         """
+        going = {experiment.id for experiment in active}
         with self._store.database.read() as connection:
             waiting = self._head_of_queue(connection) if places > 0 else []
             self._look_at([*active, *waiting], connection)
-            held = _held(connection, [experiment.id for experiment in active])
+            held = _held(connection, going)
             terms = _terms(connection)
             usage = UsageTree(_usage(connection))
             now_s = self._store.database_time(connection)
@@ -122,7 +126,6 @@ class FairPass:
             return _allowed(Situation(now_s, capacity, claimants, terms, usage))
 
         first = allowed_to(claimants)
-        going = {experiment.id for experiment in active}
         chosen = [each.id for each in waiting if self._has_some(each.id, first)][:places]
         at_work = [each for each in claimants if each.id in going or each.id in chosen]
         allowed = first if len(at_work) == len(claimants) else allowed_to(at_work)
@@ -178,6 +181,7 @@ class FairPass:
         if known.spec is not None and self._satisfiable(known.spec, cluster):
             for name, counted in known.demand.items():
                 demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.nodes)
+                demand = replace(demand, yieldable=self._yieldable(known, demand))
                 if demand.devices <= devices.get(name, 0.0):
                     limited.append(demand)
             alone = known.spec.measure == "exclusive"
@@ -191,6 +195,18 @@ class FairPass:
             tuple(limited),
             preemptible=preemptible,
         )
+
+    def _yieldable(self, known: _Known, demand: Demand) -> int:
+        """Returns for how many runs an experiment has had devices for a useful time, one after the other.
+
+        A run that follows another one on its devices does not begin anew: devices of short runs are given
+        back like those of long ones.
+        """
+        now = self._store.monotonic()
+        since = known.since.setdefault(demand.hardware, [])
+        del since[demand.running :]
+        since += [now] * (demand.running - len(since))
+        return sum(may_yield(now, each, 0.0) for each in since)
 
     def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
         """Returns whether the idle cluster could run it; what it lacks is its driver's to say."""
@@ -293,11 +309,12 @@ class FairPass:
             new = []
             for row in connection.execute(share_statements.USED_SINCE, {"since": since_s, "now": now}):
                 # A placement that ended or began in between counts for its own part of the time.
-                old = before.get((row.project, row.owner), Usage(0.0, now))
+                lane = Lane(row.pool, row.hardware)
+                old = before.get((row.project, row.owner, lane), Usage(0.0, now))
                 total = charged(old, now, max(0.0, row.usd_s_per_hour) / (now - since_s), now - since_s)
-                new.append({"project": row.project, "owner": row.owner, **asdict(total)})
+                new.append({"project": row.project, "owner": row.owner, **lane._asdict(), **asdict(total)})
             if new:
-                statement = statements.insert_or_replace(connection, schema.share_usage, ("project", "owner"))
+                statement = statements.insert_or_replace(connection, schema.share_usage, _USAGE_KEY)
                 connection.execute(statement, new)
 
         self._store.database.write(body)
@@ -318,9 +335,9 @@ def _in_turn(connection: Connection) -> None:
         connection.execute(share_statements.DIVIDE_IN_TURN)
 
 
-def _usage(connection: Connection) -> dict[tuple[str, str], Usage]:
+def _usage(connection: Connection) -> dict[tuple[str, str, Lane], Usage]:
     rows = connection.execute(share_statements.SHARE_USAGE)
-    return {(row.project, row.owner): Usage(row.usd, row.at_s) for row in rows}
+    return {(row.project, row.owner, Lane(row.pool, row.hardware)): Usage(row.usd, row.at_s) for row in rows}
 
 
 def _in_runs(hardware: str, devices: float, at_a_time: float, held: float) -> Demand:

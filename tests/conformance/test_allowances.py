@@ -44,10 +44,10 @@ def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> N
     store.record_placements(experiment_id, 1, [placed])
 
 
-def used(store: Store) -> dict[tuple[str, str], float]:
+def used(store: Store) -> dict[tuple[str, str, str, str], float]:
     with store.database.read() as connection:
         rows = connection.execute(share_statements.SHARE_USAGE).all()
-    return {(row.project, row.owner): row.usd for row in rows}
+    return {(row.project, row.owner, row.pool, row.hardware): row.usd for row in rows}
 
 
 def test_a_grid_makes_room_for_a_newcomer_that_is_claimed(
@@ -142,7 +142,7 @@ def test_two_schedulers_charge_the_use_of_devices_once(
         now[0] += 20.0
         for each in both:
             each.divide(CLUSTER, queue.active(), 0)
-    assert used(store) == {("default", "ada"): pytest.approx(1.8 * 200 / 3600, rel=1e-3)}
+    assert used(store) == {("default", "ada", "default", "cpu"): pytest.approx(1.8 * 200 / 3600, rel=1e-3)}
 
 
 def test_use_halves_within_a_half_life(store: Store, queue: Queue, submit: Submit) -> None:

@@ -21,7 +21,8 @@ from service.fairness.tree import Level
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text(encoding="utf-8")
 WEIGHTS = {"nlp": 2.0, "vision": 1.0}
-USED_USD = {"nlp": 240.0, "vision": 120.0}
+USED_USD = {"nlp": 276.0, "vision": 84.0}
+H100 = Lane(DEFAULT_POOL, "h100")
 NOW_S = 1_000_000.0
 
 
@@ -34,21 +35,19 @@ def rows() -> list[tuple[str, ...]]:
 def test_the_scores_of_the_example_are_computed() -> None:
     level = Level(WEIGHTS, USED_USD, 8 * 3.0)
     computed = []
-    for run in (1, 2, 3):
+    for run in (1, 2, 3, 4):
         nlp, vision = level.score("nlp", 3.0 * (8 - run)).score, level.score("vision", 3.0 * run).score
         words = "yes" if nlp >= vision else "no"
         computed.append((str(run), str(8 - run), f"{nlp:.1f}", str(run), f"{vision:.1f}", words))
     assert rows() == computed
 
 
-def test_the_third_device_changes_hands_when_the_page_says_so() -> None:
-    hours, nlp_usd, vision_usd, both = re.findall(
-        r"After (\d+) hours `nlp` has used (\d+) USD more and `vision` (\d+): both scores are ([\d.]+)", PAGE
-    )[0]
-    more = {"nlp": 18.0 * int(hours), "vision": 6.0 * int(hours)}  # Six and two devices at 3 USD/h.
-    assert more == {"nlp": float(nlp_usd), "vision": float(vision_usd)}
-    level = Level(WEIGHTS, {name: USED_USD[name] + usd for name, usd in more.items()}, 8 * 3.0)
-    assert level.score("nlp", 15.0).score == level.score("vision", 9.0).score == float(both)
+def test_the_excess_is_used_up_when_the_page_says_so() -> None:
+    (hours,) = re.findall(r"After (\d+) hours the excess of both is used up", PAGE)
+    level = Level(WEIGHTS, USED_USD, 8 * 3.0)
+    for name, held in (("nlp", 5 * 3.0), ("vision", 3 * 3.0)):
+        score = level.score(name, held)
+        assert score.excess_usd + int(hours) * (held - score.entitled_usd_per_hour) == 0.0
 
 
 def test_the_pass_does_what_the_example_says() -> None:
@@ -59,7 +58,12 @@ def test_the_pass_does_what_the_example_says() -> None:
         Capacity({Lane(DEFAULT_POOL, "h100"): 8.0}, {"h100": 3.0}),
         [grid, newcomer],
         {name: ProjectTerms(weight) for name, weight in WEIGHTS.items()},
-        UsageTree({("nlp", "ann"): Usage(240.0, NOW_S), ("vision", "bob"): Usage(120.0, NOW_S)}),
+        UsageTree(
+            {
+                ("nlp", "ann", H100): Usage(USED_USD["nlp"], NOW_S),
+                ("vision", "bob", H100): Usage(USED_USD["vision"], NOW_S),
+            }
+        ),
     )
     (preemption,) = divide(situation).preemptions
     assert preemption.runs == sum(row[-1] == "yes" for row in rows())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.fairness.allowances import (
+    DRAINED_AFTER_S,
     PATIENCE_S,
     PROMOTED_AFTER_S,
     PROMOTED_TO,
@@ -33,6 +34,7 @@ from service.fairness.state import (
     UsageTree,
     WaitingReason,
 )
+from service.fairness.tree import HORIZON_H
 
 KINDS = ("h100", "v100")
 PRICES = {"h100": 3.0, "v100": 1.0}
@@ -132,9 +134,10 @@ def situations(draw: st.DrawFn) -> Situation:
         for name in draw(st.sets(st.sampled_from("abcd")))
     }
     used = {
-        (project, user): Usage(draw(st.sampled_from([0.0, 5.0, 500.0])), NOW_S - 3600)
+        (project, user, lane(hardware)): Usage(draw(st.sampled_from([0.0, 5.0, 500.0])), NOW_S - 3600)
         for project in "abcd"
         for user in ("ann", "bob")
+        for hardware in KINDS
     }
     return Situation(NOW_S, capacity(**total), claimants, terms, UsageTree(used))
 
@@ -282,21 +285,93 @@ def test_a_priority_above_what_the_project_may_use_counts_as_that() -> None:
     assert divide(Situation(NOW_S, capacity(h100=1), claimants, terms)).allowances.keys() == {2}
 
 
-def test_who_has_used_less_goes_first_beyond_the_assured_half() -> None:
+def test_who_has_used_less_holds_more_until_that_is_evened_out() -> None:
     claimants = [experiment(1, waiting=8), experiment(2, "vision", waiting=8)]
-    usage = UsageTree({("nlp", "ann"): Usage(10_000.0, NOW_S)})
-    division = divide(Situation(NOW_S, capacity(h100=8), claimants, usage=usage))
-    assert {id: each.devices["h100"] for id, each in division.allowances.items()} == {1: 2.0, 2: 6.0}
+
+    def held(used_usd: float) -> dict[int, float]:
+        usage = UsageTree({("nlp", "ann", lane("h100")): Usage(used_usd, NOW_S)})
+        division = divide(Situation(NOW_S, capacity(h100=8), claimants, usage=usage))
+        return {id: each.devices["h100"] for id, each in division.allowances.items()}
+
+    assert held(0.0) == {1: 4.0, 2: 4.0}
+    more_usd = 4 * 3.0 * HORIZON_H  # As much as four devices cost until it is evened out.
+    assert held(more_usd) == {1: 2.0, 2: 6.0}
+
+
+def test_use_of_one_kind_does_not_count_for_another() -> None:
+    claimants = [
+        experiment(1, running=40, hardware="v100"),
+        experiment(2, waiting=4),
+        experiment(3, "vision", waiting=4),
+    ]
+    usage = UsageTree({("nlp", "ann", lane("v100")): Usage(10_000.0, NOW_S)})
+    division = divide(Situation(NOW_S, capacity(h100=4, v100=40), claimants, usage=usage))
+    assert {id: each.devices.get("h100", 0.0) for id, each in division.allowances.items()} == {
+        1: 0.0, 2: 2.0, 3: 2.0,
+    }  # fmt: skip
 
 
 def test_a_large_run_that_has_waited_long_gets_what_becomes_free() -> None:
-    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S)
     small = [experiment(2, "vision", running=3, preemptible=False), experiment(3, "vision", waiting=9)]
     division = divide(Situation(NOW_S, capacity(h100=4), [large, *small]))
     assert division.reserved_for == {lane("h100"): 1}
     assert 3 not in division.allowances
     fresh = dataclasses.replace(large, queued_s=NOW_S - 1)
     assert 3 in divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).allowances
+
+
+def test_a_large_run_that_comes_first_takes_what_others_hold_above_it() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    small = [experiment(n, f"p{n}", running=1, waiting=1) for n in range(2, 6)]
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, *small]))
+    assert {(each.experiment_id, each.for_experiment_id) for each in division.preemptions} == {
+        (2, 1), (3, 1), (4, 1), (5, 1),
+    }  # fmt: skip
+    fresh = dataclasses.replace(large, queued_s=NOW_S - PATIENCE_S + 1)
+    assert not divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).preemptions
+
+
+def test_a_large_run_stops_smaller_ones_that_have_just_started_but_not_its_like() -> None:
+    def new(devices: float) -> Claimant:
+        demand = Demand("h100", devices, running=round(4 / devices), yieldable=0)
+        return dataclasses.replace(experiment(2, "vision"), demands=(demand,))
+
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    (preemption,) = divide(Situation(NOW_S, capacity(h100=4), [large, new(2.0)])).preemptions
+    assert preemption.runs == 2
+    small = experiment(3, "speech", running=1, devices=0.5)
+    assert not divide(Situation(NOW_S, capacity(h100=4.5), [large, new(4.0), small])).preemptions
+
+
+def test_devices_are_not_kept_for_a_large_run_that_others_hold_up_until_it_is_old() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S + 1)
+    stays = experiment(2, "vision", running=3, preemptible=False)
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, stays, experiment(3, "speech", waiting=9)]))
+    assert (division.reserved_for, 3 in division.allowances) == ({}, True)
+
+
+@pytest.mark.parametrize(("used_usd", "goes_on"), [(0.0, True), (1000.0, False)])
+def test_a_large_experiment_goes_on_with_the_devices_of_its_last_run(used_usd: float, goes_on: bool) -> None:
+    large = experiment(1, "vision", devices=4.0, waiting=9, served_s=NOW_S - 60)
+    others = experiment(2, waiting=9)
+    usage = UsageTree({("vision", "ann", lane("h100")): Usage(used_usd, NOW_S)})
+    situation = Situation(NOW_S, capacity(h100=4), [large, others], usage=usage)
+    assert divide(situation).allowances.keys() == {1 if goes_on else 2}
+    later = dataclasses.replace(large, served_s=NOW_S - USEFUL_S)
+    assert 2 in divide(dataclasses.replace(situation, claimants=[later, others])).allowances
+
+
+def test_a_large_run_is_not_passed_by_its_own_project() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    colleague = experiment(2, user="bob", waiting=4)
+    others = [
+        experiment(3, "vision", running=3, preemptible=False),
+        experiment(4, "speech", running=1, waiting=1, devices=0.5),
+    ]
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, *others]))
+    assert 2 not in division.allowances, "its project would never come first"
+    assert division.allowances[4].devices == {"h100": 1.0}
 
 
 def test_low_priority_does_not_wait_forever() -> None:
@@ -337,7 +412,7 @@ def test_a_backlog_forgets_what_is_removed() -> None:
     backlog.remove(1)
     assert [each.id for each in backlog] == [2]
     backlog.remove(2)
-    assert not list(backlog.queues())
+    assert not list(backlog.projects())
     with pytest.raises(ValueError, match="experiment 3 has started"):
         backlog.put(experiment(3, running=1))
 
@@ -348,13 +423,14 @@ def test_a_run_works_for_a_while_between_preemptions() -> None:
     assert not may_yield(NOW_S, NOW_S - USEFUL_S, restart_s=USEFUL_S)
 
 
-def test_runs_that_may_not_yield_yet_are_left_alone() -> None:
-    demand = Demand("h100", 1.0, running=4, yieldable=1)
+def test_runs_that_may_not_yield_yet_stop_for_a_newcomer_alone() -> None:
+    demand = Demand("h100", 1.0, running=7, yieldable=0)
     grid = dataclasses.replace(experiment(1), demands=(demand,))
-    (preemption,) = divide(
-        Situation(NOW_S, capacity(h100=4), [grid, experiment(2, "vision", waiting=4)])
-    ).preemptions
-    assert preemption.runs == 1
+    newcomer = experiment(2, "vision", waiting=4)
+    (preemption,) = divide(Situation(NOW_S, capacity(h100=7), [grid, newcomer])).preemptions
+    assert preemption.runs == 1, "its next runs wait until others have worked for a useful time"
+    holds = experiment(2, "vision", running=1, waiting=4)
+    assert not divide(Situation(NOW_S, capacity(h100=8), [grid, holds])).preemptions
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_project_below_its_share_starts_first() -> None:
 
 def test_who_used_less_lately_starts_first() -> None:
     waiters = [waiter(1, "nlp", since_s=-9.0), waiter(2, "vision")]
-    usage = UsageTree({("nlp", "bob"): Usage(50.0, 0.0)})
+    usage = UsageTree({("nlp", "bob", H100): Usage(50.0, 0.0)})
     capacity = Capacity({H100: 4.0}, {"h100": 3.0})
     holders = [holder(HOUR), holder(HOUR), holder(HOUR, "vision"), holder(Seconds(9.0, 9.0, 9.0), "vision")]
     found = starts(Outlook(0.0, capacity, holders, waiters, usage=usage))

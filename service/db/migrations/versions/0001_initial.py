@@ -39,9 +39,11 @@ def upgrade() -> None:
         "share_usage",
         sa.Column("project", sa.Text(), nullable=False),
         sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("hardware", sa.Text(), nullable=False),
         sa.Column("usd", _REAL, nullable=False),
         sa.Column("at_s", _REAL, nullable=False),
-        sa.PrimaryKeyConstraint("project", "owner", name=op.f("pk_share_usage")),
+        sa.PrimaryKeyConstraint("project", "owner", "pool", "hardware", name=op.f("pk_share_usage")),
         sqlite_with_rowid=False,
     )
     op.create_table(
