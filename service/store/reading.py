@@ -22,7 +22,7 @@ from service.domain.records import (
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import Reference
 from service.spec.reuse import Equal
-from service.store.base import StorePart, read_experiment, read_run, source_of
+from service.store.base import StorePart, read_experiment, read_run, source_of, storable
 
 MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
@@ -351,12 +351,13 @@ class Reading(StorePart):
         """
         place = (-1, -1) if after is None else divmod(after, 1 << 32)
         end = None if before is None else divmod(before, 1 << 32)
+        wanted = None if containing is None else storable(containing)
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             rows = (
                 connection.execute(
                     statements.log_lines_of_run(
-                        source, after=place, before=end, attempt=attempt, containing=containing, limit=limit
+                        source, after=place, before=end, attempt=attempt, containing=wanted, limit=limit
                     )
                 )
                 .mappings()

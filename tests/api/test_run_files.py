@@ -86,6 +86,7 @@ def test_a_log_is_read_from_its_end_and_searched(client: TestClient, driver: Dri
     assert messages(contains="LOSS") == ["loss 0.9", "Loss is nan"]
     assert messages(contains="0%") == ["50% done"]
     assert messages(contains="e_") == ["done_"]
+    assert messages(contains="e\0") == []
     assert messages(contains="loss", before=fourth) == ["loss 0.9"]
 
 
