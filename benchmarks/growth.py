@@ -62,7 +62,7 @@ def points_get(settings: Settings, smoke: bool) -> dict[str, float]:
     """Gets the points of a run without saying which or how many, in a process that has just started."""
     names, steps, asked = (2, 500, 3) if smoke else (4, 500_000, 20)
     with closing(Store.open(settings)) as store:
-        (run_id,) = _trained(store, _driven(store, 1), names, steps)
+        (run_id,) = trained(store, _driven(store, 1), names, steps)
         _analyze(store)
     times, more_mib = _got(settings, f"/api/v1/runs/{run_id}/points", asked)
     return {"points_get_2m_ms": percentile_ms(times, 0.99), "points_get_2m_rss_mib": more_mib}
@@ -73,12 +73,12 @@ def delete_experiment(settings: Settings, smoke: bool) -> dict[str, float]:
     names, steps = (2, 4_000) if smoke else (10, 1_000_000)
     with closing(Store.open(settings)) as store:
         deleted = _driven(store, 1)
-        (run_id,) = _trained(store, deleted, names, steps)
+        (run_id,) = trained(store, deleted, names, steps)
         store.finish_run(run_id, 1, RunState.succeeded)
         store.finish_experiment(deleted.id, 1, ExperimentState.succeeded)
         _analyze(store)
         other = _driven(store, 1)
-        (busy,) = _trained(store, other, 1, 1)
+        (busy,) = trained(store, other, 1, 1)
         times: list[float] = []
         begin = time.perf_counter()
         store.delete(deleted.id, at_once=True)
@@ -106,7 +106,7 @@ def _driven(store: Store, runs: int) -> Experiment:
     return experiment
 
 
-def _trained(store: Store, experiment: Experiment, names: int, steps: int) -> list[int]:
+def trained(store: Store, experiment: Experiment, names: int, steps: int) -> list[int]:
     """Opens every run and records so many series of so many points for each."""
     ids = [run.id for run in store.all_runs(experiment.id)]
     for id in ids:

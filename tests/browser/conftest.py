@@ -89,7 +89,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
 def ready(page: Page) -> None:
     """Waits until the page is drawn."""
     page.wait_for_selector("main[aria-busy='false']", state="attached")
-    page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
 
 
 def fits(page: Page) -> None:

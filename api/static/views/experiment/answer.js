@@ -7,6 +7,8 @@ import { number, point } from "../../core/format.js";
 /** Shows the recommendation, once a run has a result; before that, nothing. */
 export async function answer(place, experiment, signal) {
   if (!(experiment.run_states.succeeded || experiment.run_states.stopped)) { replace(place); return; }
+  place.setAttribute("aria-busy", "true");
+  if (!place.hasChildNodes()) replace(place, h("section", { class: "card pad answer quiet" }, h("p", {}, "Comparing the configurations …")));
   try {
     const found = await get(`/experiments/${experiment.id}/recommend`, {}, { signal });
     replace(place, h("section", { class: "card pad answer", "aria-label": "Answer" },
@@ -17,4 +19,5 @@ export async function answer(place, experiment, signal) {
     if (error.name === "AbortError") return;
     replace(place, h("section", { class: "card pad answer quiet", "aria-label": "Answer" }, h("p", {}, `No recommendation: ${error.message}`)));
   }
+  place.removeAttribute("aria-busy");
 }

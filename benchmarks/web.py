@@ -1,0 +1,242 @@
+"""The web application in Chromium, against a database with 10,000 runs and 10 million points.
+
+    python -m benchmarks.web [--rounds N]
+
+The last line is one JSON object. Milliseconds are medians from the start of a navigation until the page is drawn.
+
+- `experiments_ms`: the list of experiments.
+- `experiment_10k_runs_ms`: an experiment with 10,000 runs, its table of runs drawn.
+- `curves_200_runs_ms`: the losses of 200 runs with 10,000 steps each, drawn.
+- `scroll_fps`: frames per second while the table of 10,000 runs scrolls.
+- `heap_mib_after_1h`: memory of the page's script, after as many updates of a running experiment as come in an hour,
+  one every half second, sent as fast as the server can.
+- `js_kib`: size of the application's script, without plotly.
+- `api_cpu_share_20_viewers`: CPU seconds of the API per second while 20 browsers show an experiment of eight runs,
+  each of which reports four times a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.growth import trained
+from benchmarks.live import api_process, reporting, started
+from benchmarks.options import Benchmark
+from benchmarks.store import installation
+from service.config.settings import Settings
+from service.domain.states import ExperimentState, RunState
+from service.scheduling.queue import Queue
+from service.spec.experiment import validate
+from service.store import Store
+from tests.browser.devtools import browser_path
+
+TARGETS = {
+    "experiments_ms": 600.0,
+    "experiment_10k_runs_ms": 1000.0,
+    "curves_200_runs_ms": 1500.0,
+    "scroll_fps": 50.0,
+    "heap_mib_after_1h": 150.0,
+    "js_kib": 150.0,
+    "api_cpu_share_20_viewers": 0.3,
+}
+BENCHMARK = Benchmark("web", __doc__, fields=tuple(TARGETS))
+STATIC = Path(__file__).parent.parent / "api" / "static"
+_HOUR_OF_UPDATES = 7_200
+_WATCH = """
+() => {
+  window.drawnMs = null;
+  const look = () => {
+    const main = document.getElementById("main");
+    const plotted = !SELECTOR || document.querySelector(SELECTOR);
+    if (main?.getAttribute("aria-busy") === "false" && plotted) window.drawnMs = performance.now();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+}
+"""
+"""Notes when a page is drawn: what it waits for besides `main` is put in the place of SELECTOR."""
+_SCROLL = """
+async (seconds) => {
+  const box = document.querySelector(".table-scroll");
+  let frames = 0;
+  const begin = performance.now();
+  while (performance.now() - begin < 1000 * seconds) {
+    box.scrollTop += 120;
+    await new Promise(requestAnimationFrame);
+    frames += 1;
+  }
+  return 1000 * frames / (performance.now() - begin);
+}
+"""
+
+
+def fill(store: Store, smoke: bool) -> tuple[int, int]:
+    """Returns the ids of an experiment with 10,000 runs and of one whose 200 runs have 10 million points."""
+    wide = _ended(store, "wide", 30 if smoke else 10_000, 0, 0)
+    curved = _ended(store, "curves", 4 if smoke else 200, 2 if smoke else 5, 50 if smoke else 10_000)
+    for number in range(2 if smoke else 60):
+        spec = validate({"name": f"small {number}", "task": {"name": "imdb"}})
+        store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    return wide, curved
+
+
+def _ended(store: Store, name: str, runs: int, names: int, steps: int) -> int:
+    spec = validate({"name": name, "task": {"name": "imdb"}, "seeds": list(range(runs))})
+    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    Queue(store).claim("bench", lease_s=36_000)
+    store.driver_started(experiment.id, 1, "bench", 0)
+    if names:
+        for run in trained(store, experiment, names, steps):
+            store.finish_run(run, 1, RunState.succeeded)
+        store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    return experiment.id
+
+
+@contextmanager
+def _page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as context:
+        yield context.new_page()
+
+
+def drawn_ms(page: Page, url: str, rounds: int, plotted: str = "") -> float:
+    """Median time from navigation to drawn; the first visit, which fills the caches, does not count."""
+    page.add_init_script(f"({_WATCH.replace('SELECTOR', repr(plotted))})()")
+    times = []
+    for number in range(rounds + 1):
+        page.goto(url)
+        page.wait_for_function("() => window.drawnMs !== null", timeout=60_000)
+        if number:
+            times.append(float(page.evaluate("window.drawnMs")))
+    return statistics.median(times)
+
+
+def visits(browser: Browser, url: str, wide: int, curved: int, rounds: int, smoke: bool) -> dict[str, float]:
+    """Opens each of the three pages again and again, and scrolls the long table."""
+    found = {}
+    with _page(browser) as page:
+        found["experiments_ms"] = drawn_ms(page, f"{url}/", rounds)
+    with _page(browser) as page:
+        found["experiment_10k_runs_ms"] = drawn_ms(page, f"{url}/experiments/{wide}/runs", rounds)
+        found["scroll_fps"] = float(page.evaluate(_SCROLL, 0.3 if smoke else 5.0))
+    with _page(browser) as page:
+        address = f"{url}/experiments/{curved}/curves?metric=m0&by=run&max_curves=200"
+        found["curves_200_runs_ms"] = drawn_ms(page, address, rounds, "[data-drawn=true]")
+    return found
+
+
+def viewers(browser: Browser, settings: Settings, smoke: bool) -> float:
+    """CPU share of the API with 20 browsers at one running experiment."""
+    count, seconds = (2, 1.0) if smoke else (20, 10.0)
+    with closing(Store.open(settings)) as store, api_process(settings) as (url, process):
+        experiment, runs = started(store, 8)
+        with reporting(store, runs):
+            contexts = [browser.new_context() for _ in range(count)]
+            for context in contexts:  # Each has connections of its own, as another person's browser.
+                context.new_page().goto(f"{url}/experiments/{experiment}")
+            time.sleep(seconds / 5)
+            before, begin = sum(process.cpu_times()[:2]), time.perf_counter()
+            time.sleep(seconds)
+            share = (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - begin)
+            for context in contexts:
+                context.close()
+    return share
+
+
+def heap_after_an_hour(browser: Browser, settings: Settings, smoke: bool) -> float:
+    """MiB of the page's script after an hour of updates, with all that can be freed freed."""
+    updates = 20 if smoke else _HOUR_OF_UPDATES
+    pace_s = 0.05 if smoke else 0.01
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, port, pace_s))
+    server.start()
+    try:
+        with closing(Store.open(settings)) as store, _page(browser) as page:
+            experiment, runs = started(store, 8)
+            url = f"http://127.0.0.1:{port}/experiments/{experiment}/curves"
+            _arrive(page, url)
+            page.evaluate(
+                "(path) => { window.updates = 0; new EventSource(path).addEventListener('run', () => updates++); }",
+                f"/api/v1/experiments/{experiment}/stream",
+            )
+            with reporting(store, runs, pace_s):
+                page.wait_for_function(f"() => window.updates >= 8 * {updates}", timeout=900_000, polling=500)
+            return _heap_mib(page)
+    finally:
+        server.terminate()
+        server.join()
+
+
+def _arrive(page: Page, url: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            page.goto(url)
+            page.wait_for_selector("main[aria-busy=false]", state="attached")
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _heap_mib(page: Page) -> float:
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.enable")
+    session.send("HeapProfiler.collectGarbage")
+    return float(page.evaluate("performance.memory.usedJSHeapSize")) / 2**20
+
+
+def _serve(settings: Settings, port: int, interval_s: float) -> None:
+    """Serves the application with streams that send more often than every half second."""
+    import uvicorn
+
+    from api.app import create_app
+    from api.stream import Streams
+
+    app = create_app(settings.model_copy(update={"port": port}))
+    app.state.streams = Streams(app.state.store, interval_s)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", ws="none")
+
+
+def script_kib() -> float:
+    """Size of all scripts of the application, as they are sent without compression."""
+    return sum(path.stat().st_size for path in STATIC.rglob("*.js")) / 1024
+
+
+def main() -> None:
+    """Measures, and prints one JSON object as the last line."""
+    parser = BENCHMARK.parser()
+    parser.size("--rounds", 7, smoke=1, help="visits of each page")
+    given = parser.parse_args()
+    path = browser_path()
+    if path is None:
+        sys.exit("no chromium is installed; install Debian's package chromium")
+    figures: dict[str, Any] = {"targets": TARGETS, "js_kib": script_kib()}
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--enable-precise-memory-info"]
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        with installation(None) as settings:
+            with closing(Store.open(settings)) as store:
+                wide, curved = fill(store, given.smoke)
+            with api_process(settings) as (url, _):
+                figures |= visits(browser, url, wide, curved, given.rounds, given.smoke)
+            figures["api_cpu_share_20_viewers"] = viewers(browser, settings, given.smoke)
+        with installation(None) as settings:
+            figures["heap_mib_after_1h"] = heap_after_an_hour(browser, settings, given.smoke)
+        browser.close()
+    BENCHMARK.report(figures, given)
+
+
+if __name__ == "__main__":
+    main()
