@@ -2,17 +2,18 @@
 
     python -m benchmarks.web [--rounds N]
 
-The last line is one JSON object. Milliseconds are medians from the start of a navigation until the page is drawn.
+The last line is one JSON object. Milliseconds are medians from the start of a navigation until a page is
+drawn.
 
 - `experiments_ms`: the list of experiments.
 - `experiment_10k_runs_ms`: an experiment with 10,000 runs, its table of runs drawn.
 - `curves_200_runs_ms`: the losses of 200 runs with 10,000 steps each, drawn.
 - `scroll_fps`: frames per second while the table of 10,000 runs scrolls.
-- `heap_mib_after_1h`: memory of the page's script, after as many updates of a running experiment as come in an hour,
-  one every half second, sent as fast as the server can.
+- `heap_mib_after_1h`: memory of the page's script after as many updates of a running experiment as come in an
+  hour, one every half second, sent as fast as the server can.
 - `js_kib`: size of the application's script, without plotly.
-- `api_cpu_share_20_viewers`: CPU seconds of the API per second while 20 browsers show an experiment of eight runs,
-  each of which reports four times a second.
+- `api_cpu_share_20_viewers`: CPU seconds of the API per second while 20 browsers show an experiment of
+  eight runs, each of which reports four times a second.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def heap_after_an_hour(browser: Browser, settings: Settings, smoke: bool) -> flo
             url = f"http://127.0.0.1:{port}/experiments/{experiment}/curves"
             _arrive(page, url)
             page.evaluate(
-                "(path) => { window.updates = 0; new EventSource(path).addEventListener('run', () => updates++); }",
+                "(path) => { window.updates = 0;"
+                " new EventSource(path).addEventListener('run', () => updates++); }",
                 f"/api/v1/experiments/{experiment}/stream",
             )
             with reporting(store, runs, pace_s):
