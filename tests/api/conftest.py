@@ -124,9 +124,9 @@ def driver(store: Store) -> Driver:
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The application under uvicorn on a free port; gives its base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def running(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """The application under uvicorn on a port, 0 = a free one; gives its base URL."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
         config = uvicorn.Config(
             app, http=BoundedProtocol, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2
         )

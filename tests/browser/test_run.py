@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
+from api.app import create_app
 from service.config.settings import Settings
 from service.domain.records import LogLine, MeasurementRow, Placement, Run
 from service.domain.states import RunState
@@ -18,6 +19,7 @@ from service.scheduling.queue import Queue
 from service.spec.experiment import validate
 from service.spec.models import checkpoints_folder
 from service.store import PointBatch, RecordBatch, Store
+from tests.api.conftest import running
 from tests.api.test_traces import write_trace
 from tests.browser.conftest import HOSTILE, ready
 
@@ -142,6 +144,23 @@ def test_a_run_is_cancelled_after_a_question_and_retried(
     expect(page.locator("main .state.cancelled").first).to_be_visible()
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("main .state.queued").first).to_be_visible()
+
+
+def test_a_page_goes_on_when_its_server_is_back(
+    page: Page, app: FastAPI, settings: Settings, run: Run
+) -> None:
+    with running(app) as url:
+        page.goto(f"{url}/runs/{run.id}/logs")
+        ready(page)
+        expect(page.locator("#live")).to_have_text("live")
+    expect(page.locator("#live")).to_contain_text("reconnecting")
+    again = create_app(settings)
+    line = LogLine(run.id, 1, 901, time.time(), "info", "written while the server was away")
+    again.state.store.record(RecordBatch(logs=[line]))
+    with running(again, int(url.rpartition(":")[2])):
+        expect(page.locator("#live")).to_have_text("live", timeout=20_000)
+        expect(page.get_by_role("log")).to_contain_text("written while the server was away")
+        page.goto("about:blank")
 
 
 def test_checkpoints_and_configuration_are_listed(
