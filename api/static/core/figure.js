@@ -51,10 +51,20 @@ function themed(layout) {
   };
 }
 
-/** Narrow screens have no room for a title beside the plot. */
-function fitted(layout, width) {
-  if (width > 560) return layout;
-  return { ...layout, margin: { ...layout.margin, l: 44, r: 8 }, yaxis: { ...layout.yaxis, title: { text: "" }, tickfont: { size: 11 } } };
+/** Narrow screens have no room for a title beside the plot, nor for the names of axes in each name of a configuration. */
+function fitted({ data, layout }, width) {
+  if (width > 560) return { data, layout };
+  const short = (name) => (typeof name === "string" ? name.replace(/\S+?=/g, "") : name);
+  const places = [...new Set(data.flatMap((trace) => trace.y || []).filter((y) => typeof y === "string"))];
+  const small = { size: 11 };
+  return {
+    data: data.map((trace) => (trace.name ? { ...trace, name: short(trace.name) } : trace)),
+    layout: {
+      ...layout, margin: { ...layout.margin, l: 44, r: 8 }, legend: { ...layout.legend, font: small },
+      xaxis: { ...layout.xaxis, nticks: 5, tickfont: small, title: { ...layout.xaxis?.title, font: small } },
+      yaxis: { ...layout.yaxis, title: { text: "" }, tickfont: small, ...(places.length ? { tickmode: "array", tickvals: places, ticktext: places.map(short) } : {}) },
+    },
+  };
 }
 
 // Dark blue on a dark page is hard to see: the two blues of the palette change places there.
@@ -64,12 +74,12 @@ async function paint(container) {
   const { plot, one, handlers } = shown.get(container);
   const Plotly = await plotly();
   if (shown.get(container)?.one !== one || !plot.isConnected) return;
-  const data = isDark() ? brighter(one.data) : one.data;
-  await Plotly.react(plot, data, fitted(themed(one.layout), plot.clientWidth), CONFIG);
+  const { data, layout } = fitted({ data: isDark() ? brighter(one.data) : one.data, layout: themed(one.layout) }, plot.clientWidth);
+  await Plotly.react(plot, data, layout, CONFIG);
   for (const kind of ["plotly_click", "plotly_selected", "plotly_deselect"]) plot.removeAllListeners?.(kind);
   if (handlers.onClick) plot.on("plotly_click", (event) => handlers.onClick(event.points));
   if (handlers.onSelect) {
-    plot.on("plotly_selected", (event) => { if (event) handlers.onSelect(event.points, event.range); });
+    plot.on("plotly_selected", (event) => { if (event?.range) handlers.onSelect(event.points, event.range); });
     plot.on("plotly_deselect", () => handlers.onSelect(null, null));
   }
   container.dataset.drawn = "true";
@@ -83,6 +93,7 @@ function repaint() {
 }
 dark.addEventListener("change", repaint);
 addEventListener("theme", repaint);
+matchMedia("(max-width: 40rem)").addEventListener("change", repaint);
 
 /**
  * Draws a figure of the API into a container, or again with other data.

@@ -36,13 +36,13 @@ export function kept(view, fields) {
 export function select(label, options, value, onchange) {
   const all = options.map((option) => (Array.isArray(option) ? option : [option, option]));
   if (value && !all.some(([one]) => one === value)) all.push([value, value]);
-  return h("label", { class: "field" }, label, h("select", { onchange: (event) => onchange(event.target.value) },
+  return h("label", { class: "field" }, label, h("select", { "aria-label": label, onchange: (event) => onchange(event.target.value) },
     all.map(([one, title]) => h("option", { value: one, selected: one === value }, title))));
 }
 
 /** A labelled field; `onchange` is called with its text when it is left or Enter is pressed. */
 export const field = (label, value, onchange, attributes = {}) => h("label", { class: "field" }, label,
-  h("input", { type: "text", value, onchange: (event) => onchange(event.target.value.trim()), ...attributes }));
+  h("input", { type: "text", "aria-label": label, value, onchange: (event) => onchange(event.target.value.trim()), ...attributes }));
 
 /** A labelled box to tick. */
 export const tick = (label, checked, onchange) => h("label", { class: "tick" }, h("input", { type: "checkbox", checked, onchange: (event) => onchange(event.target.checked) }), ` ${label}`);

@@ -47,7 +47,7 @@ _MOST_DETAILED = 12
 """Single runs around which the range of each bucket is drawn."""
 _MOST_FAINT = 40
 """Curves that are drawn a second time as they are measured when they are smoothed."""
-_MOST_NAMED = 30
+_MOST_NAMED = 16
 """Curves that the legend names."""
 _FEW_POINTS = 8
 """Points of a curve that are marked one by one."""
@@ -75,8 +75,9 @@ class CurveSet:
     Attributes:
         metric: their metric.
         curves: by label of the configuration, in the order of the grid.
-        chosen: how many configurations or runs were to be drawn.
-        of: how many there were to choose from.
+        wanted: lines that there would be if every chosen run had the metric.
+        chosen: configurations or runs that were chosen; one that several experiments have counts several times.
+        of: how many there were to choose from, counted likewise.
         unit: unit of the axis.
         width: steps of a bucket.
         exact: values are means of all points of a bucket.
@@ -86,6 +87,7 @@ class CurveSet:
 
     metric: str
     curves: Mapping[str, list[Curve]]
+    wanted: int
     chosen: int
     of: int
     unit: str
@@ -135,7 +137,7 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
         raise AnalysisError(
             f"no run has {metric}{over} yet; name another metric or axis, or widen the filter"
         )
-    return CurveSet(metric, curves, len(lines), of, unit, found.width, found.exact, without_x, cut)
+    return CurveSet(metric, curves, groups, len(lines), of, unit, found.width, found.exact, without_x, cut)
 
 
 def _chosen(
@@ -261,8 +263,8 @@ def _notes(found: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator
     lines = "runs" if single else "configurations"
     if found.chosen < found.of:
         yield f"The first {found.chosen:,} of {found.of:,} {lines}."
-    if drawn < found.chosen and not found.cut and not found.without_x:
-        yield f"{found.chosen - drawn:,} of them have no {found.metric}."
+    if drawn < found.wanted and not found.cut and not found.without_x:
+        yield f"{found.wanted - drawn:,} of them have no {found.metric}."
     if found.cut:
         yield f"Only {count:,} runs are read at once; {found.cut:,} more are left out."
     if any(bucket.count > 1 for curves in found.curves.values() for one in curves for bucket in one.buckets):
