@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
 from service.store import PointBatch, RecordBatch, Store
+from tests.api.conftest import wait_until
 from tests.browser.conftest import ready
 
 pytestmark = pytest.mark.slow
@@ -33,9 +34,7 @@ def swept(app: FastAPI, settings: Settings, tmp_path: Path) -> list[int]:
 def opened(page: Page, address: str) -> None:
     page.goto(address)
     ready(page)
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure')].every((one) => one.dataset.drawn === 'true')"
-    )
+    page.wait_for_selector("figure:not([data-drawn])", state="detached")
 
 
 @pytest.mark.parametrize("tab", TABS)
@@ -98,8 +97,8 @@ def test_a_figure_has_its_data_as_a_table(page: Page, site: str, swept: list[int
 def test_a_brush_of_the_frontier_lists_configurations_with_their_runs(
     page: Page, site: str, swept: list[int]
 ) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/frontier")
     page.set_viewport_size({"width": 1440, "height": 1400})
+    opened(page, f"{site}/experiments/{swept[0]}/frontier")
     plot = page.locator("figure .nsewdrag").first.bounding_box()
     assert plot is not None
     page.mouse.move(plot["x"] + 5, plot["y"] + 5)
@@ -116,12 +115,12 @@ def test_a_brush_of_the_frontier_lists_configurations_with_their_runs(
 
 
 def test_ranges_of_parallel_coordinates_are_brushed_or_typed(page: Page, site: str, swept: list[int]) -> None:
+    page.set_viewport_size({"width": 1440, "height": 1400})
     opened(page, f"{site}/experiments/{swept[0]}/parallel")
     expect(page.get_by_role("heading", name="30 of 30 runs")).to_be_visible()
     page.get_by_text("Choose ranges").click()
     page.get_by_role("group", name="precision").get_by_label("from").select_option("bf16")
     expect(page.get_by_role("heading", name="18 of 30 runs")).to_be_visible()
-    page.set_viewport_size({"width": 1440, "height": 1400})
     brush = page.locator(".parallel .brush").nth(1).bounding_box()
     assert brush is not None
     page.mouse.move(brush["x"] + 16, brush["y"] + 4)
@@ -160,9 +159,8 @@ def test_curves_of_running_runs_grow_without_being_read_again(
     page.on("request", lambda request: asked.append(request.url))
     run = store.all_runs(seeded["running"])[0]
     store.record(RecordBatch(points=[PointBatch(run.id, 1, "loss", [75], [0.123], [2e9])]))
-    page.wait_for_function(
-        "document.querySelector('figure .plot').data.some((trace) => trace.x.at(-1) === 75)"
-    )
+    grown = "document.querySelector('figure .plot').data.some((trace) => trace.x.at(-1) === 75)"
+    wait_until(lambda: bool(page.evaluate(grown)))
     assert not [url for url in asked if "/figures/" in url]
 
 

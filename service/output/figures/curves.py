@@ -76,7 +76,7 @@ class CurveSet:
         metric: their metric.
         curves: by label of the configuration, in the order of the grid.
         wanted: lines that there would be if every chosen run had the metric.
-        chosen: configurations or runs that were chosen; one that several experiments have counts several times.
+        chosen: configurations or runs that were chosen, by experiment: one that two have counts twice.
         of: how many there were to choose from, counted likewise.
         unit: unit of the axis.
         width: steps of a bucket.

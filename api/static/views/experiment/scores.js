@@ -30,7 +30,7 @@ export async function show(panel, context, { signal }) {
       known = choices;
       const weights = read(view.weight);
       const slide = (name, weight) => {
-        const value = h("output", {}, weight);
+        const value = h("span", { class: "value" }, weight);
         return h("label", { class: "field slider" }, h("span", {}, name, " ", value), h("input", {
           type: "range", min: "0", max: "1", step: "0.05", value: weight, name,
           oninput: (event) => { view.weight = written({ ...read(view.weight), [name]: Number(event.target.value) }); value.textContent = event.target.value; rank(read(view.weight)); later(() => set({ weight: view.weight })); },
