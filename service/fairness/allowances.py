@@ -31,7 +31,8 @@ a large run ends early, the next one of its experiment goes on with its devices,
 take them from it.
 
 **Old runs.** An experiment of which nothing has started for `PROMOTED_AFTER_S` counts with at least the
-priority `PROMOTED_TO` for its turn, though not for preempting others: low priority waits longer, not forever.
+priority `PROMOTED_TO` for its turn, though not for preempting others, except as a large run: low priority
+waits longer, not forever.
 
 A pass costs O(1) for each project in each lane, and O(log n) for each run that starts; a `Backlog` saves the
 rest.
@@ -867,7 +868,9 @@ class _Pass:
         own, own_user = user.project.score(rate), user.score(rate)
         if mode is _Mode.large:
             own, own_user = user.project.score(), user.score()
-        base = min(priority, _permitted(claimant, user.project.terms))
+        base = priority
+        if mode is not _Mode.large:
+            base = min(priority, _permitted(claimant, user.project.terms))
         # Newcomers and guarantees wait for one checkpoint, not for the end of a useful time.
         at_once = mode is _Mode.guaranteed or (mode is _Mode.share and user.held <= ROUNDING)
 

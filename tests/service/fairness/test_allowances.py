@@ -332,6 +332,14 @@ def test_a_large_run_that_comes_first_takes_what_others_hold_above_it() -> None:
     assert not divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).preemptions
 
 
+def test_a_large_run_of_low_priority_has_its_turn_as_well() -> None:
+    old = NOW_S - PROMOTED_AFTER_S
+    large = experiment(1, devices=4.0, waiting=1, queued_s=old, priority=PROMOTED_TO - 1)
+    small = [experiment(n, f"p{n}", running=1, waiting=1) for n in range(2, 6)]
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, *small]))
+    assert {each.for_experiment_id for each in division.preemptions} == {1}
+
+
 def test_a_large_run_stops_smaller_ones_that_have_just_started_but_not_its_like() -> None:
     def new(devices: float) -> Claimant:
         demand = Demand("h100", devices, running=round(4 / devices), yieldable=0)
