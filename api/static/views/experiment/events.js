@@ -4,18 +4,27 @@ import { get } from "../../core/api.js";
 import { replace } from "../../core/dom.js";
 import { when } from "../../core/format.js";
 import { empty } from "../../core/states.js";
-import { plainTable } from "../../core/table.js";
+import { painter } from "../../core/stream.js";
+import { VirtualTable } from "../../core/table.js";
 
-const SHOWN = 200;
+const COLUMNS = [
+  { key: "at_s", title: "when", width: 130, render: (one) => when(one.at_s) },
+  { key: "kind", title: "what", width: 170, render: (one) => one.kind },
+  { key: "run_id", title: "run", numeric: true, width: 80, render: (one) => one.run_id ?? "" },
+  { key: "actor", title: "who", width: 120, render: (one) => one.actor ?? "" },
+  { key: "message", title: "message", width: 700, render: (one) => one.message },
+];
 
 /** Shows the events, and adds new ones as they come. */
 export async function show(panel, { id, onChange }, { signal }) {
   const events = new Map();
-  for (const one of (await get(`/experiments/${id}/events`, {}, { signal })).items) events.set(one.id, one);
-  const draw = () => replace(panel, events.size
-    ? plainTable("Events", ["when", "what", { title: "run", numeric: true }, "who", { title: "message", wide: true }],
-      [...events.values()].slice(-SHOWN).reverse().map((one) => [when(one.at_s), one.kind, one.run_id ?? "", one.actor ?? "", one.message]))
-    : empty("Nothing has happened yet."));
-  onChange((kind, data) => { if (kind === "event" && !events.has(data.id)) { events.set(data.id, data); draw(); } });
+  const table = new VirtualTable({ label: "Events", columns: COLUMNS, key: (one) => one.number });
+  const draw = () => {
+    table.setRows([...events.values()].reverse());
+    replace(panel, events.size ? table.node : empty("Nothing has happened yet."));
+  };
+  for (const one of (await get(`/experiments/${id}/events`, {}, { signal })).items) events.set(one.number, one);
+  const paint = painter(draw, signal);
+  onChange((kind, data) => { if (kind === "event" && !events.has(data.number)) { events.set(data.number, data); paint(); } });
   draw();
 }
