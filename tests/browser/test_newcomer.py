@@ -1,4 +1,4 @@
-"""A newcomer's first minutes, with the service as `stillhouse up` runs it; and a server that restarts meanwhile."""
+"""A newcomer's first minutes with the service as `stillhouse up` runs it; and a server that restarts."""
 
 from __future__ import annotations
 
