@@ -11,8 +11,8 @@ drawn.
 - `scroll_fps`: frames per second while the table of 10,000 runs scrolls.
 - `heap_mib_after_1h`: memory of the page's script after as many updates of a running experiment as come in an
   hour, one every half second, sent as fast as the server can.
-- `js_kib`: size of the application's scripts as they are sent, compressed, without plotly; `js_kib_plain` is their
-  size with comments, as they are in the repository.
+- `js_kib`: size of the application's scripts as they are sent, compressed, without plotly; `js_kib_plain` is
+  their size as they are written, with comments.
 - `api_cpu_share_20_viewers`: CPU seconds of the API per second while 20 browsers show an experiment of
   eight runs, each of which reports four times a second.
 """

@@ -61,6 +61,14 @@ export function energy(kwh) {
   return given !== 0 && Math.abs(given) < 0.1 ? number(1000 * given, "Wh", 3) : number(given, "kWh", 3);
 }
 
+/** A metric's value in the unit that its name ends in. */
+export function metric(name, value) {
+  if (name.endsWith("_usd")) return money(value);
+  if (name.endsWith("_kwh")) return energy(value);
+  if (name.endsWith("_time_s")) return duration(value);
+  return number(value);
+}
+
 /** Bytes in MiB or GiB. */
 export function bytes(value) {
   const given = numeric(value);

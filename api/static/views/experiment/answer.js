@@ -2,7 +2,7 @@
 
 import { get } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
-import { number, point } from "../../core/format.js";
+import { metric, point } from "../../core/format.js";
 
 /** Shows the recommendation, once a run has a result; before that, nothing. */
 export async function answer(place, experiment, signal) {
@@ -12,8 +12,8 @@ export async function answer(place, experiment, signal) {
   try {
     const found = await get(`/experiments/${experiment.id}/recommend`, {}, { signal });
     replace(place, h("section", { class: "card pad answer", "aria-label": "Answer" },
-      h("p", { class: "strong" }, `Use ${point(found.winner_point)}`, found.value === null ? "" : `: ${found.objective} ${number(found.value)}`),
-      h("p", {}, found.sure),
+      h("p", { class: "strong" }, `Use ${point(found.winner_point)}`, found.value === null ? "" : `: ${found.objective} ${metric(found.objective, found.value)}`),
+      h("p", {}, `${found.sure[0].toUpperCase()}${found.sure.slice(1)}.`),
       h("details", {}, h("summary", {}, "Why"), h("p", {}, found.text), found.notes.length ? h("ul", {}, found.notes.map((note) => h("li", {}, note))) : null)));
   } catch (error) {
     if (error.name === "AbortError") return;
