@@ -185,7 +185,7 @@ class Intake:
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
-        snapshot = self._cluster.read(now_s)
+        snapshot = self._cluster.read(spec.pool, now_s)
         visible = request.caller.visible
         return admit_spec(
             request.text,

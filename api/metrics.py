@@ -61,7 +61,8 @@ class ServiceFigures:
     runs: Mapping[str, int]
     """Runs by state."""
     queue_length: int
-    schedulers_alive: int
+    schedulers_alive: Mapping[str, int]
+    """Schedulers with a recent heartbeat by pool; a pool without one is there, too."""
     queue_ages: Sequence[QueueAge]
     """What each project has in the queue."""
     series: Sequence[Series]
@@ -97,9 +98,12 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily(
             "stillhouse_queue_length", "Experiments that wait to be claimed.", figures.queue_length
         )
-        yield GaugeMetricFamily(
-            "stillhouse_schedulers_alive", "Schedulers with a recent heartbeat.", figures.schedulers_alive
+        alive = GaugeMetricFamily(
+            "stillhouse_schedulers_alive", "Schedulers with a recent heartbeat, by pool.", labels=("pool",)
         )
+        for pool, count in figures.schedulers_alive.items():
+            alive.add_metric((pool,), count)
+        yield alive
         yield from _queue_ages(figures.queue_ages)
         yield from _families(figures.series)
 

@@ -13,6 +13,7 @@ from service.config.hardware import HardwareEntry
 from service.domain.holding import HeldDevices
 from service.domain.records import Items, QueueListing
 from service.scheduling.cluster import Cluster
+from service.scheduling.queue import pools_of
 
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 
@@ -22,6 +23,8 @@ def get_queue(
     queue: QueueDep, user: CurrentUser, page_size: PageSize = 50, page_token: PageToken = None
 ) -> QueueListing:
     """What is queued, in the order in which it would be claimed, with the reason each waits.
+
+    Each pool has a queue of its own, and a position is the place in it; `default` comes first.
 
     A page begins after the last experiment of the page before, by its turn: claims in between move nothing.
     An experiment of a project that the reader does not see keeps its place, without its name.
@@ -45,7 +48,10 @@ def list_held_devices(
     return Items(store.held_devices(limit=limit, visible=user.visible))
 
 
-@router.get("/cluster", responses=declared(), summary="Get the cluster")
+@router.get("/cluster", responses=declared(), summary="Get the clusters of all pools")
 def get_cluster(queue: QueueDep) -> Cluster:
-    """The Ray cluster as the scheduler last saw it."""
-    return Cluster.of(queue.cluster(), time.time())
+    """The Ray cluster of each pool as one of its schedulers last saw it.
+
+    `pools` has every pool; the fields next to it are those of `default`, all there is with one cluster.
+    """
+    return Cluster.of_pools(pools_of(queue.clusters(), queue.schedulers_alive(), time.time()))

@@ -74,9 +74,9 @@ async def validate_spec(
 
     def check() -> Validated:
         now = time.time()
-        snapshot = request.app.state.cluster.read(now)
         spec = read_spec(text, catalogue)
         request.app.state.projects.refuse(user, spec.project)
+        snapshot = request.app.state.cluster.read(spec.pool, now)
         find_run = partial(store.find_run, visible=user.visible)
         admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
         if problems := budget_problems(spec, store, catalogue):
@@ -120,10 +120,10 @@ async def preview_spec(
         now = time.time()
         spec = read_spec(text, catalogue)
         request.app.state.projects.refuse(user, spec.project)
+        snapshot = fresh(request.app.state.cluster.read(spec.pool, now), now)
         find_run = partial(store.find_run, visible=user.visible)
         find_equal = partial(store.equal_runs, visible=user.visible)
         plans = checked_plans(spec, settings.roots, catalogue, find_run)
-        snapshot = fresh(request.app.state.cluster.read(now), now)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
         reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
         end = start + len(runs)

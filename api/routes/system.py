@@ -18,7 +18,7 @@ from service.db.errors import StoreError
 from service.domain.figures import series_of
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState
-from service.scheduling.queue import Queue
+from service.scheduling.queue import Queue, pools_of
 from service.store import Store
 
 health = APIRouter(tags=["system"])
@@ -115,11 +115,12 @@ def figures(store: Store, queue: Queue) -> ServiceFigures | None:
     """Returns what the store says of the service as a whole; None while it is unavailable."""
     try:
         experiments, runs = store.state_counts()
+        pools = pools_of(queue.clusters(), queue.schedulers_alive(), store.clock())
         return ServiceFigures(
             experiments={str(state): count for state, count in experiments.items()},
             runs={str(state): count for state, count in runs.items()},
             queue_length=experiments.get(ExperimentState.queued, 0),
-            schedulers_alive=len(queue.schedulers_alive()),
+            schedulers_alive={each.pool: len(each.schedulers) for each in pools},
             queue_ages=store.queue_ages(),
             series=series_of(store.figures()),
         )

@@ -18,8 +18,11 @@ _PATIENT_ATTEMPTS = 8
 """Following outlives a restart of the API: about 30 s."""
 
 
-def read_settings() -> Settings:
+def read_settings(**options: str | None) -> Settings:
     """The settings of this process.
+
+    Args:
+        options: settings that the command line gives instead; None = as the environment has them.
 
     Raises:
         Failure: one line per variable that is not valid.
@@ -29,7 +32,7 @@ def read_settings() -> Settings:
     from service.config.settings import Settings
 
     try:
-        return Settings()
+        return Settings.model_validate({name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         lines = []
         for entry in error.errors(include_url=False):

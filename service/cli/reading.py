@@ -249,6 +249,18 @@ def queue(limit: Limit = 20, as_json: Json = False) -> None:
         note("no scheduler is running, so nothing will start; run `stillhouse scheduler`")
 
 
+def cluster(as_json: Json = False) -> None:
+    """Show every pool: its schedulers, and the nodes of its Ray cluster."""
+    from service.cli.rendering import pools_table
+
+    with connected() as client:
+        answer = client.cluster()
+    if as_json:
+        print_json(answer)
+    else:
+        console().print(pools_table(answer.pools))
+
+
 def hardware(
     name: Annotated[str | None, typer.Argument(help="An entry or a short name; unset = all.")] = None,
     as_json: Json = False,

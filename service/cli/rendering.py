@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.domain.access import DEFAULT_PROJECT
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT
 from service.domain.events import EventKind
 from service.domain.formats import (
     ago,
@@ -28,6 +28,7 @@ from service.domain.formats import (
 from service.domain.headlines import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.states import RUN_STATES_WITH_RESULT
+from service.scheduling.pools import start_command
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Forecast,
         HardwareEntry,
         PlannedRun,
+        Pool,
         QueueEntry,
         Span,
     )
@@ -464,13 +466,38 @@ def _print_events(console: Console, events: Sequence[Event]) -> None:
 
 def queue_table(entries: Sequence[QueueEntry]) -> Table:
     """What waits, and why."""
-    table = grid_table("#", "id", "name", "owner", "priority", "reason", right=("#", "id", "priority"))
+    several = any(entry.experiment and entry.experiment.pool != DEFAULT_POOL for entry in entries)
+    pool = ("pool",) if several else ()
+    table = grid_table(*pool, "#", "id", "name", "owner", "priority", "reason", right=("#", "id", "priority"))
     for entry in entries:
         experiment = entry.experiment
         what = ("", "", "", "")
         if experiment is not None:
             what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
-        table.add_row(str(entry.position), *what, entry.reason)
+        its_pool = (experiment.pool if experiment is not None else "",) if several else ()
+        table.add_row(*its_pool, str(entry.position), *what, entry.reason)
+    return table
+
+
+def pools_table(pools: Sequence[Pool]) -> Table:
+    """Pools, one per row: who serves each, and what its cluster has."""
+    table = grid_table("pool", "schedulers", "Ray", "nodes", "resources", right=("nodes",))
+    for pool in pools:
+        if pool.age_s is None:
+            ray = "never seen"
+        else:
+            ray = f"{'reachable' if pool.reachable else 'unreachable'} {duration(pool.age_s)} ago"
+        table.add_row(
+            pool.pool,
+            ", ".join(pool.schedulers) or f"none; start one with: {start_command(pool.pool)}",
+            ray,
+            str(sum(node.alive for node in pool.nodes)),
+            ", ".join(
+                f"{count:g} {name}"
+                for name, count in sorted(pool.totals.items())
+                if ":" not in name and not name.endswith("memory")
+            ),
+        )
     return table
 
 

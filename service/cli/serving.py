@@ -97,11 +97,25 @@ def scheduler(
     check: Annotated[
         bool, typer.Option("--check", help="Only check that one of this machine is alive; for health checks.")
     ] = False,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            "--pool", help="Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`."
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="URL",
+            help="Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.",
+        ),
+    ] = None,
 ) -> None:
-    """Run only a scheduler; several share the work by leases."""
+    """Run only a scheduler, of one pool; several of a pool share its work by leases."""
     from service.cli.connection import read_settings
 
-    settings = read_settings()
+    settings = read_settings(pool=pool, ray_dashboard_url=ray_address)
     if check:
         _check_scheduler(settings)
         return
@@ -152,11 +166,18 @@ def _check_scheduler(settings: Settings) -> None:
     node = socket.gethostname()
     try:
         with closing(Store.open(settings)) as store:
-            alive = [each for each in Queue(store).schedulers_alive() if each.node == node]
+            alive = [
+                each
+                for each in Queue(store).schedulers_alive()
+                if (each.node, each.pool) == (node, settings.pool)
+            ]
     except StoreError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
     if not alive:
-        raise Failure(f"no scheduler on {node} has given a sign of life lately", ExitCode.not_succeeded)
+        raise Failure(
+            f"no scheduler of pool '{settings.pool}' on {node} has given a sign of life lately",
+            ExitCode.not_succeeded,
+        )
     say(", ".join(each.name for each in alive))
 
 

@@ -49,7 +49,7 @@ from service.domain.records import (
 )
 from service.planner.forecast import Forecast, Span
 from service.planner.preview import PlannedRun, Preview, Validated
-from service.scheduling.cluster import Cluster, ClusterNode
+from service.scheduling.cluster import Cluster, ClusterNode, Pool
 
 __all__ = [
     "ApiError",
@@ -75,6 +75,7 @@ __all__ = [
     "NewSeries",
     "Page",
     "PlannedRun",
+    "Pool",
     "Preview",
     "QueueEntry",
     "QueueListing",

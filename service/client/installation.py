@@ -67,7 +67,7 @@ class InstallationCalls(Wire):
         return self._items(HardwareEntry, "/hardware", {})
 
     def cluster(self) -> Cluster:
-        """The Ray cluster as the scheduler last saw it."""
+        """The pool `default` with its Ray cluster, and all pools, as their schedulers last saw them."""
         return self._get(Cluster, "/cluster")
 
     def healthy(self) -> bool:

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from service.config.document import SpecError, parse
 from service.config.hardware import CATALOGUE, Hardware
 from service.config.hosts import AllowedHosts
+from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 
 
 class LogFormat(StrEnum):
@@ -81,10 +82,12 @@ class Settings(BaseSettings):
     are believed, nobody else's."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     """Ray dashboard, through which jobs are submitted."""
+    pool: str = Field(default=DEFAULT_POOL, pattern=NAME_PATTERN)
+    """Pool whose experiments a scheduler claims for its Ray cluster; all schedulers of a pool share one."""
     lease_s: float = Field(default=30.0, gt=0)
     """How long a claim lasts without a heartbeat, in seconds: 3 heartbeats."""
     max_concurrent_experiments: int = Field(default=4, ge=1)
-    """Experiments that have a driver at a time."""
+    """Experiments that have a driver at a time, in each pool."""
     prune_after_days: float | None = Field(default=None, ge=0)
     """Days after its end at which an experiment's points are thinned; unset = never."""
     prune_keep_every: int = Field(default=10, ge=2)

@@ -31,26 +31,27 @@ _NEXT_TO_CLAIM = """
     WITH RECURSIVE
       top (priority) AS (
         SELECT priority FROM experiments
-        WHERE state = 'queued' AND priority < :below
+        WHERE state = 'queued' AND pool = :pool AND priority < :below
         ORDER BY priority DESC LIMIT 1
       ),
       waiting (priority, owner) AS (
         SELECT top.priority, (
           SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.priority = top.priority
+          WHERE first.state = 'queued' AND first.pool = :pool AND first.priority = top.priority
         )
         FROM top
         UNION ALL
         SELECT waiting.priority, (
           SELECT min(following.owner) FROM experiments AS following
-          WHERE following.state = 'queued' AND following.priority = waiting.priority
+          WHERE following.state = 'queued' AND following.pool = :pool
+            AND following.priority = waiting.priority
             AND following.owner > waiting.owner
         )
         FROM waiting WHERE waiting.owner IS NOT NULL
       ),
       busy (owner, active) AS (
         SELECT owner, count(*) FROM experiments
-        WHERE state IN ('starting', 'running') GROUP BY owner
+        WHERE state IN ('starting', 'running') AND pool = :pool GROUP BY owner
       )
     SELECT priority, id
     FROM (
@@ -68,8 +69,8 @@ _NEXT_TO_CLAIM = """
 # It counts, because PostgreSQL would turn NOT EXISTS into a join, and might read all runs for it.
 _OLDEST = """
     SELECT {columns} FROM experiments AS oldest
-    WHERE oldest.state = 'queued' AND oldest.priority = waiting.priority AND oldest.owner = waiting.owner
-      AND oldest.not_before_s <= :now {further}
+    WHERE oldest.state = 'queued' AND oldest.pool = :pool AND oldest.priority = waiting.priority
+      AND oldest.owner = waiting.owner AND oldest.not_before_s <= :now {further}
       AND (
         SELECT count(*) FROM run_references AS reference JOIN runs AS source ON source.id = reference.run_id
         WHERE reference.experiment_id = oldest.id
@@ -89,7 +90,7 @@ _next_postgresql = sa.text(_NEXT_TO_CLAIM.format(heads=f"LATERAL ({_oldest_postg
 
 
 def next_to_claim(connection: sa.Connection) -> sa.TextClause:
-    """Up to `count` experiments at the highest priority under `below`, in the order of claims.
+    """Up to `count` experiments of a `pool` at the highest priority under `below`, in the order of claims.
 
     Rows are (priority, id); id is NULL in a row of an owner who has nothing that can be claimed `now`.
     Walks the index from owner to owner, so that its cost grows with owners and `count`, not with
@@ -101,30 +102,31 @@ def next_to_claim(connection: sa.Connection) -> sa.TextClause:
 
 _OWNERS_AT_LEVELS = """
       levels (priority) AS (
-        SELECT max(priority) FROM experiments WHERE state = 'queued'
+        SELECT max(priority) FROM experiments WHERE state = 'queued' AND pool = :pool
         UNION ALL
         SELECT (
           SELECT max(lower.priority) FROM experiments AS lower
-          WHERE lower.state = 'queued' AND lower.priority < levels.priority
+          WHERE lower.state = 'queued' AND lower.pool = :pool AND lower.priority < levels.priority
         )
         FROM levels WHERE levels.priority > :priority
       ),
       waiting (priority, owner) AS (
         SELECT levels.priority, (
           SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.priority = levels.priority
+          WHERE first.state = 'queued' AND first.pool = :pool AND first.priority = levels.priority
         )
         FROM levels WHERE levels.priority >= :priority
         UNION ALL
         SELECT waiting.priority, (
           SELECT min(following.owner) FROM experiments AS following
-          WHERE following.state = 'queued' AND following.priority = waiting.priority
+          WHERE following.state = 'queued' AND following.pool = :pool
+            AND following.priority = waiting.priority
             AND following.owner > waiting.owner
         )
         FROM waiting WHERE waiting.owner IS NOT NULL
       )
 """
-"""Each priority from `:priority` upwards, with each owner who has something queued there."""
+"""Each priority of a pool from `:priority` upwards, with each owner who has something queued there."""
 
 QUEUED_AROUND = sa.text(
     f"""
@@ -138,20 +140,24 @@ QUEUED_AROUND = sa.text(
     SELECT priority, owner,
       (
         SELECT count(*) FROM experiments AS older
-        WHERE older.state = 'queued' AND older.priority = ties.priority AND older.owner = ties.owner
+        WHERE older.state = 'queued' AND older.pool = :pool AND older.priority = ties.priority
+          AND older.owner = ties.owner
           AND older.queued_s < :queued_s
       ) + (
         SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.priority = ties.priority AND equal.owner = ties.owner
+        WHERE equal.state = 'queued' AND equal.pool = :pool AND equal.priority = ties.priority
+          AND equal.owner = ties.owner
           AND equal.queued_s = :queued_s AND equal.id < ties.tie
       ) AS older,
       (
         SELECT count(*) FROM experiments AS younger
-        WHERE younger.state = 'queued' AND younger.priority = ties.priority AND younger.owner = ties.owner
+        WHERE younger.state = 'queued' AND younger.pool = :pool AND younger.priority = ties.priority
+          AND younger.owner = ties.owner
           AND younger.queued_s > :queued_s
       ) + (
         SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.priority = ties.priority AND equal.owner = ties.owner
+        WHERE equal.state = 'queued' AND equal.pool = :pool AND equal.priority = ties.priority
+          AND equal.owner = ties.owner
           AND equal.queued_s = :queued_s AND equal.id >= ties.tie
       ) AS younger
     FROM ties
@@ -168,12 +174,30 @@ WAITING_COUNTS = sa.text(
     WITH RECURSIVE {_OWNERS_AT_LEVELS}
     SELECT priority, owner, (
       SELECT count(*) FROM experiments AS queued
-      WHERE queued.state = 'queued' AND queued.priority = waiting.priority AND queued.owner = waiting.owner
+      WHERE queued.state = 'queued' AND queued.pool = :pool AND queued.priority = waiting.priority
+        AND queued.owner = waiting.owner
     )
     FROM waiting WHERE owner IS NOT NULL
     """
 ).bindparams(priority=-(1 << 31))
-"""(priority, owner, count) of everything queued; each count is one range of the index."""
+"""(priority, owner, count) of everything queued in a pool; each count is one range of the index."""
+
+POOLS_WITH_WAITING = sa.text(
+    """
+    WITH RECURSIVE pools (pool) AS (
+      SELECT min(pool) FROM experiments WHERE state = 'queued'
+      UNION ALL
+      SELECT (
+        SELECT min(following.pool) FROM experiments AS following
+        WHERE following.state = 'queued' AND following.pool > pools.pool
+      )
+      FROM pools WHERE pools.pool IS NOT NULL
+    )
+    SELECT pool FROM pools WHERE pool IS NOT NULL
+    """
+)
+"""Pools in which something is queued; one look at the index for each."""
+
 
 ALONG_THE_INDEX = sa.text(
     "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
@@ -230,16 +254,17 @@ CLAIM_AND_NOTE = select(_claimed).add_cte(
 """PostgreSQL: claim chosen experiments and note it, in one statement."""
 
 
-def claimable_among(experiment_ids: Iterable[int], now: float) -> Select[Any]:
-    """Returns which of these experiments wait and may be claimed now."""
-    return select(_x.id).where(_x.id.in_(list(experiment_ids)), QUEUED, _x.not_before_s <= now)
+def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Select[Any]:
+    """Returns which of these experiments wait for a pool and may be claimed now."""
+    chosen = _x.id.in_(list(experiment_ids))
+    return select(_x.id).where(chosen, QUEUED, _x.pool == pool, _x.not_before_s <= now)
 
 
 COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 """How many experiments wait."""
 
-COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE)
-"""How many experiments are starting or running."""
+COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
+"""How many experiments of a pool are starting or running."""
 
 CLAIMS_IN_TURN = sa.text(
     "SELECT pg_advisory_xact_lock(7305411), set_config('plan_cache_mode', 'force_generic_plan', true), "
@@ -252,34 +277,34 @@ that does not depend on how much is queued: along the index, whose order is the 
 """
 
 
-def active_experiments() -> Select[Any]:
-    """Experiments that are starting or running, oldest lease first."""
-    return select(*EXPERIMENT_COLUMNS).where(ACTIVE).order_by(_x.lease_until_s, _x.id)
+def active_experiments(pool: str) -> Select[Any]:
+    """Experiments of a pool that are starting or running, oldest lease first."""
+    return select(*EXPERIMENT_COLUMNS).where(ACTIVE, _x.pool == pool).order_by(_x.lease_until_s, _x.id)
 
 
-def leases(now: float) -> Select[Any]:
-    """Experiments that are starting or running, oldest lease first, with how their leases stand."""
-    return active_experiments().add_columns(
+def leases(pool: str, now: float) -> Select[Any]:
+    """Experiments of a pool that are starting or running, oldest lease first, with how their leases stand."""
+    return active_experiments(pool).add_columns(
         _x.lease_until_s.is_(None).label("withdrawn"),
         func.coalesce(lapsed(now), sa.false()).label("lapsed"),
         (now - _x.silent_since_s).label("silent_s"),
     )
 
 
-def queued_of_owner(priority: int, owner: str, *, skipped: int, count: int) -> Select[Any]:
+def queued_of_owner(pool: str, priority: int, owner: str, *, skipped: int, count: int) -> Select[Any]:
     """(id, queued_s) of what an owner has waiting at a priority, the oldest first, from one to another."""
     return (
         select(_x.id, _x.queued_s)
-        .where(QUEUED, _x.priority == priority, _x.owner == owner)
+        .where(QUEUED, _x.pool == pool, _x.priority == priority, _x.owner == owner)
         .order_by(_x.queued_s, _x.id)
         .offset(skipped)
         .limit(count)
     )
 
 
-def active_by_owner() -> Select[Any]:
-    """Returns how many experiments each owner has starting or running."""
-    return select(_x.owner, func.count()).where(ACTIVE).group_by(_x.owner)
+def active_by_owner(pool: str) -> Select[Any]:
+    """Returns how many experiments each owner has starting or running in a pool."""
+    return select(_x.owner, func.count()).where(ACTIVE, _x.pool == pool).group_by(_x.owner)
 
 
 def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
@@ -294,7 +319,7 @@ def scheduler_heartbeat(connection: sa.Connection) -> Insert:
     statement = dialect.insert(schedulers)
     again = statement.on_conflict_do_update(
         index_elements=["name"],
-        set_={name: statement.excluded[name] for name in ("node", "pid", "heartbeat_s")},
+        set_={name: statement.excluded[name] for name in ("node", "pid", "heartbeat_s", "pool")},
     )
     return cast(Insert, again)
 
@@ -314,5 +339,11 @@ def forget_schedulers(before: float) -> Delete:
     return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
 
 
-CLUSTER = select(cluster_snapshots.c.snapshot).where(cluster_snapshots.c.id == 1)
-"""The last snapshot of the cluster."""
+CLUSTERS = select(cluster_snapshots.c.pool, cluster_snapshots.c.snapshot)
+"""(pool, snapshot): the last one of each pool's cluster."""
+
+
+def forget_clusters(before: float, *, but: str) -> Delete:
+    """Drops the snapshots of pools that no scheduler has served for long, except one that is served now."""
+    c = cluster_snapshots.c
+    return sa.delete(cluster_snapshots).where(c.at_s < before, c.pool != but)

@@ -155,6 +155,7 @@ ACTIVE = experiments.c.state.in_(
 )
 Index(
     "ix_experiments_claim",
+    experiments.c.pool,
     experiments.c.priority.desc(),
     experiments.c.owner,
     experiments.c.queued_s,
@@ -163,7 +164,13 @@ Index(
     postgresql_where=QUEUED,
 )
 # No column that a heartbeat changes is indexed: on PostgreSQL the new row then needs no index entry.
-Index("ix_experiments_active", experiments.c.owner, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
+Index(
+    "ix_experiments_active",
+    experiments.c.pool,
+    experiments.c.owner,
+    sqlite_where=ACTIVE,
+    postgresql_where=ACTIVE,
+)
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
 Index("ix_experiments_project_owner", experiments.c.project, experiments.c.owner, experiments.c.id)
 Index("ix_experiments_deleted", experiments.c.id, sqlite_where=DELETED, postgresql_where=DELETED)
@@ -369,12 +376,14 @@ Index("ix_placements_held", placements.c.experiment_id, sqlite_where=_HELD, post
 allowances = Table(  # Devices that an experiment may hold now, as the last pass over the queue divided them.
     "allowances",
     metadata,
-    # No foreign key: the next pass replaces all rows, also those of experiments that ended or were deleted.
+    # No foreign key: the next pass of the pool replaces all its rows, also those of experiments that ended or
+    # were deleted.
     Column("experiment_id", BigId, primary_key=True, autoincrement=False),
     Column("hardware", Text, primary_key=True),
     Column("devices", Real, nullable=False),
     Column("preemptible", sa.Boolean, nullable=False),  # Runs beyond the allowance stop with a checkpoint.
     Column("reason", Text),  # Who holds, or gets, what the experiment could use besides; NULL = nothing.
+    Column("pool", Text, nullable=False, server_default=DEFAULT_POOL),  # Whose devices these are.
     sqlite_with_rowid=False,
 )
 
@@ -618,12 +627,13 @@ schedulers = Table(
     Column("pid", Integer, nullable=False),
     Column("started_s", Real, nullable=False),
     Column("heartbeat_s", Real, nullable=False),
+    Column("pool", Text, nullable=False, server_default=DEFAULT_POOL),  # What it claims.
 )
 
-cluster_snapshots = Table(
+cluster_snapshots = Table(  # A pool is known from when a scheduler first looks at its cluster.
     "cluster_snapshots",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("pool", Text, primary_key=True),
     Column("at_s", Real, nullable=False),
     Column("snapshot", Document, nullable=False),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
 
-from service.db.schema import Real, allowances, experiments, placements, projects, runs, share_usage
+from service.db.schema import ACTIVE, Real, allowances, experiments, placements, projects, runs, share_usage
 from service.domain.states import RunState
 
 _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
@@ -19,11 +19,19 @@ ALLOWANCES_OF = select(_a.hardware, _a.devices, _a.preemptible, _a.reason).where
 )
 """What one experiment may hold, by hardware."""
 
-ALL_ALLOWANCES = select(allowances)
-"""What every experiment may hold."""
+ALLOWANCES_IN = select(allowances).where(_a.pool == bindparam("in_pool"))
+"""What every experiment of a pool may hold."""
 
-FORGET_ALLOWANCES: Delete = sa.delete(allowances)
-"""Removes all allowances, to be replaced in the same transaction."""
+FORGET_ALLOWANCES: Delete = sa.delete(allowances).where(_a.pool == bindparam("in_pool"))
+"""Removes a pool's allowances, to be replaced in the same transaction."""
+
+ALLOWED_ELSEWHERE = (
+    select(_x.project, _a.hardware, func.sum(_a.devices).label("devices"))
+    .join_from(allowances, experiments, _x.id == _a.experiment_id)
+    .where(_a.pool != bindparam("in_pool"), ACTIVE)
+    .group_by(_x.project, _a.hardware)
+)
+"""(project, hardware, devices) that experiments at work in other pools may hold."""
 
 STORE_ALLOWANCES: Insert = insert(allowances)
 """Stores new allowances."""

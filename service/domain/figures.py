@@ -109,7 +109,8 @@ FIGURES: Mapping[str, FigureInfo] = MappingProxyType(
             FigureInfo(
                 "stillhouse_ray_up",
                 FigureKind.gauge,
-                "Whether Ray answered a scheduler's last look at the cluster.",
+                "Whether Ray answered a scheduler's last look at its pool's cluster.",
+                ("pool",),
             ),
             FigureInfo(
                 "stillhouse_commit_seconds",

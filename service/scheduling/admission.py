@@ -64,7 +64,7 @@ def admit(
         text: the spec, YAML or JSON.
         settings: Settings with the allowed roots.
         catalogue: known hardware.
-        snapshot: the cluster as the scheduler last saw it; None = not known.
+        snapshot: the cluster of its pool as a scheduler last saw it; None = not known.
         now_s: Unix time, to judge the snapshot's age.
         find_run: looks up the runs that `run:12` names; None = they are not judged.
 

@@ -1,4 +1,4 @@
-"""What the cluster has, as the scheduler last saw it, and what could never run there. Pure.
+"""What a pool's cluster has, as its scheduler last saw it, and what could never run there. Pure.
 
 The scheduler writes the snapshot; the API and the preview read it, so that neither needs Ray.
 """
@@ -6,7 +6,7 @@ The scheduler writes the snapshot; the API and the preview read it, so that neit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from service.config.hardware import CATALOGUE, Hardware, lookup
@@ -114,9 +114,13 @@ class ClusterSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(Serializable):
-    """The Ray cluster as the scheduler last saw it."""
+class Pool(Serializable):
+    """A pool and its Ray cluster, as one of its schedulers last saw it."""
 
+    pool: str
+    """Name of the pool, which specs give."""
+    schedulers: tuple[str, ...]
+    """Its schedulers with a recent heartbeat; without one nothing of it is claimed."""
     at_s: float | None
     """When the scheduler looked; null when none ever did."""
     age_s: float | None
@@ -131,11 +135,15 @@ class Cluster(Serializable):
     """Sum over living nodes, by Ray resource name."""
 
     @classmethod
-    def of(cls, snapshot: ClusterSnapshot | None, now_s: float) -> Cluster:
-        """Returns the cluster in a scheduler's snapshot; None when no scheduler ever wrote one."""
+    def of(cls, pool: str, schedulers: Sequence[str], snapshot: ClusterSnapshot | None, now_s: float) -> Pool:
+        """Returns the pool with the cluster in a snapshot; None when no scheduler of it ever wrote one."""
         if snapshot is None:
-            return cls(None, None, reachable=False, dashboard_url=None, nodes=(), totals={})
+            return cls(
+                pool, tuple(schedulers), None, None, reachable=False, dashboard_url=None, nodes=(), totals={}
+            )
         return cls(
+            pool,
+            tuple(schedulers),
             at_s=snapshot.at_s,
             age_s=max(0.0, now_s - snapshot.at_s),
             reachable=snapshot.reachable,
@@ -143,6 +151,20 @@ class Cluster(Serializable):
             nodes=snapshot.nodes,
             totals=snapshot.totals,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Pool):
+    """The pool `default` with its cluster, and every pool."""
+
+    pools: tuple[Pool, ...]
+    """All pools, `default` first."""
+
+    @classmethod
+    def of_pools(cls, pools: Sequence[Pool]) -> Cluster:
+        """Returns the answer about pools, of which the first is `default`."""
+        first = pools[0]
+        return cls(**{field.name: getattr(first, field.name) for field in fields(Pool)}, pools=tuple(pools))
 
 
 def _sum(parts: Any) -> dict[str, float]:

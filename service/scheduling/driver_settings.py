@@ -15,8 +15,8 @@ import uuid
 from pathlib import Path
 
 from service.config.settings import Settings
+from service.domain.access import DEFAULT_POOL
 
-_NAME = "driver-settings.json"
 _NOT_FOR_DRIVERS = frozenset(
     {
         *(name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)),
@@ -40,7 +40,9 @@ def write(settings: Settings) -> Path:
         "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
         "model_roots": os.pathsep.join(map(str, settings.roots("model"))),
     }
-    path = folder / _NAME
+    # Clusters of other pools are reached in other ways, and their schedulers may share this folder.
+    of_pool = "" if settings.pool == DEFAULT_POOL else f"-{settings.pool}"
+    path = folder / f"driver-settings{of_pool}.json"
     text = json.dumps(document, indent=1)
     if path.exists() and path.read_text() == text:
         return path

@@ -1,7 +1,8 @@
-"""The scheduler's pass over devices: divides them among the experiments that run and the next that could.
+"""The scheduler's pass over a pool's devices: divides them among what runs there and what could next.
 
 `divide` looks at the cluster, at what is active and at the head of the queue, and stores what each may hold.
-Drivers read that with their heartbeat. How much is queued does not matter to its cost.
+Drivers read that with their heartbeat. How much is queued does not matter to its cost. Each pool has passes
+of its own; limits of projects are over all pools.
 
 What the cluster could not run even when idle is not limited: it waits for nodes, or fails, as without other
 claimants. Devices of different kinds are divided apart, also where both are CPUs of the same nodes.
@@ -77,14 +78,16 @@ class _Known:
 
 
 class FairPass:
-    """Divides the devices of a cluster.
+    """Divides the devices of a pool's cluster.
 
     Args:
         store: the database.
+        pool: whose experiments get them.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
+        self._pool = pool
         self._catalogue = store.settings.catalogue()
         self._known: dict[int, _Known] = {}
         self._charged_s = float("-inf")
@@ -94,7 +97,7 @@ class FairPass:
 
         Args:
             cluster: as it was a moment ago.
-            active: experiments that are starting or running.
+            active: experiments of the pool that are starting or running.
             places: how many more drivers may be started.
 
         Waiting experiments that get none are given the reason.
@@ -110,7 +113,7 @@ class FairPass:
             waiting = self._head_of_queue(connection) if places > 0 else []
             self._look_at([*active, *waiting], connection)
             held = _held(connection, going)
-            terms = _terms(connection)
+            terms = _left_here(_terms(connection), connection, self._pool)
             usage = UsageTree(_usage(connection))
             now_s = self._store.database_time(connection)
         devices = self._devices(cluster)
@@ -118,7 +121,7 @@ class FairPass:
             self._claimant(each, held.get(each.id, {}), cluster, devices) for each in [*active, *waiting]
         ]
         capacity = Capacity(
-            {Lane(DEFAULT_POOL, name): count for name, count in devices.items()},
+            {Lane(self._pool, name): count for name, count in devices.items()},
             {name: lookup(name, self._catalogue).price_usd_per_hour for name in devices},
         )
 
@@ -140,7 +143,13 @@ class FairPass:
         while len(ids) < CONSIDERED:
             found = connection.execute(
                 queue_statements.next_to_claim(connection),
-                {"below": below, "now": now, "count": CONSIDERED - len(ids), "passed_over": []},
+                {
+                    "pool": self._pool,
+                    "below": below,
+                    "now": now,
+                    "count": CONSIDERED - len(ids),
+                    "passed_over": [],
+                },
             ).all()
             if not found:
                 break
@@ -194,6 +203,7 @@ class FairPass:
             experiment.queued_s,
             tuple(limited),
             preemptible=preemptible,
+            pool=self._pool,
         )
 
     def _yieldable(self, known: _Known, demand: Demand) -> int:
@@ -269,31 +279,34 @@ class FairPass:
                     "devices": devices,
                     "preemptible": claimant.preemptible,
                     "reason": _reason(claimant, demand, devices, claimants, allowed),
+                    "pool": self._pool,
                 }
                 rows.append(row)
         return rows
 
     def _put(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replaces the allowances where they differ."""
+        """Replaces the pool's allowances where they differ."""
 
         def key(row: Mapping[str, Any]) -> tuple[int, str]:
             return row["experiment_id"], row["hardware"]
 
+        own = {"in_pool": self._pool}
         with self._store.database.read() as connection:
-            stored = [dict(row) for row in connection.execute(share_statements.ALL_ALLOWANCES).mappings()]
+            found = connection.execute(share_statements.ALLOWANCES_IN, own).mappings()
+            stored = [dict(row) for row in found]
         if sorted(stored, key=key) == sorted(rows, key=key):
             return
 
         def body(connection: Connection) -> None:
             _in_turn(connection)
-            connection.execute(share_statements.FORGET_ALLOWANCES)
+            connection.execute(share_statements.FORGET_ALLOWANCES, own)
             if rows:
                 connection.execute(share_statements.STORE_ALLOWANCES, list(rows))
 
         self._store.database.write(body)
 
     def _charge(self) -> None:
-        """Adds the use of devices since the last time, whichever scheduler added that, to what was used."""
+        """Adds the use of all pools' devices since the last time, whichever scheduler added that."""
         if self._store.monotonic() - self._charged_s < CHARGE_EVERY_S:
             return
 
@@ -382,6 +395,26 @@ def _terms(connection: Connection) -> dict[str, ProjectTerms]:
         names = ("weight", "guaranteed", "ceiling")
         found[row.name] = ProjectTerms(**{name: row.settings[name] for name in names if name in row.settings})
     return found
+
+
+def _left_here(
+    terms: Mapping[str, ProjectTerms], connection: Connection, pool: str
+) -> dict[str, ProjectTerms]:
+    """Returns the terms without the part of guarantees and ceilings that other pools' allowances fill."""
+    elsewhere: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for row in connection.execute(share_statements.ALLOWED_ELSEWHERE, {"in_pool": pool}):
+        elsewhere[row.project][row.hardware] = float(row.devices)
+
+    def less(devices: Mapping[str, float], project: str) -> dict[str, float]:
+        filled = elsewhere[project]
+        return {name: max(0.0, count - filled.get(name, 0.0)) for name, count in devices.items()}
+
+    return {
+        name: replace(own, guaranteed=less(own.guaranteed, name), ceiling=less(own.ceiling, name))
+        if name in elsewhere
+        else own
+        for name, own in terms.items()
+    }
 
 
 def _count(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:

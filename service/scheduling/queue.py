@@ -1,8 +1,9 @@
 """The queue: who is claimed next, who holds what, and why the others wait.
 
-Order of claims: priority, then fair share (the owner with the fewest experiments starting or
-running), then age. A scheduler takes the first of them that `fair_pass` allows devices. `ahead` and
-`explain` are pure, and so is what `queue_pages` does.
+Each pool has a queue of its own: its schedulers claim, adopt and count nothing else. Order of claims:
+priority, then fair share (the owner with the fewest experiments starting or running in the pool), then age.
+A scheduler takes the first of them that `fair_pass` allows devices. `ahead` and `explain` are pure, and so is
+what `queue_pages` does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from service.config.hardware import CATALOGUE, Hardware
 from service.db import queue_statements, schema, share_statements, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
-from service.domain.access import EVERYTHING, Visibility
+from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
 from service.domain.events import EventKind
 from service.domain.records import (
     Experiment,
@@ -27,7 +28,8 @@ from service.domain.records import (
     StoredRecord,
 )
 from service.domain.states import ExperimentState
-from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
+from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
+from service.scheduling.pools import no_scheduler, order_of_pool
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
 from service.spec import models
 from service.spec.experiment import read_stored
@@ -35,7 +37,7 @@ from service.store import Store
 from service.store.base import NewEvent, insert_events, storable
 
 FORGOTTEN_AFTER_S = 7 * 86_400.0
-"""Schedulers silent for this long are forgotten."""
+"""Schedulers silent for this long are forgotten, and so are pools without one."""
 OUT_OF_SIGHT = "of a project that you are not a member of"
 """What the queue shows of an experiment that its reader may not see."""
 
@@ -49,6 +51,7 @@ class Scheduler(StoredRecord):
     pid: int
     started_s: float
     heartbeat_s: float
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class WaitingOfOwner:
 
 
 def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
-    """How many experiments are claimed before a queued one. Pure.
+    """How many experiments of its pool are claimed before a queued one. Pure.
 
     At one priority, the n-th experiment of an owner is claimed when the owner has n - 1 more than at the
     beginning. So those come first that need a smaller share, and among equal shares the older ones.
@@ -126,7 +129,7 @@ def explain(
     now: float,
     ahead: int,
     not_before_s: float,
-    scheduler_alive: bool,
+    no_scheduler: str | None,
     active: int,
     max_concurrent: int,
     waits_for: str | None = None,
@@ -140,16 +143,16 @@ def explain(
         now: Unix seconds.
         ahead: experiments that are claimed before it.
         not_before_s: end of its delay before a retry.
-        scheduler_alive: whether any scheduler gave a sign of life.
-        active: experiments starting or running.
+        no_scheduler: that none of its pool gave a sign of life, in words; None = one did.
+        active: experiments starting or running in its pool.
         max_concurrent: Number that may run at a time.
         waits_for: the runs that it starts from and that have not ended, in words.
         missing: Resources the cluster lacks for it, from `unsatisfiable`.
         last_failure: why it is tried again.
         share: why it may hold no devices now, or fewer than it could use.
     """
-    if not scheduler_alive:
-        return "no scheduler is running; start one with: stillhouse scheduler"
+    if no_scheduler is not None:
+        return no_scheduler
     if waits_for is not None:
         return waits_for
     if missing is not None:
@@ -179,12 +182,17 @@ class _Claim:
 class Queue:
     """The queue of a store's database.
 
+    What schedulers do (claims, leases, signs of life, the snapshot of the cluster) is about one pool; what
+    people read is about all.
+
     Args:
         store: the store; its engine, settings and clock are used.
+        pool: claims are made for.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
+        self.pool = pool
         self._database = store.database
         self._settings = store.settings
         self._clock = store.clock
@@ -209,8 +217,8 @@ class Queue:
             scheduler: name of the claimer.
             lease_s: Length of the claim without renewal.
             limit: most experiments.
-            max_active: claim no more than leads to this many starting or running, over all
-                schedulers; None = no such limit.
+            max_active: claim no more than leads to this many starting or running in the pool, over
+                all its schedulers; None = no such limit.
             among: only these experiments, in this order; None = any, in the order of claims.
         """
         chosen = None if among is None else tuple(among)
@@ -220,21 +228,22 @@ class Queue:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
                 connection.execute(queue_statements.CLAIMS_IN_TURN)
-            return _claim(connection, take(), self._store.database_time(connection), self._clock())
+            now = self._store.database_time(connection)
+            return _claim(connection, self.pool, take(), now, self._clock())
 
         return list(self._database.write(body))
 
     def active(self) -> list[Experiment]:
-        """Experiments that are starting or running, the oldest lease first."""
+        """Experiments of the pool that are starting or running, the oldest lease first."""
         with self._database.read() as connection:
-            rows = connection.execute(queue_statements.active_experiments()).mappings().all()
+            rows = connection.execute(queue_statements.active_experiments(self.pool)).mappings().all()
         return [Experiment.from_row(row) for row in rows]
 
     def leases(self) -> list[Lease]:
-        """Returns the leases of experiments that are starting or running, the oldest first."""
+        """Returns the leases of the pool's experiments that are starting or running, the oldest first."""
         with self._database.read() as connection:
             now = self._store.database_time(connection)
-            rows = connection.execute(queue_statements.leases(now)).mappings().all()
+            rows = connection.execute(queue_statements.leases(self.pool, now)).mappings().all()
         return [
             Lease(Experiment.from_row(row), bool(row["lapsed"]), bool(row["withdrawn"]), row["silent_s"])
             for row in rows
@@ -268,7 +277,7 @@ class Queue:
                 now=self._store.database_time(connection),
                 lease_s=lease_s,
                 driver_is_silent=driver_is_silent,
-            )
+            ).where(schema.experiments.c.pool == self.pool)
             if not connection.execute(statement).rowcount:
                 return False
             row = connection.execute(
@@ -286,17 +295,19 @@ class Queue:
         """Ends the lease of a silent driver for good; False when the driver has renewed it meanwhile."""
 
         def body(connection: Connection) -> bool:
-            now = self._store.database_time(connection)
-            return bool(
-                connection.execute(statements.withdraw_lapsed(experiment_id, attempt, now=now)).rowcount
-            )
+            statement = statements.withdraw_lapsed(
+                experiment_id, attempt, now=self._store.database_time(connection)
+            ).where(schema.experiments.c.pool == self.pool)
+            return bool(connection.execute(statement).rowcount)
 
         return self._database.write(body)
 
     def listing(
         self, *, page_size: int = 1000, page_token: str | None = None, visible: Visibility = EVERYTHING
     ) -> QueueListing:
-        """Returns one page of the waiting experiments in the order of claims, each with why it waits.
+        """Returns one page of the waiting experiments, each with why it waits.
+
+        Pool after pool, `default` first, in the order of claims; a position is the place in the pool's queue.
 
         Args:
             page_size: most entries.
@@ -309,23 +320,22 @@ class Queue:
         with self._database.read() as connection:
             after = None
             if page_token is not None:
-                after = Turn.read(page_token, lambda id: _owner_of(connection, id))
+                after = Turn.read(page_token, lambda id: _owner_and_pool_of(connection, id))
             if not self._database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
-            waiting = [WaitingCount(*row) for row in connection.execute(queue_statements.WAITING_COUNTS)]
-            active = _active_by_owner(connection)
-            # One more shows whether a page follows; of each owner, one may stand before `after`.
-            owners = 0 if after is None else sum(each.priority == after.priority for each in waiting)
-            before, chosen = stretches(waiting, active, after, page_size + 1 + owners)
-            turns = sorted(
-                (turn for stretch in chosen for turn in _turns(connection, stretch)),
-                key=lambda found: found[0].key,
-            )
-            following = [found for found in turns if after is None or found[0].key > after.key]
-            first = before + len(turns) - len(following) + 1
-            shown = following[:page_size]
-            places = {id: place for place, (_, id) in enumerate(shown, first)}
-            explained = self._explained(connection, places, active)
+            total, found = 0, list[_Placed]()
+            for pool in sorted(
+                connection.execute(queue_statements.POOLS_WITH_WAITING).scalars(), key=order_of_pool
+            ):
+                rows = connection.execute(queue_statements.WAITING_COUNTS, {"pool": pool})
+                waiting = [WaitingCount(*row) for row in rows]
+                total += sum(each.count for each in waiting)
+                if after is None or order_of_pool(pool) >= order_of_pool(after.pool):
+                    in_pool = after if after is not None and after.pool == pool else None
+                    # One more shows whether a page follows.
+                    found += _placed(connection, pool, waiting, in_pool, page_size + 1 - len(found))
+            shown = found[:page_size]
+            explained = self._explained(connection, {each.experiment_id: each.place for each in shown})
             schedulers = self._schedulers_alive(connection)
         counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
         return QueueListing(
@@ -337,8 +347,8 @@ class Queue:
                 else QueueEntry(place.position, OUT_OF_SIGHT, None)
                 for experiment, place in explained
             ],
-            shown[-1][0].token(shown[-1][1]) if len(following) > page_size else None,
-            sum(each.count for each in waiting),
+            shown[-1].turn.token(shown[-1].experiment_id) if len(found) > page_size else None,
+            total,
             [scheduler.name for scheduler in schedulers],
         )
 
@@ -352,14 +362,13 @@ class Queue:
             found = connection.execute(statements.experiment_by_id(experiment_id)).one_or_none()
             if found is None or found.state is not ExperimentState.queued:
                 raise NotFound("queued experiment", experiment_id)
-            its_own = {name: getattr(found, name) for name in ("id", "owner", "priority", "queued_s")}
+            its_own = {name: getattr(found, name) for name in ("id", "pool", "owner", "priority", "queued_s")}
             if not self._database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
             rows = connection.execute(queue_statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
-            active = _active_by_owner(connection)
-            place = ahead(found.owner, found.priority, waiting, active) + 1
-            ((_, position),) = self._explained(connection, {experiment_id: place}, active)
+            place = ahead(found.owner, found.priority, waiting, _active_by_owner(connection, found.pool)) + 1
+            ((_, position),) = self._explained(connection, {experiment_id: place})
         return position
 
     def depth(self) -> int:
@@ -368,7 +377,7 @@ class Queue:
             return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
 
     def _explained(
-        self, connection: Connection, places: Mapping[int, int], active: Mapping[str, int]
+        self, connection: Connection, places: Mapping[int, int]
     ) -> list[tuple[Experiment, QueuePosition]]:
         """Returns waiting experiments, in the order of their places, each with why it waits."""
         rows = connection.execute(statements.experiments_by_id(places)).mappings().all()
@@ -382,9 +391,13 @@ class Queue:
             row.experiment_id: row.reason for row in connection.execute(share_statements.reasons(places))
         }
         now = self._store.database_time(connection)
-        scheduler_alive = bool(self._schedulers_alive(connection))
-        cluster = _cluster(connection)
+        serving = {scheduler.pool for scheduler in self._schedulers_alive(connection)}
+        clusters = _clusters(connection)
         found = {row["id"]: Experiment.from_row(row) for row in rows}
+        active = {
+            pool: connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
+            for pool in {experiment.pool for experiment in found.values()}
+        }
         catalogue = self._settings.catalogue()
         explained = []
         for id, place in places.items():
@@ -393,11 +406,11 @@ class Queue:
                 now=now,
                 ahead=place - 1,
                 not_before_s=experiment.not_before_s,
-                scheduler_alive=scheduler_alive,
-                active=sum(active.values()),
+                no_scheduler=no_scheduler(experiment.pool, serving),
+                active=active[experiment.pool],
                 max_concurrent=self._settings.max_concurrent_experiments,
                 waits_for=models.waits_for(references.get(id, ())),
-                missing=_missing(specs.get(id), cluster, catalogue),
+                missing=_missing(specs.get(id), clusters.get(experiment.pool), catalogue),
                 last_failure=experiment.failure_message,
                 share=shares.get(id),
             )
@@ -412,6 +425,7 @@ class Queue:
         def body(connection: Connection) -> None:
             now = self._store.database_time(connection)
             connection.execute(queue_statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
+            connection.execute(queue_statements.forget_clusters(now - FORGOTTEN_AFTER_S, but=self.pool))
             connection.execute(
                 queue_statements.scheduler_heartbeat(connection),
                 {
@@ -420,6 +434,7 @@ class Queue:
                     "pid": pid,
                     "started_s": now,
                     "heartbeat_s": now,
+                    "pool": self.pool,
                 },
             )
 
@@ -432,7 +447,7 @@ class Queue:
         )
 
     def schedulers_alive(self) -> list[Scheduler]:
-        """Schedulers that gave a sign of life within the length of a lease."""
+        """Schedulers of all pools that gave a sign of life within the length of a lease."""
         with self._database.read() as connection:
             return self._schedulers_alive(connection)
 
@@ -442,43 +457,100 @@ class Queue:
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
-        """Stores what the cluster has; replaces the snapshot before."""
+        """Stores what the pool's cluster has; replaces the snapshot before."""
 
         def body(connection: Connection) -> None:
             connection.execute(
-                statements.insert_or_replace(connection, schema.cluster_snapshots, ("id",)),
-                {"id": 1, "at_s": snapshot.at_s, "snapshot": snapshot.to_document()},
+                statements.insert_or_replace(connection, schema.cluster_snapshots, ("pool",)),
+                {"pool": self.pool, "at_s": snapshot.at_s, "snapshot": snapshot.to_document()},
             )
 
         self._database.write(body)
 
     def cluster(self) -> ClusterSnapshot | None:
-        """Returns the last snapshot of the cluster; None when no scheduler has looked yet."""
+        """Returns the last snapshot of the pool's cluster; None when no scheduler has looked yet."""
+        return self.clusters().get(self.pool)
+
+    def clusters(self) -> dict[str, ClusterSnapshot]:
+        """Returns the last snapshot of each pool's cluster, without pools that no scheduler ever served."""
         with self._database.read() as connection:
-            return _cluster(connection)
+            return _clusters(connection)
 
 
-def _owner_of(connection: Connection, experiment_id: int) -> str | None:
-    found = connection.execute(statements.belonging_of_experiments([experiment_id])).one_or_none()
-    return None if found is None else str(found.owner)
+def pools_of(
+    clusters: Mapping[str, ClusterSnapshot], schedulers: Iterable[Scheduler], now_s: float
+) -> list[Pool]:
+    """Returns every pool that is known, `default` first.
+
+    Args:
+        clusters: last snapshots by pool.
+        schedulers: that gave a sign of life.
+        now_s: Unix time.
+    """
+    alive: dict[str, list[str]] = {pool: [] for pool in (DEFAULT_POOL, *clusters)}
+    for scheduler in schedulers:
+        alive.setdefault(scheduler.pool, []).append(scheduler.name)
+    return [
+        Pool.of(pool, alive[pool], clusters.get(pool), now_s) for pool in sorted(alive, key=order_of_pool)
+    ]
 
 
-def _cluster(connection: Connection) -> ClusterSnapshot | None:
-    document = connection.execute(queue_statements.CLUSTER).scalar()
-    return None if document is None else ClusterSnapshot.from_document(document)
+def _owner_and_pool_of(connection: Connection, experiment_id: int) -> tuple[str, str] | None:
+    found = connection.execute(statements.experiments_by_id([experiment_id])).one_or_none()
+    return None if found is None else (found.owner, found.pool)
 
 
-def _turns(connection: Connection, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
+def _clusters(connection: Connection) -> dict[str, ClusterSnapshot]:
+    rows = connection.execute(queue_statements.CLUSTERS)
+    return {row.pool: ClusterSnapshot.from_document(row.snapshot) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A waiting experiment with its turn and its place in its pool's queue, from 1."""
+
+    turn: Turn
+    experiment_id: int
+    place: int
+
+
+def _placed(
+    connection: Connection, pool: str, waiting: Sequence[WaitingCount], after: Turn | None, wanted: int
+) -> list[_Placed]:
+    """Returns the next `wanted` waiting experiments of a pool, in the order of claims.
+
+    Args:
+        connection: reads.
+        pool: whose queue.
+        waiting: of all owners at all priorities of the pool.
+        after: a turn of the pool; None = from the first.
+        wanted: how many; fewer are returned only if no more wait.
+    """
+    if wanted <= 0:
+        return []
+    # Of each owner, one may stand before `after`.
+    owners = 0 if after is None else sum(each.priority == after.priority for each in waiting)
+    before, chosen = stretches(waiting, _active_by_owner(connection, pool), after, wanted + owners)
+    turns = sorted(
+        (turn for stretch in chosen for turn in _turns(connection, pool, stretch)),
+        key=lambda found: found[0].key,
+    )
+    following = [found for found in turns if after is None or found[0].key > after.key]
+    first = before + len(turns) - len(following) + 1
+    return [_Placed(turn, id, place) for place, (turn, id) in enumerate(following[:wanted], first)]
+
+
+def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
     """Yields the turns of consecutive experiments of one owner, and their ids."""
     statement = queue_statements.queued_of_owner(
-        stretch.priority, stretch.owner, skipped=stretch.skipped, count=stretch.count
+        pool, stretch.priority, stretch.owner, skipped=stretch.skipped, count=stretch.count
     )
     for share, row in enumerate(connection.execute(statement), stretch.share):
-        yield Turn(stretch.priority, share, row.queued_s, stretch.owner), row.id
+        yield Turn(stretch.priority, share, row.queued_s, stretch.owner, pool), row.id
 
 
-def _active_by_owner(connection: Connection) -> dict[str, int]:
-    return {row[0]: row[1] for row in connection.execute(queue_statements.active_by_owner())}
+def _active_by_owner(connection: Connection, pool: str) -> dict[str, int]:
+    return {row[0]: row[1] for row in connection.execute(queue_statements.active_by_owner(pool))}
 
 
 def _missing(
@@ -494,27 +566,34 @@ def _missing(
 
 
 def _claim(
-    connection: Connection, claims: Sequence[_Claim], now: float, at_s: float
+    connection: Connection, pool: str, claims: Sequence[_Claim], now: float, at_s: float
 ) -> list[list[Experiment]]:
     """Returns what each of the claims gets, as if they had come one after the other.
 
     Args:
         connection: in a transaction.
+        pool: whose experiments are claimed.
         claims: in their order.
         now: Unix seconds by the database's clock.
         at_s: date of the events.
     """
-    places = _places(connection, claims)
+    places = _places(connection, pool, claims)
     answers: list[list[Experiment]] = [[] for _ in claims]
     for place in [place for place in places if claims[place].among is not None]:
-        answers[place] += _claim_among(connection, claims[place], now, at_s)
+        answers[place] += _claim_among(connection, pool, claims[place], now, at_s)
     places = [place for place in places if claims[place].among is None]
     passed_over: set[int] = set()
     below = 1 << 30
     while places:
         found = connection.execute(
             queue_statements.next_to_claim(connection),
-            {"below": below, "now": now, "count": len(places), "passed_over": list(passed_over)},
+            {
+                "pool": pool,
+                "below": below,
+                "now": now,
+                "count": len(places),
+                "passed_over": list(passed_over),
+            },
         ).all()
         if not found:
             break
@@ -533,10 +612,12 @@ def _claim(
     return answers
 
 
-def _claim_among(connection: Connection, claim: _Claim, now: float, at_s: float) -> list[Experiment]:
+def _claim_among(
+    connection: Connection, pool: str, claim: _Claim, now: float, at_s: float
+) -> list[Experiment]:
     """Claims the first of the experiments that a claim names and that can be had; at most one."""
     assert claim.among is not None
-    rows = connection.execute(queue_statements.claimable_among(claim.among, now))
+    rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
     claimable = set(rows.scalars())
     for id in filter(claimable.__contains__, claim.among):
         if claimed := _take(connection, {id: claim}, now, at_s):
@@ -544,11 +625,11 @@ def _claim_among(connection: Connection, claim: _Claim, now: float, at_s: float)
     return []
 
 
-def _places(connection: Connection, claims: Sequence[_Claim]) -> list[int]:
+def _places(connection: Connection, pool: str, claims: Sequence[_Claim]) -> list[int]:
     """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
     active = 0
     if any(claim.max_active is not None for claim in claims):
-        active = connection.execute(queue_statements.COUNT_ACTIVE).scalar_one()
+        active = connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
     places: list[int] = []
     for place, claim in enumerate(claims):
         room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.db.errors import BadPageToken
+from service.domain.access import DEFAULT_POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,18 @@ class Turn:
         share: what its owner has starting or running when its turn comes.
         queued_s: when it joined the queue, Unix seconds.
         owner: of the experiment.
+        pool: of the experiment.
     """
 
     priority: int
     share: int
     queued_s: float
     owner: str
+    pool: str = DEFAULT_POOL
 
     @property
     def key(self) -> tuple[int, int, float, str]:
-        """Sorts turns in the order of claims."""
+        """Sorts the turns of one pool in the order of claims."""
         return -self.priority, self.share, self.queued_s, self.owner
 
     def token(self, experiment_id: int) -> str:
@@ -54,12 +57,12 @@ class Turn:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     @classmethod
-    def read(cls, token: str, owner_of: Callable[[int], str | None]) -> Turn:
+    def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> Turn:
         """Returns the turn of a token.
 
         Args:
             token: page token.
-            owner_of: gives the owner of an experiment; None = there is no such experiment.
+            belonging: gives owner and pool of an experiment; None = there is no such experiment.
 
         Raises:
             BadPageToken: it is not one of the queue's.
@@ -77,10 +80,10 @@ class Turn:
             and type(experiment_id) is int
             and abs(experiment_id) < 1 << 63
         )
-        owner = owner_of(experiment_id) if sound else None
-        if owner is None:
+        found = belonging(experiment_id) if sound else None
+        if found is None:
             raise BadPageToken
-        return cls(priority, share, queued_s, owner)
+        return cls(priority, share, queued_s, *found)
 
 
 @dataclass(frozen=True, slots=True)

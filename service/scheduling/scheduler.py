@@ -98,12 +98,12 @@ class Pass:
 
 
 class Scheduler:
-    """One scheduler; several may share a database.
+    """One scheduler of one pool; several may share a database and a pool.
 
     Args:
         store: the database.
-        queue: its queue.
-        jobs: the cluster's jobs.
+        queue: its queue, for the pool.
+        jobs: jobs of the pool's cluster.
         settings: lease, limits and the driver's settings.
         name: shown to people; unique among living schedulers.
         python: interpreter that runs the driver on the cluster.
@@ -129,7 +129,7 @@ class Scheduler:
         self._driver_settings: Path | None = None
         self._monotonic = store.monotonic
         self._looks: dict[tuple[int, int], _NextLook] = {}
-        self._fair_pass = FairPass(store)
+        self._fair_pass = FairPass(store, queue.pool)
         self._cluster_s = float("-inf")
         self._cluster: ClusterSnapshot | None = None
         self._heartbeat_s = float("-inf")
@@ -144,7 +144,7 @@ class Scheduler:
         Waits longer from pass to pass while Ray or the database is unavailable.
         """
         failures = 0
-        logger.info("%s started", self.name)
+        logger.info("%s started for pool %s", self.name, self._queue.pool)
         while not stop.is_set():
             away = False
             try:
@@ -177,7 +177,7 @@ class Scheduler:
             snapshot = self._jobs.cluster(self._store.clock())
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._cluster = now, snapshot if snapshot.reachable else None
-            self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable))
+            self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable), pool=self._queue.pool)
         did = _Pass(self.figures)
         leases = self._queue.leases()
         current = {_key(lease.experiment) for lease in leases}
@@ -443,7 +443,8 @@ def main(settings: Settings) -> None:
         signal.signal(number, lambda *_: stop.set())
     store = Store.open(settings)
     freeze_loaded()
-    scheduler = Scheduler(store, Queue(store), DashboardRayJobs(settings.ray_dashboard_url), settings)
+    queue = Queue(store, settings.pool)
+    scheduler = Scheduler(store, queue, DashboardRayJobs(settings.ray_dashboard_url), settings)
     beside = [
         threading.Thread(target=run, args=(stop,), name=name)
         for name, run in (

@@ -105,7 +105,7 @@ class SpecFields(TrainingSections):
     project: Annotated[str, Field(pattern=NAME_PATTERN)] = DEFAULT_PROJECT
     """Project that the experiment belongs to, whose members may see it."""
     pool: Annotated[str, Field(pattern=NAME_PATTERN)] = DEFAULT_POOL
-    """Cluster that runs it, by the name of its pool; so far there is one, `default`."""
+    """Pool whose Ray cluster runs it: the one that a scheduler was started for by this name."""
     precision: WantedPrecision = WantedPrecision.fp32  # type: ignore[assignment]
     """Number format of the forward and backward pass; auto = bf16 on accelerators that have it, else fp32."""
     hardware: str = "cpu"

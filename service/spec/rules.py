@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
 from service.config.hardware import Hardware, find, lookup, nearest
-from service.domain.access import DEFAULT_POOL
 from service.domain.grid import AxisValue
 from service.search import registry as searches
 from service.spec.fields import SpecFields, WantedPrecision, axis_names
@@ -37,7 +36,6 @@ def problems_of(
     """
     return first_problems(
         itertools.chain(
-            _pool_problems(spec),
             _hardware_problems(spec, catalogue, prefix),
             _axis_problems(spec),
             _hardware_axis_problems(spec, catalogue),
@@ -49,15 +47,6 @@ def problems_of(
             _untrained_problems(spec),
         )
     )
-
-
-def _pool_problems(spec: SpecFields) -> Iterator[Problem]:
-    if spec.pool != DEFAULT_POOL:
-        yield Problem(
-            "invalid-value",
-            "pool",
-            f"no scheduler serves pool '{spec.pool}'; a service has one cluster so far: leave the field out",
-        )
 
 
 def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], prefix: str) -> Iterator[Problem]:

@@ -187,7 +187,7 @@ def test_metrics_count_requests_and_states(client: TestClient) -> None:
     )
     assert "stillhouse_queue_length 0.0" in text
     assert "stillhouse_store_up 1.0" in text
-    assert "stillhouse_schedulers_alive 0.0" in text
+    assert 'stillhouse_schedulers_alive{pool="default"} 0.0' in text
 
 
 def test_readiness_tells_what_is_wrong(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

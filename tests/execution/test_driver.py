@@ -107,6 +107,16 @@ def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:
     assert driver_settings.write(settings) == path
 
 
+def test_schedulers_of_two_pools_share_a_folder(tmp_path: Path) -> None:
+    urls = {"default": "http://a:8265", "gpu": "http://b:8265"}
+    paths = [
+        driver_settings.write(Settings(data_dir=tmp_path, pool=pool, ray_dashboard_url=url))
+        for pool, url in urls.items()
+    ]
+    found = [driver_settings.read(path) for path in paths]
+    assert {each.pool: each.ray_dashboard_url for each in found} == urls
+
+
 def test_settings_do_not_depend_on_the_readers_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def test_compose_has_only_keys_that_the_specification_knows(compose: dict[str, A
     assert {key for key in compose if not key.startswith("x-")} == {"name", "services", "secrets", "volumes"}
     known = {
         "image", "build", "command", "entrypoint", "environment", "depends_on", "healthcheck", "logging",
-        "ports", "restart", "secrets", "shm_size", "volumes",
+        "ports", "profiles", "restart", "secrets", "shm_size", "volumes",
     }  # fmt: skip
     conditions = {"service_started", "service_healthy", "service_completed_successfully"}
     for name, service in compose["services"].items():

@@ -10,8 +10,10 @@ import pytest
 
 from service.domain.records import LogLine
 from service.domain.states import ExperimentState
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
 from service.store import RecordBatch
-from tests.service.cli.house import House
+from tests.service.cli.house import SPEC, House
 from trainers.errors import FailureClass
 
 
@@ -222,6 +224,20 @@ def test_queue_says_why_each_waits(house: House) -> None:
     result = house.run("queue")
     assert "no scheduler is running" in " ".join(result.stdout.split())
     assert "nothing will start" in result.stderr
+
+
+def test_cluster_shows_every_pool(house: House) -> None:
+    node = ClusterNode("1", "1", True, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9, "node:10.0.0.1": 1.0}, {})
+    there = Queue(house.store, "gpu")
+    there.put_cluster(ClusterSnapshot(house.store.clock(), True, None, (node,)))
+    there.heartbeat("s1", node="n", pid=1)
+    shown = house.run("cluster", width=200).stdout
+    assert "none; start one with: stillhouse scheduler" in shown and "never seen" in shown
+    assert "s1" in shown and "8 CPU, 2 GPU" in shown
+    pools = house.json("cluster")["pools"]
+    assert [(each["pool"], each["schedulers"]) for each in pools] == [("default", []), ("gpu", ["s1"])]
+    house.submitted(SPEC + "pool: gpu\n")
+    assert "gpu" in house.run("queue", width=200).stdout
 
 
 def test_hardware_shows_the_catalogue_and_the_sources_of_an_entry(house: House) -> None:

@@ -46,7 +46,7 @@ def test_what_the_database_did_not_take_is_counted_later() -> None:
 
 def test_gauges_are_told_again_until_they_change() -> None:
     buffer = FigureBuffer()
-    buffer.gauge("stillhouse_ray_up", 1.0)
+    buffer.gauge("stillhouse_ray_up", 1.0, pool="default")
     assert buffer.taken() == buffer.taken()
 
 

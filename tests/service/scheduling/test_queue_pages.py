@@ -77,7 +77,7 @@ def test_a_claim_changes_no_other_turn() -> None:
 def test_a_token_names_a_turn_and_no_owner() -> None:
     turn = Turn(50, 3, 1.5, "ada")
     token = turn.token(7)
-    assert Turn.read(token, {7: "ada"}.get) == turn
+    assert Turn.read(token, {7: ("ada", "default")}.get) == turn
     assert b"ada" not in urlsafe_b64decode(token + "==")
 
 
@@ -101,10 +101,13 @@ def test_a_token_names_a_turn_and_no_owner() -> None:
 )
 def test_other_tokens_are_refused(content: object) -> None:
     with pytest.raises(BadPageToken):
-        Turn.read(urlsafe_b64encode(json.dumps(content).encode()).decode(), {7: "ada", 1 << 63: "eve"}.get)
+        Turn.read(
+            urlsafe_b64encode(json.dumps(content).encode()).decode(),
+            {7: ("ada", "default"), 1 << 63: ("eve", "default")}.get,
+        )
 
 
 @pytest.mark.parametrize("token", ["", "!", "bm90IGpzb24", "W" * 3999])
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(BadPageToken):
-        Turn.read(token, {7: "ada"}.get)
+        Turn.read(token, {7: ("ada", "default")}.get)

@@ -9,7 +9,7 @@ import pytest
 from service.scheduling.queue import explain
 
 READY: dict[str, Any] = {
-    "now": 100.0, "ahead": 0, "not_before_s": 0.0, "scheduler_alive": True, "active": 0, "max_concurrent": 4,
+    "now": 100.0, "ahead": 0, "not_before_s": 0.0, "no_scheduler": None, "active": 0, "max_concurrent": 4,
 }  # fmt: skip
 
 
@@ -27,8 +27,8 @@ READY: dict[str, Any] = {
         ),
         ({"missing": "no node has 4 CPUs", "active": 4}, "not enough capacity: no node has 4 CPUs"),
         (
-            {"scheduler_alive": False, "missing": "x"},
-            "no scheduler is running; start one with: stillhouse scheduler",
+            {"no_scheduler": "no scheduler is running", "missing": "x"},
+            "no scheduler is running",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
 @pytest.mark.parametrize(
     ("extra", "kind", "path", "says"),
     [
-        ("pool: gpus", "invalid-value", "pool", "one cluster so far"),
+        ("pool: GPUs!", "invalid-value", "pool", "should match"),
         ("optimzer: {}", "unknown-key", "optimzer", "did you mean 'optimizer'?"),
         ("batch: {global_sice: 8}", "unknown-key", "batch.global_sice", "did you mean 'global_size'?"),
         ("batch: {global_size: '16'}", "wrong-type", "batch.global_size", '"16"'),

@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("devices", _REAL, nullable=False),
         sa.Column("preemptible", sa.Boolean(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("pool", sa.Text(), server_default="default", nullable=False),
         sa.PrimaryKeyConstraint("experiment_id", "hardware", name=op.f("pk_allowances")),
         sqlite_with_rowid=False,
     )
@@ -48,10 +49,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "cluster_snapshots",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
         sa.Column("at_s", _REAL, nullable=False),
         sa.Column("snapshot", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_cluster_snapshots")),
+        sa.PrimaryKeyConstraint("pool", name=op.f("pk_cluster_snapshots")),
     )
     op.create_table(
         "experiments",
@@ -93,7 +94,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_experiments_active",
         "experiments",
-        ["owner"],
+        ["pool", "owner"],
         unique=False,
         sqlite_where=sa.text("state IN ('starting', 'running')"),
         postgresql_where=sa.text("state IN ('starting', 'running')"),
@@ -101,7 +102,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_experiments_claim",
         "experiments",
-        [sa.literal_column("priority DESC"), "owner", "queued_s", "id"],
+        ["pool", sa.literal_column("priority DESC"), "owner", "queued_s", "id"],
         unique=False,
         sqlite_where=sa.text("state = 'queued'"),
         postgresql_where=sa.text("state = 'queued'"),
@@ -203,6 +204,7 @@ def upgrade() -> None:
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("started_s", _REAL, nullable=False),
         sa.Column("heartbeat_s", _REAL, nullable=False),
+        sa.Column("pool", sa.Text(), server_default="default", nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_schedulers")),
     )
     op.create_table(

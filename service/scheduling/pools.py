@@ -1,0 +1,54 @@
+"""Pools: Ray clusters with schedulers of their own, by name. Pure.
+
+A pool exists from when a scheduler is started for it; nothing else declares it. `default` is always there,
+so that who has one cluster need not know the word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from service.config.document import Problem, SpecError
+from service.domain.access import DEFAULT_POOL
+
+
+def order_of_pool(pool: str) -> tuple[bool, str]:
+    """Sorts pools for people: `default` first, the others by name."""
+    return pool != DEFAULT_POOL, pool
+
+
+def start_command(pool: str) -> str:
+    """Returns the command that starts a scheduler for a pool."""
+    if pool == DEFAULT_POOL:
+        return "stillhouse scheduler"
+    return f"stillhouse scheduler --pool {pool} --ray-address URL"
+
+
+def no_scheduler(pool: str, serving: Collection[str]) -> str | None:
+    """Returns that no scheduler claims what waits for a pool, and how to start one; None where one does.
+
+    Args:
+        pool: of an experiment.
+        serving: pools of the schedulers that gave a sign of life.
+    """
+    if pool in serving:
+        return None
+    named = f" of pool '{pool}'" if serving or pool != DEFAULT_POOL else ""
+    return f"no scheduler{named} is running; start one with: {start_command(pool)}"
+
+
+def require_pool(pool: str, known: Collection[str]) -> None:
+    """Refuses a pool that no scheduler was ever started for.
+
+    Args:
+        pool: that a spec names.
+        known: pools whose schedulers have reported their cluster.
+
+    Raises:
+        SpecError: with the known pools, and how to start another.
+    """
+    if pool == DEFAULT_POOL or pool in known:
+        return
+    names = ", ".join(sorted({DEFAULT_POOL, *known}, key=order_of_pool))
+    problem = f"there is no pool '{pool}', but {names}; for a new one, run: {start_command(pool)}"
+    raise SpecError([Problem("invalid-value", "pool", problem)])
