@@ -9,6 +9,7 @@ from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
 from service.domain.states import ExperimentState
+from service.fairness.allowances import USEFUL_S
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
@@ -67,6 +68,29 @@ def test_a_grid_makes_room_for_a_newcomer_that_is_claimed(
     (claimed,) = queue.claim("s", lease_s=30, max_active=4, among=[newcomer.id])
     assert (claimed.id, claimed.state, claimed.attempt) == (newcomer.id, ExperimentState.starting, 1)
     assert allowances(store, newcomer.id) == {"cpu": Allowance(1)}
+
+
+def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    now = [store.clock()]
+    store.clock = lambda: now[0]
+    grid = submit(20)
+    started(store, queue)
+    hold(store, grid.id, 3, since_s=now[0])
+    other = submit(20, owner="bob")
+    started(store, queue)
+    hold(store, other.id, 1, since_s=now[0])
+    four = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 4.0}, {}),))
+    fair_pass = FairPass(store)
+
+    def divided() -> tuple[float, float]:
+        fair_pass.divide(four, queue.active(), 0)
+        return allowances(store, grid.id)["cpu"].devices, allowances(store, other.id)["cpu"].devices
+
+    assert divided() == (3, 1)
+    now[0] += USEFUL_S
+    assert divided() == (2, 2)
 
 
 def test_others_projects_are_not_named(

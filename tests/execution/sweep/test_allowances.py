@@ -6,6 +6,7 @@ from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
+from service.fairness.allowances import USEFUL_S
 from service.recording.assignment import Ending
 from service.store import Store
 from tests.execution.sweep.conftest import READY, Begin, complete, given, turn_of
@@ -86,6 +87,19 @@ def test_the_newest_run_beyond_the_allowance_is_preempted_and_queued_again(
     complete(sweep, store, first)
     again = given(sweep)
     assert (again.run_id, again.attempt) == (second.run_id, 2)
+
+
+def test_a_run_that_has_worked_for_a_useful_time_goes_before_one_that_has_just_started(
+    begin: Begin, store: Store
+) -> None:
+    now = [store.clock()]
+    store.clock = lambda: now[0]
+    sweep, _ = begin(2)
+    first = given(sweep)
+    now[0] += USEFUL_S
+    given(sweep)
+    sweep.allow({"cpu": Allowance(1)})
+    assert sweep.preempted == {(first.run_id, first.attempt)}
 
 
 def test_a_run_that_is_not_placed_yet_goes_before_one_that_trains(begin: Begin) -> None:
