@@ -138,7 +138,7 @@ def test_smoothing_says_so_and_keeps_what_was_measured(client: TestClient) -> No
 def test_only_so_many_curves_are_drawn_and_the_note_says_so(client: TestClient) -> None:
     figure = get(client, "curve", metric="loss", by="run", max_curves=3)
     assert len(lines(figure)) == 3
-    assert "3 of 36 runs are drawn." in figure["note"]
+    assert "The first 3 of 36 runs." in figure["note"]
 
 
 def test_a_filter_chooses_runs(client: TestClient) -> None:

@@ -47,7 +47,7 @@ _MOST_DETAILED = 12
 """Single runs around which the range of each bucket is drawn."""
 _MOST_FAINT = 40
 """Curves that are drawn a second time as they are measured when they are smoothed."""
-_MOST_NAMED = 30
+_MOST_NAMED = 16
 """Curves that the legend names."""
 _FEW_POINTS = 8
 """Points of a curve that are marked one by one."""
@@ -75,7 +75,9 @@ class CurveSet:
     Attributes:
         metric: their metric.
         curves: by label of the configuration, in the order of the grid.
-        of: how many configurations or runs there were to choose from.
+        wanted: lines that there would be if every chosen run had the metric.
+        chosen: configurations or runs that were chosen, by experiment: one that two have counts twice.
+        of: how many there were to choose from, counted likewise.
         unit: unit of the axis.
         width: steps of a bucket.
         exact: values are means of all points of a bucket.
@@ -85,6 +87,8 @@ class CurveSet:
 
     metric: str
     curves: Mapping[str, list[Curve]]
+    wanted: int
+    chosen: int
     of: int
     unit: str
     width: int
@@ -105,9 +109,11 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
     if len(options.metric) != 1:
         raise BadQuestion("metric", "a curve shows one metric; name one, such as metric=loss")
     (metric,) = options.metric
-    chosen, of = _chosen(store, experiment_ids, selection.filter, options)
-    cut = max(0, len(chosen) - _MOST_RUNS_READ)
-    runs = with_their_differences(store, experiment_ids, store.runs_by_id(chosen[:_MOST_RUNS_READ]))
+    lines, of = _chosen(store, experiment_ids, selection.filter, options)
+    ids = [id for line in lines for id in line]
+    cut = max(0, len(ids) - _MOST_RUNS_READ)
+    by_id = {run.id: run for run in store.runs_by_id(ids[:_MOST_RUNS_READ])}
+    runs = with_their_differences(store, experiment_ids, [by_id[id] for id in ids if id in by_id])
     if selection.undisturbed:
         disturbed = disturbances(runs)
         runs = [run for run in runs if run.id not in disturbed]
@@ -131,13 +137,13 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
         raise AnalysisError(
             f"no run has {metric}{over} yet; name another metric or axis, or widen the filter"
         )
-    return CurveSet(metric, curves, of, unit, found.width, found.exact, without_x, cut)
+    return CurveSet(metric, curves, groups, len(lines), of, unit, found.width, found.exact, without_x, cut)
 
 
 def _chosen(
     store: Store, experiment_ids: Sequence[int], filter: str | None, options: Options
-) -> tuple[list[int], int]:
-    """Returns the runs that are drawn, and how many lines there would be without a limit.
+) -> tuple[list[list[int]], int]:
+    """Returns the runs of each line that is to be drawn, and how many lines there would be without a limit.
 
     Of several experiments each has its turn, so that all of them are seen.
     """
@@ -162,7 +168,7 @@ def _chosen(
         taken += [(at, turn, queue[turn]) for at, queue in enumerate(queues) if turn < len(queue)]
         if len(taken) >= most:
             break
-    return [id for _, _, ids in sorted(taken[: min(most, MOST_CURVES)]) for id in ids], of
+    return [ids for _, _, ids in sorted(taken[: min(most, MOST_CURVES)])], of
 
 
 Place = Callable[[Run, Bucket], float | None]
@@ -254,8 +260,11 @@ def draw(found: CurveSet, options: Options) -> Figure:
 
 
 def _notes(found: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator[str]:
-    if drawn < found.of:
-        yield f"{drawn:,} of {found.of:,} {'runs' if single else 'configurations'} are drawn."
+    lines = "runs" if single else "configurations"
+    if found.chosen < found.of:
+        yield f"The first {found.chosen:,} of {found.of:,} {lines}."
+    if drawn < found.wanted and not found.cut and not found.without_x:
+        yield f"{found.wanted - drawn:,} of them have no {found.metric}."
     if found.cut:
         yield f"Only {count:,} runs are read at once; {found.cut:,} more are left out."
     if any(bucket.count > 1 for curves in found.curves.values() for one in curves for bucket in one.buckets):

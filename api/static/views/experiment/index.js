@@ -12,6 +12,13 @@ import { answer } from "./answer.js";
 /** Tabs by the last part of the path, in their order. */
 const TABS = [
   ["runs", "Runs", () => import("./runs.js")],
+  ["curves", "Curves", () => import("./curves.js")],
+  ["compare", "Compare", () => import("./compare.js")],
+  ["frontier", "Frontier", () => import("./frontier.js")],
+  ["effects", "Effects", () => import("./effects.js")],
+  ["parallel", "Parallel", () => import("./parallel.js")],
+  ["scores", "Scores", () => import("./scores.js")],
+  ["money", "Time and money", () => import("./money.js")],
   ["events", "Events", () => import("./events.js")],
   ["spec", "Spec", () => import("./spec.js")],
 ];

@@ -1,0 +1,172 @@
+"""The tabs with figures: drawn under the page's policy, usable by keyboard, and in the address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Page, expect
+
+from benchmarks.simulated import open_store, sweep
+from service.config.settings import Settings
+from service.store import PointBatch, RecordBatch, Store
+from tests.api.conftest import wait_until
+from tests.browser.conftest import ready
+
+pytestmark = pytest.mark.slow
+
+TABS = ["curves", "compare", "frontier", "effects", "parallel", "scores", "money"]
+
+
+@pytest.fixture
+def swept(app: FastAPI, settings: Settings, tmp_path: Path) -> list[int]:
+    """Two sweeps that have ended, with all their figures."""
+    store, clock = open_store(settings)
+    ids = [sweep(store, clock).id]
+    ids.append(sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=2, first_seed=7).id)
+    store.close()
+    return ids
+
+
+def opened(page: Page, address: str) -> None:
+    page.goto(address)
+    ready(page)
+    page.wait_for_selector("figure:not([data-drawn])", state="detached")
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_is_drawn_and_can_be_read_by_everyone(
+    page: Page, site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
+) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/{tab}")
+    if tab != "compare":
+        assert page.locator("figure figcaption").count() >= 1
+    if tab not in ("compare", "parallel"):
+        assert page.locator("figure svg.main-svg").count() >= 1
+        expect(page.get_by_text("As a table").first).to_be_visible()
+    looked_at(f"figures-{tab}")
+
+
+@pytest.mark.parametrize("tab", ["curves", "frontier", "parallel"])
+def test_several_experiments_are_compared(
+    page: Page, site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
+) -> None:
+    opened(page, f"{site}/compare?ids={swept[0]},{swept[1]}&tab={tab}")
+    assert page.locator("figure").count() == 1
+    expect(page.get_by_role("link", name=re.compile(f"^{swept[1]} "))).to_be_visible()
+    looked_at(f"figures-together-{tab}")
+
+
+def test_choices_are_in_the_address_and_come_back_from_it(page: Page, site: str, swept: list[int]) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/curves")
+    page.get_by_label("over", exact=True).select_option("cost")
+    page.get_by_label("smoothing", exact=True).select_option("0.9")
+    page.wait_for_url(re.compile(r"x=cost&smooth=0\.9"))
+    caption = page.get_by_text("weight 0.9 on what came before")
+    expect(caption).to_be_visible()
+    page.reload()
+    ready(page)
+    expect(page.get_by_label("over", exact=True)).to_have_value("cost")
+    expect(caption).to_be_visible()
+
+
+def test_a_filter_that_is_wrong_is_said_and_can_be_mended(page: Page, site: str, swept: list[int]) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/curves")
+    field = page.get_by_label("filter", exact=True)
+    field.fill("colour = 'red'")
+    field.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("colour")
+    field.fill("precision = 'bf16'")
+    field.press("Enter")
+    page.wait_for_selector("figure[data-drawn]")
+    assert page.locator("figure .scatterlayer .js-line").count() > 0
+
+
+def test_a_figure_has_its_data_as_a_table(page: Page, site: str, swept: list[int]) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/curves?by=run")
+    page.get_by_text("As a table").click()
+    table = page.get_by_role("region", name="The figure as a table")
+    expect(table.locator("tbody tr")).to_have_count(3 * 10)
+    table.get_by_role("link").first.click()
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+
+
+def test_a_brush_of_the_frontier_lists_configurations_with_their_runs(
+    page: Page, site: str, swept: list[int]
+) -> None:
+    page.set_viewport_size({"width": 1440, "height": 1400})
+    opened(page, f"{site}/experiments/{swept[0]}/frontier")
+    plot = page.locator("figure .nsewdrag").first.bounding_box()
+    assert plot is not None
+    page.mouse.move(plot["x"] + 5, plot["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] - 5, plot["y"] + plot["height"] - 5, steps=5)
+    page.mouse.up()
+    expect(page.get_by_role("heading", name="10 of 10 configurations chosen")).to_be_visible()
+    assert "x0=" in page.url
+    page.get_by_label("to", exact=True).first.fill("0")
+    page.get_by_label("to", exact=True).first.press("Enter")
+    expect(page.get_by_text("No configuration is in this range.")).to_be_visible()
+    page.get_by_role("button", name="All").click()
+    expect(page.get_by_role("heading", name="On the frontier")).to_be_visible()
+
+
+def test_ranges_of_parallel_coordinates_are_brushed_or_typed(page: Page, site: str, swept: list[int]) -> None:
+    page.set_viewport_size({"width": 1440, "height": 1400})
+    opened(page, f"{site}/experiments/{swept[0]}/parallel")
+    expect(page.get_by_role("heading", name="30 of 30 runs")).to_be_visible()
+    page.get_by_text("Choose ranges").click()
+    page.get_by_role("group", name="precision").get_by_label("from").select_option("bf16")
+    expect(page.get_by_role("heading", name="18 of 30 runs")).to_be_visible()
+    brush = page.locator(".parallel .brush").nth(1).bounding_box()
+    assert brush is not None
+    page.mouse.move(brush["x"] + 16, brush["y"] + 4)
+    page.mouse.down()
+    page.mouse.move(brush["x"] + 16, brush["y"] + brush["height"] / 4, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("heading", name="6 of 30 runs")).to_be_visible()
+    assert page.url.count("range=") == 2
+
+
+def test_the_ranking_follows_the_sliders(page: Page, site: str, swept: list[int]) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/scores")
+    page.get_by_label("strategy", exact=True).select_option("")
+    slider = page.get_by_label(re.compile("^cost_usd"))
+    slider.focus()
+    page.keyboard.press("End")
+    page.wait_for_url(re.compile(r"weight=cost_usd%3D1(&|$)"))
+    expect(page.get_by_role("region", name="Ranking")).to_be_visible()
+    expect(page.get_by_label(re.compile("^cost_usd"))).to_have_value("1")
+
+
+def test_claims_are_made_between_two_sides(page: Page, site: str, swept: list[int]) -> None:
+    opened(page, f"{site}/experiments/{swept[0]}/compare?by=precision")
+    page.get_by_label("claim: A").select_option("precision=bf16")
+    page.get_by_label("against B").select_option("precision=fp32")
+    expect(page.get_by_role("heading", name="Claims")).to_be_visible()
+    expect(page.get_by_text("(A) against").first).to_be_visible()
+
+
+def test_curves_of_running_runs_grow_without_being_read_again(
+    page: Page, app: FastAPI, site: str, seeded: dict[str, int]
+) -> None:
+    store: Store = app.state.store
+    opened(page, f"{site}/experiments/{seeded['running']}/curves?metric=loss&by=run")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    run = store.all_runs(seeded["running"])[0]
+    store.record(RecordBatch(points=[PointBatch(run.id, 1, "loss", [75], [0.123], [2e9])]))
+    grown = "document.querySelector('figure .plot').data.some((trace) => trace.x.at(-1) === 75)"
+    wait_until(lambda: bool(page.evaluate(grown)))
+    assert not [url for url in asked if "/figures/" in url]
+
+
+def test_a_tab_without_anything_to_draw_says_why(page: Page, site: str, seeded: dict[str, int]) -> None:
+    for tab in TABS:
+        page.goto(f"{site}/experiments/{seeded['queued']}/{tab}")
+        ready(page)
+        assert page.locator("main .problem").count() == 0, tab
+        assert page.locator("main .empty").count() >= 1 or tab == "compare", tab
