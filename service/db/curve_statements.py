@@ -18,7 +18,6 @@ from service.db.schema import (
     run_summaries,
     runs,
 )
-from service.db.statements import VISIBLE_RUN
 from service.domain.grid import REFERENCE_CELL
 
 _r = runs.c
@@ -27,14 +26,13 @@ _e = point_extremes.c
 
 
 def begun_runs(experiment_id: int, condition: sa.ColumnElement[bool] | None) -> Select[Any]:
-    """Returns (id, cell, state) of the runs that ever had an attempt or are reused, in grid order."""
+    """Returns (id, cell, state) of the runs that ever began or are reused, in grid order."""
     statement = (
         select(_r.id, _r.cell, _r.state)
         .where(
             _r.experiment_id == experiment_id,
             _r.cell != REFERENCE_CELL,
             sa.or_(_r.attempt > 0, _r.reused_from.is_not(None)),
-            VISIBLE_RUN,
         )
         .order_by(_r.index)
     )

@@ -102,6 +102,10 @@ def test_plotly_knows_every_property_of_curves(client: TestClient, params: dict[
     assert all(trace["type"] == "scatter" for trace in figure["data"])
 
 
+def test_without_a_metric_the_curve_is_that_of_the_loss(client: TestClient) -> None:
+    assert get(client, "curve") == get(client, "curve", metric="loss")
+
+
 def test_a_mean_says_over_how_many_seeds_and_what_its_band_is(client: TestClient) -> None:
     figure = get(client, "curve", metric="accuracy")
     assert len(lines(figure)) == 10
@@ -207,7 +211,7 @@ def test_money_adds_up_to_what_was_paid(client: TestClient) -> None:
         (99, "curve?metric=loss", 404, "not-found", "no experiment has the id 99"),
         (1, "curve?metric=loss&also=99", 404, "not-found", "no experiment has the id 99"),
         (1, "curves?metric=loss", 422, "invalid-parameter", "unknown figure 'curves'; did you mean 'curve'?"),
-        (1, "curve", 422, "invalid-parameter", "name one, such as metric=loss"),
+        (1, "curve?metric=loss&metric=accuracy", 422, "invalid-parameter", "name one, such as metric=loss"),
         (1, "curve?metric=los", 409, "no-answer", "no run has los"),
         (1, "curve?metric=loss&filter=precision", 400, "invalid-filter", ""),
         (1, "curve?metric=loss&x=epochs", 422, "invalid-parameter", "step"),
@@ -221,6 +225,7 @@ def test_money_adds_up_to_what_was_paid(client: TestClient) -> None:
         (1, "score?weight=cost_usd=x", 422, "invalid-parameter", "is not NAME=NUMBER"),
         (1, "step", 409, "no-answer", "traced"),
         (1, "confusion", 409, "no-answer", "counts by label"),
+        (4, "curve", 409, "no-answer", "no run has reported a point yet"),
         (4, "curve?metric=loss", 409, "no-answer", "no run has loss"),
         (4, "tradeoff", 409, "no-answer", "no configuration has"),
         (4, "parallel", 409, "no-answer", "no configuration has"),

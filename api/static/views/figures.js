@@ -2,18 +2,26 @@
 
 import { get } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
-import { figure } from "../core/figure.js";
+import { figure, plotly } from "../core/figure.js";
 import { query, setQuery } from "../core/router.js";
 import { empty, failure, loading } from "../core/states.js";
 
 /** The experiments of a tab: one, or those that are compared. */
 export const idsOf = (context) => context.ids || [context.id];
 
-/** Asks a question of a tab's experiments. */
-export function ask(context, question, parameters, { signal }) {
-  const [first, ...also] = idsOf(context);
-  return get(`/experiments/${first}/${question}`, { ...parameters, also }, { signal });
+/** Asks a question of a tab's experiments; what was asked a moment ago, as before a brush, is not asked again. */
+export async function ask(context, question, parameters, { signal }) {
+  const [first, ...also] = idsOf(context), key = JSON.stringify([question, parameters]);
+  context.answers ||= new Map();
+  if (!context.answers.has(key)) {
+    const answer = await get(`/experiments/${first}/${question}`, { ...parameters, also }, { signal });
+    if (context.answers.size >= MOST_KEPT) context.answers.delete(context.answers.keys().next().value);
+    context.answers.set(key, answer);
+  }
+  return context.answers.get(key);
 }
+
+const MOST_KEPT = 6;
 
 /** What can be drawn of a tab's experiments; asked for once. */
 export function choices(context, options) {
@@ -65,23 +73,26 @@ export function runLinks(context, runs, most = 8) {
  * @param {HTMLElement} panel
  * @param {Object} context of the tab
  * @param {{fields: Object, tools: Function, draw: Function, signal: AbortSignal, below?: Node}} options `tools(view, set, choices)`
- *   returns the controls; `draw(view, area, {signal})` asks and draws; the signal is aborted by the next choice
- * @returns {Promise<{view: Object, again: Function}>} `again` draws anew with the same choices
+ *   returns the controls; `draw(view, area, {signal, set, refresh})` asks and draws; the signal is aborted by the next choice,
+ *   `refresh` shows the controls anew
+ * @returns {Promise<{view: Object, again: Function}>} `again` asks and draws anew with the same choices
  */
 export async function board(panel, context, { fields, tools, draw, signal, below = null }) {
   const view = chosen(fields);
   const area = h("div", { class: "figures" }, loading()), bar = h("div", { class: "tools choices" });
   let asked = new AbortController();
   signal.addEventListener("abort", () => asked.abort());
-  const known = await choices(context, { signal });
-  const set = (change) => { Object.assign(view, change); kept(view, fields); const held = focused(bar); replace(bar, tools(view, set, known)); refocus(bar, held); return again(); };
+  plotly().catch(() => {});  // It is read while the server answers.
+  let known = null;
+  const refresh = () => { const held = focused(bar); if (known) replace(bar, tools(view, set, known)); refocus(bar, held); };
+  const set = (change) => { Object.assign(view, change); kept(view, fields); refresh(); return again(); };
   const again = async () => {
     asked.abort();
     asked = new AbortController();
     const mine = asked.signal;
     area.setAttribute("aria-busy", "true");
     try {
-      await draw(view, area, { signal: mine, choices: known, set });
+      await draw(view, area, { signal: mine, set, refresh });
     } catch (error) {
       if (error.name === "AbortError" || mine.aborted) return;
       replace(area, error.slug === "no-answer" ? empty(`${error.message[0].toUpperCase()}${error.message.slice(1)}.`) : failure(error, again));
@@ -89,9 +100,9 @@ export async function board(panel, context, { fields, tools, draw, signal, below
     if (!mine.aborted) area.setAttribute("aria-busy", "false");
   };
   replace(panel, bar, area, below);
-  replace(bar, tools(view, set, known));
-  await again();
-  return { view, again, area };
+  const listed = choices(context, { signal }).then((found) => { known = found; refresh(); });
+  await Promise.all([listed, again()]);
+  return { view, again: () => { context.answers?.clear(); return again(); } };
 }
 
 const controls = "input, select, button";

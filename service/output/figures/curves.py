@@ -104,9 +104,11 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
         NotFound: there is no such experiment.
         FilterError: the filter cannot be understood.
         AnalysisError: no run has the metric.
-        BadQuestion: not exactly one metric is named.
+        BadQuestion: several metrics are named.
     """
-    if len(options.metric) != 1:
+    if not options.metric:
+        raise AnalysisError("no run has reported a point yet")
+    if len(options.metric) > 1:
         raise BadQuestion("metric", "a curve shows one metric; name one, such as metric=loss")
     (metric,) = options.metric
     lines, of = _chosen(store, experiment_ids, selection.filter, options)

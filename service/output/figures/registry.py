@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -46,6 +46,9 @@ class FigureKind:
 
 
 def _curve(material: Material, options: Options) -> Figure:
+    if not options.metric and (names := material.point_names):
+        first = next((name for name in CURVES if name in names), names[0])
+        options = replace(options, metric=(first,))
     return curves.draw(material.curves(options), options)
 
 

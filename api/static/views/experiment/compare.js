@@ -28,7 +28,7 @@ export async function show(panel, context, { signal }) {
         tick("test every pair", view.claims === "yes", (on) => set({ claims: on ? "yes" : "", a: "", b: "" })),
       ];
     },
-    draw: async (view, area, { signal: asked, set }) => {
+    draw: async (view, area, { signal: asked, set, refresh }) => {
       const pair = view.a && view.b && view.a !== view.b;
       const answer = await ask(context, "compare", {
         by: view.by, metric: view.metric, filter: view.filter, untested: "true",
@@ -40,7 +40,7 @@ export async function show(panel, context, { signal }) {
       if (asked.aborted) return;
       const before = labels.length;
       labels = whole.rows.slice(0, MOST_ROWS).map((row) => [row.label, row.label]);
-      if (labels.length !== before) { set({}); return; }
+      if (labels.length !== before) refresh();
       replace(area, rows(whole, view, set), notes(whole), claims(answer, pair || view.claims === "yes"));
     },
   });

@@ -26,15 +26,15 @@ export async function show(panel, context, { signal }) {
       tick("logarithmic", view.log === "yes", (log) => set({ log: log ? "yes" : "" })),
       tick("ended well only", view.ended === "yes", (ended) => set({ ended: ended ? "yes" : "" })),
     ],
-    draw: async (view, into, { signal: asked, choices }) => {
+    draw: async (view, into, { signal: asked }) => {
       area = into;
       const parameters = {
-        metric: metricOf(view, choices), x: view.x, by: view.by, band: view.by === "cell" ? view.band : null, smooth: view.smooth,
+        metric: view.metric, x: view.x, by: view.by, band: view.by === "cell" ? view.band : null, smooth: view.smooth,
         max_curves: view.curves, filter: view.filter, unfinished: view.ended === "yes" ? "false" : null,
       };
       await drawFigure(context, into, "curve", parameters, {
         signal: asked,
-        change: (one) => { if (view.log === "yes") one.layout.yaxis.type = "log"; return one; },
+        change: (one) => (view.log === "yes" ? { ...one, layout: { ...one.layout, yaxis: { ...one.layout.yaxis, type: "log" } } } : one),
         options: { onClick: ([point]) => { const runs = point.data.meta?.runs; if (runs?.length === 1) go(`/runs/${runs[0]}`); } },
       });
     },

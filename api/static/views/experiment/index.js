@@ -23,6 +23,8 @@ const TABS = [
   ["spec", "Spec", () => import("./spec.js")],
 ];
 
+const MANY_RUNS = 1000;
+
 /** Shows an experiment. */
 export async function show(main, { id, tab = "runs" }, { signal }) {
   const [experiment, who] = await Promise.all([get(`/experiments/${id}`, {}, { signal }), whoami()]);
@@ -39,7 +41,9 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
   };
   replace(main, head, said, does, tabs, panel);
   draw();
-  answer(said, experiment, signal);
+  // Of many runs it takes seconds to compare them: what was asked for comes first.
+  const many = experiment.run_count > MANY_RUNS;
+  if (!many) answer(said, experiment, signal);
   try {
     await (await found[2]()).show(panel, context, { signal });
   } catch (error) {
@@ -47,6 +51,7 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
     replace(panel, failure(error));
   }
   panel.setAttribute("aria-busy", "false");
+  if (many) answer(said, experiment, signal);
   const paint = painter(draw, signal);
   const changed = (kind, data) => { listeners.forEach((call) => call(kind, data)); paint(); };
   follow(`/api/v1/experiments/${id}/stream`, {

@@ -22,12 +22,12 @@ export async function show(panel, context, { signal }) {
       last ? select("colour", last.dimensions.map((one) => [one.name, one.label]), view.colour || last.dimensions.at(-1).name, (colour) => set({ colour })) : null,
       filterField(view, set),
     ],
-    draw: async (view, area, { signal: asked, set }) => {
+    draw: async (view, area, { signal: asked, set, refresh }) => {
       const one = await ask(context, "figures/parallel", { by: view.by, metric: view.metric, filter: view.filter }, { signal: asked });
       if (asked.aborted) return;
       const fresh = last === null;
       [last] = one.data;
-      if (fresh) { set({}); return; }
+      if (fresh) refresh();
       const ranges = readRanges(view.range, last.dimensions);
       const changed = (next) => { view.range = [...next].map(([name, [low, high]]) => `${name}:${low}:${high}`); set({ range: view.range }); };
       const chosen = within(last, ranges);
@@ -95,7 +95,6 @@ class Lines {
     const again = painter(() => this.node.isConnected && this.draw(), signal);
     new ResizeObserver(again).observe(this.node);
     addEventListener("theme", again, { signal });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, { signal });
   }
 
   draw() {
@@ -182,5 +181,5 @@ class Lines {
 /** Names of values, at most a dozen of them. */
 const sparse = (ticks) => { const every = Math.ceil(ticks.length / 12); return ticks.map((tick, at) => [at, tick]).filter(([at]) => at % every === 0); };
 
-/** From the palette's orange over grey to its blue: both ends are told apart by every reader, on light and dark. */
-const mixed = (share) => { const ends = share < 0.5 ? [[230, 159, 0], [140, 140, 140], share * 2] : [[140, 140, 140], [0, 114, 178], share * 2 - 1]; const [from, to, part] = ends; return `rgb(${from.map((value, at) => Math.round(value + (to[at] - value) * part)).join(",")})`; };
+/** From the palette's orange to its blue: both ends are told apart by every reader, on light and dark. */
+const mixed = (share) => `rgb(${[[230, 0], [159, 114], [60, 178]].map(([from, to]) => Math.round(from + (to - from) * share)).join(",")})`;

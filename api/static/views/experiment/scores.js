@@ -1,7 +1,6 @@
 // Configurations by a weighted sum: the ranking follows the sliders at once, the figure comes from the server.
 
-import { h, replace } from "../../core/dom.js";
-import { debounced } from "../../core/dom.js";
+import { debounced, h, replace } from "../../core/dom.js";
 import { number, point } from "../../core/format.js";
 import { plainTable } from "../../core/table.js";
 import { ask, board, drawFigure, filterField, metricOptions, select, whenRunsEnd } from "../figures.js";
