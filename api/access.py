@@ -158,6 +158,8 @@ RULES: Mapping[str, Rule] = {
     "list_projects": SIGNED_IN,
     "create_project": _ADMINISTER,
     "get_project": Rule(Action.see, On.project),
+    "get_project_limits": Rule(Action.see, On.project),
+    "set_project_limits": _MANAGE,  # Most fields as an administrator only.
     "change_project": _MANAGE,
     "archive_project": _MANAGE,
     "set_member": _MANAGE,

@@ -49,7 +49,7 @@ class _Request:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    def new(self, admission: Admission) -> NewExperiment:
+    def new(self, admission: Admission, most_queued: int | None) -> NewExperiment:
         """Returns what the store takes."""
         return NewExperiment(
             admission.spec,
@@ -59,6 +59,7 @@ class _Request:
             self.idempotency_key,
             admission.reuse,
             self.caller.actor,
+            most_queued,
         )
 
 
@@ -138,7 +139,7 @@ class Intake:
             if position in answers:
                 continue
             try:
-                admitted.append((position, request.new(self._admit(request, roots, light=True))))
+                admitted.append((position, self._admit(request, roots, light=True)))
             except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
@@ -166,7 +167,7 @@ class Intake:
             raise answer
         if answer is not None:
             return answer
-        new = request.new(self._admit(request, self._settings.roots, light=False))
+        new = self._admit(request, self._settings.roots, light=False)
         return self._store.submit(
             new.spec,
             new.plans,
@@ -175,19 +176,21 @@ class Intake:
             idempotency_key=new.idempotency_key,
             reuse=new.reuse,
             actor=new.actor,
+            most_queued=new.most_queued,
         )
 
-    def _admit(self, request: _Request, roots: Roots, *, light: bool) -> Admission:
+    def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
         now_s = time.time()
         spec = read_spec(request.text, self._catalogue)
         self._projects.refuse(request.caller, spec.project)
+        self._projects.refuse_priority(request.caller, spec.project, spec.queue.priority)
         if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
         snapshot = self._cluster.read(spec.pool, now_s)
         visible = request.caller.visible
-        return admit_spec(
+        admission = admit_spec(
             request.text,
             spec,
             self._settings,
@@ -199,6 +202,7 @@ class Intake:
             roots=roots,
             may_read=not light,
         )
+        return request.new(admission, self._projects.limits(spec.project).queued_runs_per_user)
 
 
 def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Experiment, bool] | StoreError:

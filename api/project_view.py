@@ -7,7 +7,16 @@ import time
 from collections.abc import Mapping
 
 from api.access import Caller, refuse_submission
+from api.problems import ProblemError
 from service.config.document import Problem, SpecError
+from service.domain.access import UserKind
+from service.spec.experiment import ExperimentSpec
+from service.spec.project_limits import (
+    NO_LIMITS,
+    ProjectLimits,
+    queue_cap_problem,
+    refused_priority,
+)
 from service.store import Store
 
 _MAX_AGE_S = 1.0
@@ -19,7 +28,7 @@ class ProjectView:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._archived: Mapping[str, bool] = {}
+        self._limits: Mapping[str, ProjectLimits | None] = {}
         self._read_s = float("-inf")
 
     def refuse(self, caller: Caller, project: str) -> None:
@@ -32,22 +41,54 @@ class ProjectView:
         """
         if caller.principal.restricted_to not in (None, project):
             refuse_submission(caller, project, self._store)
-        archived = self._read().get(project)
-        if archived is None or not caller.principal.sees(project):
+        limits = self._read()
+        if project not in limits or not caller.principal.sees(project):
             message = f"'{project}': no such project; `stillhouse project list` lists yours"
             raise SpecError([Problem("unknown-project", "project", message)])
         refuse_submission(caller, project, self._store)
-        if archived:
+        if limits[project] is None:
             message = f"'{project}' is archived; name another project, or have a maintainer restore it"
             raise SpecError([Problem("archived-project", "project", message)])
+
+    def refuse_priority(self, caller: Caller, project: str, priority: int) -> None:
+        """Checks whether someone may use a priority in a project.
+
+        Raises:
+            ProblemError: `forbidden`: their role may not.
+        """
+        principal = caller.principal
+        if principal.administrator or principal.kind is UserKind.local:
+            return
+        role = principal.roles.get(project)
+        if reason := refused_priority(self.limits(project), project, role, priority):
+            raise ProblemError("forbidden", reason)
+
+    def refuse_spec(self, caller: Caller, spec: ExperimentSpec) -> None:
+        """Checks what a submission of a spec is checked for: project, priority, and room in the queue.
+
+        Raises:
+            SpecError, ProblemError: as `refuse` and `refuse_priority`, and for too many queued runs.
+        """
+        self.refuse(caller, spec.project)
+        self.refuse_priority(caller, spec.project, spec.queue.priority)
+        most = self.limits(spec.project).queued_runs_per_user
+        if most is not None:
+            waiting = self._store.queued_runs_of(spec.project, caller.owner)
+            problem = queue_cap_problem(spec.project, caller.owner, waiting, spec.run_count(), most)
+            if problem is not None:
+                raise SpecError([problem])
+
+    def limits(self, project: str) -> ProjectLimits:
+        """Returns the limits of a project; none for one that is missing or archived."""
+        return self._read().get(project) or NO_LIMITS
 
     def forget(self) -> None:
         """Reads them again: projects have changed."""
         self._read_s = float("-inf")
 
-    def _read(self) -> Mapping[str, bool]:
+    def _read(self) -> Mapping[str, ProjectLimits | None]:
         if time.monotonic() - self._read_s > _MAX_AGE_S:
             with self._lock:
                 if time.monotonic() - self._read_s > _MAX_AGE_S:
-                    self._archived, self._read_s = self._store.archived_projects(), time.monotonic()
-        return self._archived
+                    self._limits, self._read_s = self._store.limits_of_projects(), time.monotonic()
+        return self._limits

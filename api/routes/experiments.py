@@ -238,9 +238,16 @@ def retry_experiment(
     summary="Set an experiment's priority",
 )
 def set_experiment_priority(
-    experiment_id: ExperimentId, priority: Priority, store: StoreDep, queue: QueueDep, user: CurrentUser
+    experiment_id: ExperimentId,
+    priority: Priority,
+    request: Request,
+    store: StoreDep,
+    queue: QueueDep,
+    user: CurrentUser,
 ) -> ExperimentDetail:
     """Move it among what waits."""
+    project = store.experiment(experiment_id).project
+    request.app.state.projects.refuse_priority(user, project, priority.priority)
     return _detail(store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue)
 
 

@@ -8,10 +8,12 @@ from fastapi import APIRouter, Path, Request
 
 from api.deps import CurrentUser, StoreDep
 from api.people_shapes import Archived, Membership, NewProject, ProjectChange
-from api.problems import declared
+from api.problems import ProblemError, declared
 from api.routes.people import UserName, forget_access
+from service.domain.access import Action
 from service.domain.people import Project, ProjectDetail
 from service.domain.records import Items
+from service.spec.project_limits import SET_BY_MAINTAINERS, ProjectLimits
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
 
@@ -67,6 +69,37 @@ def change_project(
         notes=body.notes,
         actor=user.actor,
     )
+    forget_access(request)
+    return changed
+
+
+@router.get("/{project}/limits", responses=_SEE, summary="Get a project's limits")
+def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
+    """Weight, guaranteed devices, ceilings, priorities by role, and caps on a user's runs."""
+    return store.project_limits(project)
+
+
+@router.put("/{project}/limits", responses=_CHANGE, summary="Set a project's limits")
+def set_project_limits(
+    project: ProjectName, body: ProjectLimits, request: Request, store: StoreDep, user: CurrentUser
+) -> ProjectLimits:
+    """Replace them all. A maintainer may change the priorities, an administrator everything."""
+    administers = user.principal.may(Action.operate, project)
+    if not administers:
+        before = store.project_limits(project)
+        theirs = [
+            name
+            for name in ProjectLimits.model_fields
+            if name not in SET_BY_MAINTAINERS and getattr(body, name) != getattr(before, name)
+        ]
+        if theirs:
+            raise ProblemError(
+                "forbidden",
+                f"{', '.join(theirs)}: only an administrator sets this for project {project}; a maintainer "
+                f"sets {', '.join(sorted(SET_BY_MAINTAINERS))}",
+            )
+    fields = None if administers else SET_BY_MAINTAINERS
+    changed = store.set_project_limits(project, body, fields=fields, actor=user.actor)
     forget_access(request)
     return changed
 

@@ -75,7 +75,7 @@ async def validate_spec(
     def check() -> Validated:
         now = time.time()
         spec = read_spec(text, catalogue)
-        request.app.state.projects.refuse(user, spec.project)
+        request.app.state.projects.refuse_spec(user, spec)
         snapshot = request.app.state.cluster.read(spec.pool, now)
         find_run = partial(store.find_run, visible=user.visible)
         admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
@@ -119,7 +119,7 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        request.app.state.projects.refuse(user, spec.project)
+        request.app.state.projects.refuse_spec(user, spec)
         snapshot = fresh(request.app.state.cluster.read(spec.pool, now), now)
         find_run = partial(store.find_run, visible=user.visible)
         find_equal = partial(store.equal_runs, visible=user.visible)

@@ -282,6 +282,52 @@ def set_project(
     _answer(changed, as_json, f"changed project {name}")
 
 
+@project.command("limits")
+def project_limits(
+    name: ProjectName,
+    weight: Annotated[float | None, typer.Option(help="Share relative to other projects.")] = None,
+    guaranteed: Annotated[
+        list[str] | None, typer.Option(metavar="HARDWARE=N", help="Devices that it gets before others.")
+    ] = None,
+    ceiling: Annotated[
+        list[str] | None, typer.Option(metavar="HARDWARE=N", help="Most devices; none = no limit.")
+    ] = None,
+    priority: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=CLASS", help="Highest priority class of a role; none = no limit."),
+    ] = None,
+    concurrent: Annotated[
+        str | None,
+        typer.Option("--concurrent-runs", metavar="N", help="Most runs of one user at a time, or none."),
+    ] = None,
+    queued: Annotated[
+        str | None,
+        typer.Option("--queued-runs", metavar="N", help="Most queued runs of one user, or none."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a project's limits, or set those that are given."""
+    from service.cli.project_limits import changed_limits, print_limits
+
+    options = {
+        "weight": weight,
+        "guaranteed": guaranteed,
+        "ceiling": ceiling,
+        "priorities": priority,
+        "concurrent_runs_per_user": concurrent,
+        "queued_runs_per_user": queued,
+    }
+    changes = {field: value for field, value in options.items() if value not in (None, [])}
+    with connected() as client:
+        limits = client.project_limits(name)
+        if changes:
+            limits = client.set_project_limits(name, changed_limits(limits, changes))
+    if as_json:
+        print_json(limits.model_dump(mode="json"))
+    else:
+        print_limits(limits)
+
+
 @project.command("archive")
 def archive_project(
     name: ProjectName,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from service.client.wire import Wire, api_error, given, read, reading
 from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User
+from service.spec.project_limits import ProjectLimits
 
 
 class PeopleCalls(Wire):
@@ -90,6 +91,17 @@ class PeopleCalls(Wire):
         """Change a project; None leaves a field as it is."""
         body = given(title=title, visible_to_all=visible_to_all, notes=notes)
         return self._changed("PATCH", f"/projects/{name}", body)
+
+    def project_limits(self, name: str) -> ProjectLimits:
+        """What a project may count on, and what limits it."""
+        answer = self._call("GET", f"/api/v1/projects/{name}/limits", repeat=True)
+        return ProjectLimits.model_validate_json(answer)
+
+    def set_project_limits(self, name: str, limits: ProjectLimits) -> ProjectLimits:
+        """Replace a project's limits."""
+        body = limits.model_dump(mode="json")
+        answer = self._call("PUT", f"/api/v1/projects/{name}/limits", repeat=True, json=body)
+        return ProjectLimits.model_validate_json(answer)
 
     def archive_project(self, name: str, archived: bool = True) -> ProjectDetail:
         """Archive a project, or take it back."""

@@ -43,5 +43,5 @@ def maintainers_of(project: str) -> Select[Any]:
 OPEN_PROJECTS = select(_p.name).where(_p.visible_to_all == sa.true())
 """Projects that every user may see."""
 
-PROJECTS = select(_p.name, _p.archived_s.is_not(None))
-"""(name, whether it is archived) of all projects."""
+PROJECTS = select(_p.name, _p.archived_s.is_not(None).label("archived"), _p.settings)
+"""(name, whether it is archived, its limits) of all projects."""

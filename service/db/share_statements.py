@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
 
 from service.db.schema import ACTIVE, Real, allowances, experiments, placements, projects, runs, share_usage
-from service.domain.states import RunState
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, RunState
 
 _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
@@ -77,6 +77,34 @@ def held(experiment_ids: Iterable[int]) -> Select[Any]:
         .group_by(_p.experiment_id, _p.hardware)
     )
 
+
+def held_by(project: str) -> Select[Any]:
+    """(hardware, devices) that a project's experiments hold now."""
+    return (
+        select(_p.hardware, func.sum(_p.devices).label("devices"))
+        .join(experiments, _x.id == _p.experiment_id)
+        .where(_x.project == project, _p.released_s.is_(None))
+        .group_by(_p.hardware)
+    )
+
+
+def queued_runs_of(project: str, owner: str) -> Select[Any]:
+    """Returns how many runs of a user wait in a project."""
+    return (
+        select(func.count())
+        .select_from(runs)
+        .join(experiments, _x.id == _r.experiment_id)
+        .where(
+            _x.project == project,
+            _x.owner == owner,
+            _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)),
+            _r.state == RunState.queued,
+        )
+    )
+
+
+SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
+"""PostgreSQL: submissions of a user whose queued runs are limited are stored one at a time."""
 
 _since = sa.case((_p.placed_s > bindparam("since"), _p.placed_s), else_=bindparam("since", type_=Real))
 

@@ -60,6 +60,9 @@ CONSIDERED = 16
 """Waiting experiments that a pass looks at, the first in the order of claims."""
 
 
+_DEFAULT_TERMS = ProjectTerms()
+
+
 @dataclass(slots=True)
 class _Known:
     """What a pass remembers of an experiment.
@@ -132,7 +135,7 @@ class FairPass:
         chosen = [each.id for each in waiting if self._has_some(each.id, first)][:places]
         at_work = [each for each in claimants if each.id in going or each.id in chosen]
         allowed = first if len(at_work) == len(claimants) else allowed_to(at_work)
-        self._put(self._rows(claimants, allowed))
+        self._put(self._rows(claimants, allowed, terms))
         self._charge()
         return [id for id in chosen if self._has_some(id, allowed)]
 
@@ -266,8 +269,10 @@ class FairPass:
         self,
         claimants: Sequence[Claimant],
         allowed: Mapping[tuple[int, str], float],
+        terms: Mapping[str, ProjectTerms],
     ) -> list[dict[str, Any]]:
         """Returns the rows of `allowances`."""
+        capped = _users_at_cap(claimants, allowed, terms)
         rows: list[dict[str, Any]] = []
         for claimant in claimants:
             for demand in claimant.demands:
@@ -278,7 +283,7 @@ class FairPass:
                     "hardware": hardware,
                     "devices": devices,
                     "preemptible": claimant.preemptible,
-                    "reason": _reason(claimant, demand, devices, claimants, allowed),
+                    "reason": _reason(claimant, demand, devices, claimants, allowed, capped),
                     "pool": self._pool,
                 }
                 rows.append(row)
@@ -392,7 +397,7 @@ def _terms(connection: Connection) -> dict[str, ProjectTerms]:
     """Returns what each project's settings say about devices."""
     found = {}
     for row in connection.execute(share_statements.PROJECT_SETTINGS):
-        names = ("weight", "guaranteed", "ceiling")
+        names = ("weight", "guaranteed", "ceiling", "concurrent_runs_per_user")
         found[row.name] = ProjectTerms(**{name: row.settings[name] for name in names if name in row.settings})
     return found
 
@@ -429,17 +434,41 @@ def _count(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
     return sum(each.get(name, 0.0) for each in able)
 
 
+def _users_at_cap(
+    claimants: Sequence[Claimant],
+    allowed: Mapping[tuple[int, str], float],
+    terms: Mapping[str, ProjectTerms],
+) -> dict[tuple[str, str], str]:
+    """Returns, by (project, user), who may start no more runs because of the project's cap, in words."""
+    if all(each.concurrent_runs_per_user is None for each in terms.values()):
+        return {}
+    runs: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for claimant in claimants:
+        for demand in claimant.demands:
+            devices = allowed.get((claimant.id, demand.hardware), 0.0)
+            runs[claimant.project, claimant.user] += devices / demand.devices
+    return {
+        (project, user): f"{user} has {cap} of {cap} runs at a time in project {project}"
+        for (project, user), count in runs.items()
+        if (cap := terms.get(project, _DEFAULT_TERMS).concurrent_runs_per_user) is not None
+        and count + 1e-6 >= cap
+    }
+
+
 def _reason(
     claimant: Claimant,
     demand: Demand,
     devices: float,
     claimants: Sequence[Claimant],
     allowed: Mapping[tuple[int, str], float],
+    capped: Mapping[tuple[str, str], str],
 ) -> str | None:
-    """Returns for whom an experiment holds fewer devices than it could; others' projects are not named."""
+    """Returns why an experiment holds fewer devices than it could; others' projects are not named."""
     hardware = demand.hardware
     if devices + demand.devices > (demand.running + demand.waiting) * demand.devices + 1e-6:
         return None
+    if (cap := capped.get((claimant.project, claimant.user))) is not None:
+        return cap
     others = [
         each for each in claimants if each is not claimant and allowed.get((each.id, hardware), 0.0) > 0
     ]

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
-from service.db import principal_statements
+from service.db import principal_statements, share_statements
 from service.domain.access import Principal, Scope
+from service.spec.project_limits import ProjectLimits
 from service.store.base import StorePart
 
 
@@ -58,12 +59,18 @@ class Principals(StorePart):
         with self.database.read() as connection:
             return list(connection.execute(principal_statements.maintainers_of(project)).scalars())
 
-    def archived_projects(self) -> dict[str, bool]:
-        """Returns whether each project is archived, by name."""
+    def limits_of_projects(self) -> dict[str, ProjectLimits | None]:
+        """Returns the limits of each project, by name; None = it is archived."""
         with self.database.read() as connection:
             return {
-                name: bool(archived) for name, archived in connection.execute(principal_statements.PROJECTS)
+                row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
+                for row in connection.execute(principal_statements.PROJECTS)
             }
+
+    def queued_runs_of(self, project: str, owner: str) -> int:
+        """Returns how many runs of a user wait in a project."""
+        with self.database.read() as connection:
+            return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
 
 
 def _principal(connection: Connection, user: str, scope: Scope) -> Principal:

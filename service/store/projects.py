@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from service.config.document import Problem
-from service.db import access_statements, schema, statements
+from service.db import access_statements, schema, share_statements, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
+from service.spec.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 from service.store.people import read_user
@@ -92,7 +93,6 @@ class Projects(StorePart):
         title: str | None = None,
         visible_to_all: bool | None = None,
         notes: str | None = None,
-        settings: dict[str, Any] | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> ProjectDetail:
         """Changes a project; None leaves a field as it is.
@@ -100,7 +100,6 @@ class Projects(StorePart):
         Args:
             name: the project.
             title, visible_to_all, notes: as in `create_project`.
-            settings: weight, priority classes, quotas and budgets, checked by the caller; replaces them.
             actor: who changes it.
 
         Raises:
@@ -112,11 +111,71 @@ class Projects(StorePart):
             "title": None if title is None else storable(title),
             "visible_to_all": visible_to_all,
             "notes": None if notes is None else storable(notes),
-            "settings": settings,
         }
         return self._change(
             name, "set", {field: value for field, value in given.items() if value is not None}, actor
         )
+
+    def project_limits(self, name: str) -> ProjectLimits:
+        """Returns the limits of a project.
+
+        Raises:
+            NotFound: there is no such project.
+        """
+        with self.database.read() as connection:
+            return ProjectLimits.model_validate(_read(connection, name).settings)
+
+    def set_project_limits(
+        self,
+        name: str,
+        limits: ProjectLimits,
+        *,
+        fields: Collection[str] | None = None,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> ProjectLimits:
+        """Replaces the limits of a project.
+
+        Args:
+            name: the project.
+            limits: the new ones.
+            fields: only fields that are replaced; None = all.
+            actor: who sets them.
+
+        Raises:
+            NotFound: there is no such project.
+            Conflict: it is archived.
+            BadValue: hardware is unknown, or a ceiling is below what is guaranteed or in use.
+        """
+        catalogue, now = self.settings.catalogue(), self.clock()
+
+        def body(connection: Connection) -> ProjectLimits:
+            before = _read(connection, name, lock=True)
+            if before.archived_s is not None:
+                raise Conflict(
+                    f"project {name} is archived; restore it first: stillhouse project archive {name} --undo"
+                )
+            new = limits
+            if fields is not None:
+                changed = {field: getattr(limits, field) for field in fields}
+                new = ProjectLimits.model_validate(before.settings).model_copy(update=changed)
+            held = {row.hardware: row.devices for row in connection.execute(share_statements.held_by(name))}
+            for problem in limit_problems(new, catalogue, held):
+                raise BadValue(problem.path, problem.message)
+            settings = new.model_dump(mode="json", exclude_defaults=True)
+            if settings != before.settings:
+                connection.execute(access_statements.set_project(name, settings=settings))
+                note_change(
+                    connection,
+                    actor,
+                    "project.limits",
+                    name,
+                    now,
+                    before=ProjectLimits.model_validate(before.settings).model_dump(mode="json"),
+                    after=new.model_dump(mode="json"),
+                )
+            return new
+
+        return self.database.write(body)
 
     def archive_project(
         self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from service.config.document import Problem, SpecError
 from service.config.hardware import lookup
 from service.config.settings import Settings
-from service.db import reuse_statements, schema, statements
+from service.db import reuse_statements, schema, share_statements, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
 from service.db.group_commit import GroupCommit
@@ -23,6 +23,7 @@ from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
 from service.spec.experiment import ExperimentSpec, RunPlan, cell_of
 from service.spec.models import referenced_runs
+from service.spec.project_limits import queue_cap_problem
 from service.spec.reuse import Reuse, config_sha256
 from service.store.base import (
     NewEvent,
@@ -54,6 +55,8 @@ class NewExperiment:
     reuse: Reuse = _NOTHING_REUSED
     actor: Actor | None = None
     """Who sent it; None = the owner."""
+    most_queued: int | None = None
+    """Most queued runs that the owner may have in the project; None = no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class _Submitted:
     references: set[int]
     reuse: Reuse
     actor: str
+    most_queued: int | None
 
 
 _INITIAL = {
@@ -140,6 +144,7 @@ class Submission(StorePart):
         idempotency_key: str | None = None,
         reuse: Reuse = _NOTHING_REUSED,
         actor: Actor | None = None,
+        most_queued: int | None = None,
     ) -> tuple[Experiment, bool]:
         """Stores an experiment with all its runs, or nothing.
 
@@ -151,6 +156,7 @@ class Submission(StorePart):
             idempotency_key: the same key with the same text answers the same experiment.
             reuse: runs that take the figures of others; one that is gone meanwhile is trained.
             actor: who sent it; None = the owner.
+            most_queued: most queued runs that the owner may have in the project; None = no limit.
 
         Returns:
             The experiment, and True when it was created, False when it was replayed.
@@ -160,9 +166,11 @@ class Submission(StorePart):
             ReplayOfDeleted: the owner used the key for an experiment that has been deleted.
             StoreUnavailable: the database is locked or away.
             StoreFull: its disk is full.
-            SpecError: its project does not exist, or is archived.
+            SpecError: its project does not exist or is archived, or too many runs would be queued.
         """
-        return self._group(self._rows(spec, plans, spec_text, owner, idempotency_key, reuse, actor))
+        return self._group(
+            self._rows(spec, plans, spec_text, owner, idempotency_key, reuse, actor, most_queued)
+        )
 
     def submit_many(
         self, experiments: Sequence[NewExperiment]
@@ -181,7 +189,14 @@ class Submission(StorePart):
         for number, new in enumerate(experiments):
             try:
                 rows = self._rows(
-                    new.spec, new.plans, new.spec_text, new.owner, new.idempotency_key, new.reuse, new.actor
+                    new.spec,
+                    new.plans,
+                    new.spec_text,
+                    new.owner,
+                    new.idempotency_key,
+                    new.reuse,
+                    new.actor,
+                    new.most_queued,
                 )
                 group.append((number, rows))
             except Exception as error:  # Whatever is wrong with one, the others are stored.
@@ -224,6 +239,7 @@ class Submission(StorePart):
         key: str | None,
         reuse: Reuse,
         actor: Actor | None,
+        most_queued: int | None,
     ) -> _Submitted:
         now = self.clock()
         canonical = spec.canonical_json()
@@ -269,6 +285,7 @@ class Submission(StorePart):
             references=references,
             reuse=reuse,
             actor=storable(owner if actor is None else actor.user),
+            most_queued=most_queued,
         )
 
     def set_point(
@@ -353,7 +370,13 @@ class Submission(StorePart):
 def _insert_group(
     connection: Connection, group: list[_Submitted], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
-    refused = refused_projects(connection, {item.experiment["project"] for item in group})
+    by_project = refused_projects(connection, {item.experiment["project"] for item in group})
+    refused = {
+        position: by_project[project]
+        for position, item in enumerate(group)
+        if (project := item.experiment["project"]) in by_project
+    }
+    refused |= _beyond_queue_caps(connection, group, refused)
     if refused:
         return _insert_accepted(connection, group, refused, now)
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
@@ -386,15 +409,42 @@ def _insert_group(
 
 
 def _insert_accepted(
-    connection: Connection, group: list[_Submitted], refused: Mapping[str, Problem], now: float
+    connection: Connection, group: list[_Submitted], refused: Mapping[int, Problem], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
-    """Stores those of a group whose project takes experiments; the others get the reason."""
-    accepted = [item for item in group if item.experiment["project"] not in refused]
+    """Stores those of a group that their project takes; the others, by position, get the reason."""
+    accepted = [item for position, item in enumerate(group) if position not in refused]
     stored = iter(_insert_group(connection, accepted, now) if accepted else [])
     return [
-        SpecError([refused[project]]) if (project := item.experiment["project"]) in refused else next(stored)
-        for item in group
+        SpecError([refused[position]]) if position in refused else next(stored)
+        for position in range(len(group))
     ]
+
+
+def _beyond_queue_caps(
+    connection: Connection, group: list[_Submitted], refused: Collection[int]
+) -> dict[int, Problem]:
+    """Returns why submissions would give their owners too many queued runs, by position."""
+    capped = [
+        (position, item)
+        for position, item in enumerate(group)
+        if item.most_queued is not None and position not in refused
+    ]
+    waiting: dict[tuple[str, str], int] = {}
+    for project, owner in sorted({(item.experiment["project"], item.owner) for _, item in capped}):
+        if connection.dialect.name == "postgresql":
+            connection.execute(share_statements.SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
+        waiting[project, owner] = connection.execute(
+            share_statements.queued_runs_of(project, owner)
+        ).scalar_one()
+    beyond = {}
+    for position, item in capped:
+        key = item.experiment["project"], item.owner
+        problem = queue_cap_problem(*key, waiting[key], len(item.runs), item.most_queued)
+        if problem is None:
+            waiting[key] += len(item.runs)
+        else:
+            beyond[position] = problem
+    return beyond
 
 
 def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:

@@ -104,7 +104,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
             "report_experiment", "get_run", "get_points", "get_measurements", "get_run_ledger", "get_summary",
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
             "get_trace", "get_kernel_trace", "get_predictions",
-            "stream_run", "get_project", "list_figures", "get_figure",
+            "stream_run", "get_project", "get_project_limits", "list_figures", "get_figure",
         ),
         LOOK,
     ),
@@ -123,7 +123,12 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
         ),
         WITH_SUBMIT,
     ),
-    **dict.fromkeys(("change_project", "archive_project", "set_member", "remove_member"), MANAGE),
+    **dict.fromkeys(
+        (
+            "change_project", "set_project_limits", "archive_project", "set_member", "remove_member",
+        ),
+        MANAGE,
+    ),
     **dict.fromkeys(
         ("list_users", "add_user", "change_user", "list_audit", "export_audit", "create_project"), ADMINISTER
     ),

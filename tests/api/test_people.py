@@ -224,3 +224,47 @@ def test_secrets_are_in_no_file(ask: Ask, settings: Settings, store: Store) -> N
     ask("GET", "/projects", secret)
     folder = Path(settings.data_dir)
     assert not any(secret.encode() in file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def test_limits_are_an_administrators_and_priorities_a_maintainers(ask: Ask) -> None:
+    ask("POST", "/projects", json={"name": "nlp"})
+    ada, bob = user(ask, "ada"), user(ask, "bob")
+    ask("PUT", "/projects/nlp/members/ada", json={"role": "maintainer"})
+    ask("PUT", "/projects/nlp/members/bob", json={"role": "member"})
+    limits = "/projects/nlp/limits"
+    assert ask("PUT", limits, json={"weight": 2, "ceiling": {"cpu": 4}}).json()["weight"] == 2.0
+    known = ask("GET", limits, bob).json()
+    assert known["ceiling"] == {"cpu": 4}
+    refused = ask("PUT", limits, ada, json=known | {"weight": 5})
+    assert refused.status_code == 403 and "weight: only an administrator" in refused.json()["detail"]
+    assert ask("PUT", limits, ada, json=known | {"priorities": {"member": "normal"}}).status_code == 200
+    for body in ({"weight": 0}, {"ceiling": {"cpus": 1}}):
+        wrong = ask("PUT", limits, json=body)
+        assert wrong.status_code == 422 and "\n" not in wrong.json()["detail"]
+    assert ask("GET", limits).json()["weight"] == 2.0
+
+
+def test_a_priority_above_ones_class_is_refused_everywhere(ask: Ask) -> None:
+    ask("POST", "/projects", json={"name": "nlp"})
+    bob = user(ask, "bob")
+    ask("PUT", "/projects/nlp/members/bob", json={"role": "member"})
+    ask("PUT", "/projects/nlp/limits", json={"priorities": {"member": "normal"}})
+    spec = SPEC + "project: nlp\n"
+    urgent = spec + "queue: {priority: urgent}\n"
+    for path in ("/experiments", "/specs/preview", "/specs/validate"):
+        refused = ask("POST", path, bob, content=urgent)
+        assert refused.status_code == 403, refused.text
+        assert "urgent is above normal" in refused.json()["detail"]
+    id = ask("POST", "/experiments", bob, content=spec).json()["id"]
+    raised = ask("PUT", f"/experiments/{id}/priority", bob, json={"priority": 75})
+    assert raised.status_code == 403 and "high is above normal" in raised.json()["detail"]
+    assert ask("PUT", f"/experiments/{id}/priority", json={"priority": 75}).status_code == 200
+
+
+def test_too_many_queued_runs_are_refused(ask: Ask) -> None:
+    ask("PUT", "/projects/default/limits", json={"queued_runs_per_user": 0})
+    bob = user(ask, "bob")
+    for path in ("/experiments", "/specs/preview"):
+        refused = ask("POST", path, bob, content=SPEC)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/too-many-queued")
+    assert ask("GET", "/experiments").json()["items"] == []

@@ -105,3 +105,16 @@ def test_bad_input_is_one_line(house: House, command: str, code: int, says: str)
     refused = house.run(*command.split())
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (code, 1), refused.output
     assert says in refused.stderr
+
+
+def test_limits_are_set_and_shown(house: House) -> None:
+    house.run("project", "create", "nlp")
+    words = ("--weight", "2", "--ceiling", "cpu=4", "--priority", "member=normal", "--queued-runs", "50")
+    shown = house.run("project", "limits", "nlp", *words).stdout
+    assert "4 cpu" in shown and "member up to normal" in shown and "50" in shown
+    house.run("project", "limits", "nlp", "--ceiling", "cpu=none", "--queued-runs", "none")
+    limits = house.json("project", "limits", "nlp")
+    assert (limits["weight"], limits["ceiling"], limits["queued_runs_per_user"]) == (2.0, {}, None)
+    for words in (("--weight", "0"), ("--ceiling", "cpu"), ("--ceiling", "cpus=1")):
+        assert house.run("project", "limits", "nlp", *words).exit_code != 0
+    assert house.json("project", "limits", "nlp") == limits

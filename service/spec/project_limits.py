@@ -1,0 +1,123 @@
+"""What a project may count on and what limits it: kept in `projects.settings`. Pure.
+
+A field that is missing there has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.config.document import Problem
+from service.config.hardware import Hardware, lookup
+from service.domain.access import Role
+from service.spec.fields import PRIORITIES
+
+Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]
+Runs = Annotated[int, Field(ge=0, le=10_000_000)]
+
+SET_BY_MAINTAINERS = frozenset({"priorities"})
+"""Fields that a project's maintainers set; administrators set all."""
+
+
+class ProjectLimits(BaseModel):
+    """Limits of one project."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        json_schema_extra={"example": {"weight": 2.0, "guaranteed": {"cpu": 2}, "ceiling": {"cpu": 4}}},
+    )
+
+    weight: float = Field(default=1.0, gt=0, le=1_000_000)
+    """Share relative to other projects."""
+    guaranteed: Devices = Field(default_factory=dict)
+    """Devices by hardware that it gets before others; lent out while idle."""
+    ceiling: Devices = Field(default_factory=dict)
+    """Most devices by hardware; hardware that is missing has no ceiling."""
+    priorities: dict[Role, Literal["low", "normal", "high", "urgent"]] = Field(default_factory=dict)
+    """Highest priority class that each role may use; a role that is missing may use all."""
+    concurrent_runs_per_user: Runs | None = None
+    """Most runs of one user at a time; null = no limit."""
+    queued_runs_per_user: Runs | None = None
+    """Most queued runs of one user, checked at submission; null = no limit."""
+
+
+NO_LIMITS = ProjectLimits()
+"""Limits of a project without settings."""
+
+
+def limit_problems(
+    limits: ProjectLimits, catalogue: Mapping[str, Hardware], held: Mapping[str, float]
+) -> Iterator[Problem]:
+    """Finds limits that contradict the catalogue, each other, or what is in use.
+
+    Args:
+        limits: fields that are valid each by itself.
+        catalogue: known hardware.
+        held: devices that the project holds now, by hardware.
+    """
+    for field in ("guaranteed", "ceiling"):
+        for name in getattr(limits, field):
+            path = f"{field}.{name}"
+            try:
+                found = lookup(name, catalogue)
+            except ValueError as error:
+                yield Problem("unknown-hardware", path, str(error))
+            else:
+                if found.name != name:
+                    yield Problem("unknown-hardware", path, f"'{name}' is an alias; write {found.name}")
+    for name, most in limits.ceiling.items():
+        guaranteed, in_use = limits.guaranteed.get(name, 0), held.get(name, 0.0)
+        if most < guaranteed:
+            yield Problem(
+                "invalid-value",
+                f"ceiling.{name}",
+                f"{most} is below the {guaranteed} guaranteed; raise it, or lower guaranteed.{name}",
+            )
+        elif most < in_use:
+            yield Problem(
+                "invalid-value",
+                f"ceiling.{name}",
+                f"{most} is below the {in_use:g} in use; pause experiments of the project, or set {in_use:g} "
+                "or more",
+            )
+
+
+def refused_priority(limits: ProjectLimits, project: str, role: Role | None, priority: int) -> str | None:
+    """Returns why a role may not use a priority in a project, in one line; None = it may."""
+    most = None if role is None else limits.priorities.get(role)
+    if most is None or priority <= PRIORITIES[most]:
+        return None
+    may = [
+        str(other)
+        for other in Role
+        if other is not Role.viewer and priority <= PRIORITIES[limits.priorities.get(other, "urgent")]
+    ]
+    who = f"{' or '.join(may)} may" if may else "only an administrator may"
+    return (
+        f"queue.priority: {class_of(priority)} is above {most}, the highest that a {role} may use in project "
+        f"{project}; {who} use it, and a maintainer can change this with: stillhouse project limits {project}"
+    )
+
+
+def queue_cap_problem(project: str, owner: str, waiting: int, more: int, most: int | None) -> Problem | None:
+    """Returns why a user may not queue more runs in a project; None = they may."""
+    if most is None or waiting + more <= most:
+        return None
+    return Problem(
+        "too-many-queued",
+        "project",
+        f"{waiting + more} queued runs of {owner} are more than the {most} that project {project} allows a "
+        f"user ({waiting} are queued, {more} would be added); wait, submit fewer, or ask an administrator to "
+        "raise queued_runs_per_user",
+    )
+
+
+def class_of(priority: int) -> str:
+    """Returns the name of a priority's class, or its number where it is between two."""
+    return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))

@@ -1,0 +1,69 @@
+"""Limits of projects are stored with an audit row, and hold at submission and in a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.config.document import SpecError
+from service.scheduling.fair_pass import FairPass
+from service.scheduling.queue import Queue
+from service.spec.project_limits import NO_LIMITS, ProjectLimits
+from service.store import BadValue, Conflict, NotFound, Store
+from tests.conformance.building import Submit, plans_of
+from tests.conformance.test_allowances import CLUSTER, allowances, hold, started
+
+
+def test_limits_are_stored_with_what_they_were(store: Store) -> None:
+    store.create_project("nlp")
+    assert store.project_limits("nlp") == NO_LIMITS
+    limits = ProjectLimits(weight=2.0, guaranteed={"cpu": 2}, ceiling={"cpu": 4})
+    assert store.set_project_limits("nlp", limits) == limits == store.project_limits("nlp")
+    (row,) = store.audit(action="project.limits").items
+    assert row.before == {"weight": 1.0, "guaranteed": {}, "ceiling": {}}
+    assert row.after == {"weight": 2.0, "guaranteed": {"cpu": 2}, "ceiling": {"cpu": 4}}
+
+
+def test_only_the_fields_that_may_be_set_are(store: Store) -> None:
+    store.create_project("nlp")
+    store.set_project_limits("nlp", ProjectLimits(weight=2.0))
+    new = ProjectLimits.model_validate({"weight": 9.0, "priorities": {"member": "low"}})
+    changed = store.set_project_limits("nlp", new, fields={"priorities"})
+    assert (changed.weight, dict(changed.priorities)) == (2.0, {"member": "low"})
+
+
+def test_what_is_wrong_changes_nothing(store: Store, queue: Queue, submit: Submit) -> None:
+    submit(4)
+    experiment = started(store, queue)
+    hold(store, experiment.id, 2, since_s=store.clock())
+    with pytest.raises(BadValue, match="below the 2 in use"):
+        store.set_project_limits("default", ProjectLimits(ceiling={"cpu": 1}))
+    with pytest.raises(BadValue, match="not in the catalogue"):
+        store.set_project_limits("default", ProjectLimits(guaranteed={"warp": 1}))
+    assert store.project_limits("default") == NO_LIMITS
+    with pytest.raises(NotFound):
+        store.set_project_limits("none", NO_LIMITS)
+    store.create_project("old")
+    store.archive_project("old")
+    with pytest.raises(Conflict, match="archived"):
+        store.set_project_limits("old", ProjectLimits(weight=2.0))
+
+
+def test_queued_runs_of_a_user_stay_within_the_cap(store: Store, submit: Submit) -> None:
+    submit(3)
+    submit(9, owner="bob")
+    spec, plans, text = plans_of(2, 50)
+    with pytest.raises(SpecError, match="5 queued runs of ada are more than the 4"):
+        store.submit(spec, plans, spec_text=text, owner="ada", most_queued=4)
+    assert store.queued_runs_of("default", "ada") == 3
+    assert store.submit(spec, plans, spec_text=text, owner="ada", most_queued=5)[1]
+
+
+def test_a_users_runs_at_a_time_stay_within_the_cap(store: Store, queue: Queue, submit: Submit) -> None:
+    store.set_project_limits("default", ProjectLimits(concurrent_runs_per_user=1))
+    grid = submit(20)
+    started(store, queue)
+    fair_pass = FairPass(store)
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    allowed = allowances(store, grid.id)["cpu"]
+    assert allowed.devices == 1
+    assert allowed.reason == "ada has 1 of 1 runs at a time in project default"
