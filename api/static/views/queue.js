@@ -93,7 +93,7 @@ export async function show(main, parameters, { signal }) {
         queue.next_page_token ? h("button", { type: "button", onclick: () => { token = queue.next_page_token; setQuery({ page: token }); draw(); } }, "Next page") : null)),
       section(`Running (${count(active.items.length)}${active.next_page_token ? " and more" : ""})`, shortTable("Running experiments", [...common, ["State", (one) => state(one.state)], runs, ["Started", (one) => when(one.started_s)], acts], active.items.filter(wanted), "Nothing is running.")),
       paused.items.length ? section("Paused", shortTable("Paused experiments", [...common, runs, acts], paused.items.filter(wanted))) : null,
-      section("Devices", map(cluster, held, kinds)), section("Projects", byProject(held, queue.items, active.items, kinds)),
+      section("Devices", map({ ...cluster, nodes: cluster.pools.flatMap((pool) => pool.nodes) }, held, kinds)), section("Projects", byProject(held, queue.items, active.items, kinds)),
       over.items.length ? section("Failed or cancelled lately", shortTable("Failed or cancelled experiments", [...common, ["State", (one) => state(one.state)], ["Ended", (one) => h("span", {}, relative(one.ended_s))], ["Failure", (one) => one.failure_message ?? "", "wide"], acts], over.items.filter(wanted))) : null);
     if (focus) area.querySelector(`[aria-label="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
