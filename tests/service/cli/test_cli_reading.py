@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 
 import orjson
@@ -349,3 +350,13 @@ def test_recommend_says_why_it_cannot(full_house: House, arguments: list[str], c
     assert result.exit_code == code
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_health_check_is_about_the_schedulers_own_pool(house: House) -> None:
+    there = {"STILLHOUSE_DATABASE_URL": house.settings.resolved_database_url()}
+    Queue(house.store, "gpu").heartbeat("s1", node=socket.gethostname(), pid=1)
+    assert house.run("scheduler", "--check", "--pool", "gpu", **there).stdout == "s1\n"
+    assert house.run("scheduler", "--check", STILLHOUSE_POOL="gpu", **there).stdout == "s1\n"
+    assert "no scheduler of pool 'default' on" in house.run("scheduler", "--check", **there).stderr
+    wrong = house.run("scheduler", "--check", "--pool", "GPUs!", **there)
+    assert wrong.exit_code == 2 and "STILLHOUSE_POOL=GPUs!" in wrong.stderr
