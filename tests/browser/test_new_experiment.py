@@ -132,6 +132,7 @@ def test_chips_change_the_text_and_the_text_changes_the_chips(editor: Page) -> N
     editor.get_by_label("Add a value to batch.global_size", exact=True).fill("64")
     editor.keyboard.press("Enter")
     assert "      - 32\n      - 64\nseeds" in text_of(editor)
+    expect(editor.get_by_label("Add a value to batch.global_size", exact=True)).to_be_focused()
     editor.get_by_label("Field of a new axis").fill("optimizer.name")
     editor.keyboard.press("Enter")
     assert "    optimizer.name: [adamw]\nseeds" in text_of(editor)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from fastapi import FastAPI
 from playwright.sync_api import BrowserContext, Page, expect
 from pydantic import SecretStr
 
 from api.app import create_app
 from service.config.settings import Settings
+from service.db import schema
 from service.domain.access import Role, Scope
+from service.domain.records import Placement
 from service.domain.states import ExperimentState
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.spec.experiment import validate
@@ -181,14 +185,15 @@ def test_an_administrator_manages_people_projects_and_tokens(
 def test_devices_are_shown_with_who_holds_them(
     page: Page, app: FastAPI, site: str, seeded: dict[str, int], looked_at: Callable[[str], None]
 ) -> None:
-    import time
-
-    from service.domain.records import Placement
-
     store: Store = app.state.store
     now = time.time()
     store.record_placements(
         seeded["running"], 1, [Placement("g", "cpu", 1, 3, 0.15, 10.0, now - 90, now - 80, None, now)]
+    )
+    terms = {"weight": 3, "guaranteed": {"cpu": 2}}
+    named = schema.projects.c.name == "default"
+    store.database.write(
+        lambda connection: connection.execute(sa.update(schema.projects).where(named).values(settings=terms))
     )
     node = ClusterNode("id-a", HOSTILE, True, {"CPU": 8.0, "memory": 1e10}, {"CPU": 4.0})
     app.state.queue.put_cluster(ClusterSnapshot(now, True, None, (node,)))
@@ -200,6 +205,10 @@ def test_devices_are_shown_with_who_holds_them(
     assert cells.locator("i[title*='precision again']").count() == 3
     assert cells.locator("i[title='in use']").count() == 1
     expect(page.get_by_role("table", name="Who holds devices")).to_contain_text("precision again")
+    project = page.get_by_role("table", name="Projects").get_by_role("row").filter(has_text="default")
+    assert project.get_by_role("cell").all_inner_texts() == [
+        "default", "3", "2 × cpu", "–", "3 × cpu", "100 %", "0.15 USD/h", "1", "2",
+    ]  # fmt: skip
     assert page.locator("main img").count() == 0
     looked_at("queue")
 

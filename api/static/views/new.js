@@ -47,12 +47,20 @@ export async function show(main, parameters, { signal }) {
   let checks = new AbortController(), key = null, keyFor = null;
   signal.addEventListener("abort", () => checks.abort());
 
+  /** Changes the text for a chip; the cursor stays where it is, or goes to the first field where that is gone. */
+  function change(start, end, text) {
+    const { scrollTop } = editor.input, label = window.document.activeElement?.getAttribute("aria-label");
+    editor.edit(start, end, text);
+    editor.input.scrollTop = scrollTop;
+    ((label && axes.querySelector(`[aria-label="${CSS.escape(label)}"]`)) || axes.querySelector("input"))?.focus({ preventScroll: true });
+  }
+
   const editor = new Editor(schema, {
     signal,
     onHelp: (one) => replace(help, one ? [h("b", {}, one.name), ` ${one.type}. ${one.text}`, one.initial !== undefined && (one.initial === null || typeof one.initial !== "object") ? ` Default: ${one.initial === "" ? "empty" : one.initial}.` : ""] : "Ctrl+Space lists what fits at the cursor."),
     onChange: (text) => {
       sessionStorage.setItem(DRAFT, text);
-      drawAxes(axes, { text, root: editor.root, schema, edit: (...change) => { const top = editor.input.scrollTop, focus = window.document.activeElement; editor.edit(...change); editor.input.scrollTop = top; if (axes.contains(focus) || !focus?.isConnected) axes.querySelector("input")?.focus({ preventScroll: true }); } });
+      drawAxes(axes, { text, root: editor.root, schema, edit: change });
       submits.disabled = true;
       check(text);
     },

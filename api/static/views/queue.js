@@ -2,7 +2,7 @@
 
 import { get, whoami } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
-import { count, duration, money, progress, relative, state, when } from "../core/format.js";
+import { count, duration, money, percent, progress, relative, state, when } from "../core/format.js";
 import { query, setQuery } from "../core/router.js";
 import { empty, failed } from "../core/states.js";
 import { choice, counted, every, section, shortTable } from "./parts.js";
@@ -44,22 +44,28 @@ function map(cluster, held, kinds) {
     ], held, "Nothing is held."), elsewhere.length && cluster.nodes.length > 1 ? h("p", { class: "quiet" }, `${elsewhere.length} placement${elsewhere.length === 1 ? " is" : "s are"} on nodes that are not known yet.`) : null];
 }
 
-/** What each project holds and waits for. */
-function byProject(held, waiting, active, kinds) {
-  const projects = new Map(), of = (name) => { if (!projects.has(name)) projects.set(name, { name, devices: {}, usd: 0, running: 0, waiting: 0 }); return projects.get(name); };
-  for (const one of held.filter(({ experiment }) => experiment)) {
-    const project = of(one.experiment.project);
-    project.devices[one.hardware] = (project.devices[one.hardware] || 0) + one.devices;
+const devices = (by) => Object.entries(by || {}).map(([name, many]) => `${many} × ${name}`).join(", ") || "–";
+
+/** What each project may count on, holds and waits for. */
+function byProject(known, held, waiting, active, kinds) {
+  const projects = new Map(known.filter((one) => !one.archived_s).map(({ name, settings }) => [name, { name, settings, holds: {}, usd: 0, running: 0, waiting: 0 }]));
+  for (const one of held) {
+    const project = projects.get(one.experiment?.project);
+    if (!project) continue;
+    project.holds[one.hardware] = (project.holds[one.hardware] || 0) + one.devices;
     project.usd += one.devices * (kinds.get(one.hardware)?.price_usd_per_hour ?? 0);
   }
-  for (const experiment of active) of(experiment.project).running += 1;
-  for (const { experiment } of waiting) if (experiment) of(experiment.project).waiting += 1;
-  return shortTable("Projects", [["Project", (one) => h("a", { href: `/projects/${encodeURIComponent(one.name)}` }, one.name)], ["Holds", (one) => Object.entries(one.devices).map(([name, many]) => `${many} × ${name}`).join(", ") || "–"],
-    ["Price", (one) => `${money(one.usd)}/h`, "num"], ["Running", (one) => count(one.running), "num"], ["Waiting", (one) => count(one.waiting), "num"]], [...projects.values()].sort((a, b) => b.usd - a.usd), "Nothing runs and nothing waits.");
+  const add = (name, what) => { if (projects.has(name)) projects.get(name)[what] += 1; };
+  active.forEach((experiment) => add(experiment.project, "running"));
+  waiting.forEach(({ experiment }) => add(experiment?.project, "waiting"));
+  const rows = [...projects.values()].sort((a, b) => b.usd - a.usd || a.name.localeCompare(b.name)), all = rows.reduce((sum, one) => sum + one.usd, 0);
+  return shortTable("Projects", [["Project", (one) => h("a", { href: `/projects/${encodeURIComponent(one.name)}` }, one.name)], ["Weight", (one) => one.settings.weight ?? 1, "num"], ["Guaranteed", (one) => devices(one.settings.guaranteed)],
+    ["Ceiling", (one) => devices(one.settings.ceiling)], ["Holds", (one) => devices(one.holds)], ["Of what is held", (one) => (all ? percent(one.usd / all) : "–"), "num"], ["Price", (one) => `${money(one.usd)}/h`, "num"],
+    ["Running", (one) => count(one.running), "num"], ["Waiting", (one) => count(one.waiting), "num"]], rows, "You see no project.");
 }
 
 export async function show(main, parameters, { signal }) {
-  const [who, hardware] = await Promise.all([whoami(), get("/hardware", {}, { signal })]);
+  const [who, hardware, known] = await Promise.all([whoami(), get("/hardware", {}, { signal }), get("/projects", {}, { signal })]);
   const kinds = new Map(hardware.items.map((one) => [one.name, one])), area = h("div"), problem = h("div"), tools = h("div", { class: "tools" });
   let token = query().get("page") || null, projects = new Set();
 
@@ -93,7 +99,7 @@ export async function show(main, parameters, { signal }) {
         queue.next_page_token ? h("button", { type: "button", onclick: () => { token = queue.next_page_token; setQuery({ page: token }); draw(); } }, "Next page") : null)),
       section(`Running (${count(active.items.length)}${active.next_page_token ? " and more" : ""})`, shortTable("Running experiments", [...common, ["State", (one) => state(one.state)], runs, ["Started", (one) => when(one.started_s)], acts], active.items.filter(wanted), "Nothing is running.")),
       paused.items.length ? section("Paused", shortTable("Paused experiments", [...common, runs, acts], paused.items.filter(wanted))) : null,
-      section("Devices", map({ ...cluster, nodes: cluster.pools.flatMap((pool) => pool.nodes) }, held, kinds)), section("Projects", byProject(held, queue.items, active.items, kinds)),
+      section("Devices", map({ ...cluster, nodes: cluster.pools.flatMap((pool) => pool.nodes) }, held, kinds)), section("Shares of the projects", byProject(known.items, held, queue.items, active.items, kinds)),
       over.items.length ? section("Failed or cancelled lately", shortTable("Failed or cancelled experiments", [...common, ["State", (one) => state(one.state)], ["Ended", (one) => h("span", {}, relative(one.ended_s))], ["Failure", (one) => one.failure_message ?? "", "wide"], acts], over.items.filter(wanted))) : null);
     if (focus) area.querySelector(`[aria-label="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }

@@ -82,13 +82,11 @@ export function drawAxes(panel, { text, root, schema, edit }) {
     const first = present?.kind === "scalar" ? present.text : initial !== undefined && (initial === null || typeof initial !== "object") ? String(initial) : "";
     edit(...edits.addAxis(text, root, name, first === "" ? [] : [first]));
   };
-  const focused = document.activeElement?.getAttribute("aria-label"), within = panel.contains(document.activeElement);
   replace(panel, axes.map(({ key, value }, number) => group(key, value, number, { axis: true })),
     seeds ? group("seeds", seeds, axes.length, { axis: false }) : null,
     h("form", { class: "axis chip-form", onsubmit: addAxis }, field,
       h("datalist", { id: "axis-fields" }, schema.fields().filter(([name]) => !taken.has(name)).map(([name, { description }]) => h("option", { value: name }, (description || "").split("\n", 1)[0]))),
       h("button", { type: "submit" }, "Add axis")));
-  if (within && focused) panel.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
 }
 
 /** The values of the grid point that a message names; none where it names none. */
