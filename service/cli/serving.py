@@ -160,6 +160,7 @@ def _check_scheduler(settings: Settings) -> None:
     from contextlib import closing
 
     from service.db.errors import StoreError
+    from service.domain.access import DEFAULT_POOL
     from service.scheduling.queue import Queue
     from service.store import Store
 
@@ -174,9 +175,9 @@ def _check_scheduler(settings: Settings) -> None:
     except StoreError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
     if not alive:
+        named = "" if settings.pool == DEFAULT_POOL else f" of pool '{settings.pool}'"
         raise Failure(
-            f"no scheduler of pool '{settings.pool}' on {node} has given a sign of life lately",
-            ExitCode.not_succeeded,
+            f"no scheduler{named} on {node} has given a sign of life lately", ExitCode.not_succeeded
         )
     say(", ".join(each.name for each in alive))
 

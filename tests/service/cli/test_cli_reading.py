@@ -357,6 +357,7 @@ def test_a_health_check_is_about_the_schedulers_own_pool(house: House) -> None:
     Queue(house.store, "gpu").heartbeat("s1", node=socket.gethostname(), pid=1)
     assert house.run("scheduler", "--check", "--pool", "gpu", **there).stdout == "s1\n"
     assert house.run("scheduler", "--check", STILLHOUSE_POOL="gpu", **there).stdout == "s1\n"
-    assert "no scheduler of pool 'default' on" in house.run("scheduler", "--check", **there).stderr
+    assert "no scheduler on" in house.run("scheduler", "--check", **there).stderr
+    assert "of pool 'tpu' on" in house.run("scheduler", "--check", "--pool", "tpu", **there).stderr
     wrong = house.run("scheduler", "--check", "--pool", "GPUs!", **there)
     assert wrong.exit_code == 2 and "STILLHOUSE_POOL=GPUs!" in wrong.stderr
