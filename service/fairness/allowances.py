@@ -708,8 +708,15 @@ class _Pass:
         ]
         heapq.heapify(projects)
         users: dict[str, list[tuple[float, str, _User]]] = {}
-        is_first = True
-        while projects and state.reserved_for is None:
+        is_first = may_save = True
+        saving: list[tuple[float, str, _Project]] = []
+        while state.reserved_for is None:
+            if not projects:
+                if not saving or state.free <= ROUNDING:
+                    break
+                # Nobody else has a use for what is free: it is not left idle.
+                projects, saving, may_save = saving, [], False
+                heapq.heapify(projects)
             score, name, project = projects[0]
             if score != project.score():
                 heapq.heapreplace(projects, (project.score(), name, project))
@@ -738,8 +745,8 @@ class _Pass:
                 continue
             outcome = self._place(lane, state, user, priority, *oldest, is_first=is_first)
             is_first = is_first and outcome is _Outcome.passed_over
-            if outcome is _Outcome.saves:
-                heapq.heappop(projects)
+            if outcome is _Outcome.saves and may_save:
+                saving.append(heapq.heappop(projects))
 
     def _has_hope(self, state: _Lane, project: _Project, priority: int) -> bool:
         """Returns whether some run of a project may get devices; False = surely none."""

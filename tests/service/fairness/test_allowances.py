@@ -380,6 +380,8 @@ def test_a_large_run_is_not_passed_by_its_own_project() -> None:
     division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, *others]))
     assert 2 not in division.allowances, "its project would never come first"
     assert division.allowances[4].devices == {"h100": 1.0}
+    alone = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, others[0]]))
+    assert alone.allowances[2].devices == {"h100": 1.0}, "nobody else has a use for it"
 
 
 def test_low_priority_does_not_wait_forever() -> None:
