@@ -97,7 +97,7 @@ FIGURES: Mapping[str, FigureInfo] = MappingProxyType(
             FigureInfo(
                 "stillhouse_share_error_ratio",
                 FigureKind.gauge,
-                "Share received minus share entitled to, of projects that have work.",
+                "Part of recent use minus the part entitled to, of projects that have work.",
                 ("project",),
             ),
             FigureInfo(

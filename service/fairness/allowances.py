@@ -409,6 +409,14 @@ class Division:
         """
         return self._pass.project_score(project, lane)
 
+    def share_errors(self) -> dict[str, float]:
+        """Returns how far each active project's part of recent use is from what its weight entitles it to.
+
+        Parts are of what the active projects have used in the lanes in which it is active; positive = more
+        than entitled.
+        """
+        return self._pass.share_errors()
+
     def user_score(self, project: str, user: str, lane: Lane | None = None) -> ShareScore:
         """Returns the score of an active user inside the project after the pass.
 
@@ -980,6 +988,19 @@ class _Pass:
             state.capacity * state.price,
         )
         return level.score(name, state.projects[name].rate)
+
+    def share_errors(self) -> dict[str, float]:
+        """Returns how far each active project's part of recent use is from what it is entitled to."""
+        excess: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[str, float] = defaultdict(float)
+        for lane, state in self._lanes.items():
+            used = {name: self._used.get((name, lane), 0.0) for name in state.projects}
+            total_usd = math.fsum(used.values())
+            weights = math.fsum(project.terms.weight for project in state.projects.values())
+            for name, project in state.projects.items():
+                excess[name] += used[name] - total_usd * project.terms.weight / weights
+                totals[name] += total_usd
+        return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
 
     def user_score(self, name: str, user: str, lane: Lane | None) -> ShareScore:
         """Returns the score of an active user inside the project."""

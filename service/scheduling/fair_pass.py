@@ -23,7 +23,7 @@ from service.config.hardware import Hardware, find, lookup
 from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.records import Experiment
-from service.fairness.allowances import divide, may_yield
+from service.fairness.allowances import Division, divide, may_yield
 from service.fairness.state import (
     Capacity,
     Claimant,
@@ -94,6 +94,8 @@ class FairPass:
         self._catalogue = store.settings.catalogue()
         self._known: dict[int, _Known] = {}
         self._charged_s = float("-inf")
+        self._division: Division | None = None
+        self._in_figures: set[str] = set()
 
     def divide(self, cluster: ClusterSnapshot, active: Sequence[Experiment], places: int) -> list[int]:
         """Stores what each experiment may hold from now on.
@@ -128,16 +130,29 @@ class FairPass:
             {name: lookup(name, self._catalogue).price_usd_per_hour for name in devices},
         )
 
-        def allowed_to(claimants: Sequence[Claimant]) -> dict[tuple[int, str], float]:
-            return _allowed(Situation(now_s, capacity, claimants, terms, usage))
+        def divided(claimants: Sequence[Claimant]) -> Division:
+            return divide(Situation(now_s, capacity, claimants, terms, usage))
 
-        first = allowed_to(claimants)
+        self._division = divided(claimants)
+        first = _allowed(self._division, claimants)
         chosen = [each.id for each in waiting if self._has_some(each.id, first)][:places]
         at_work = [each for each in claimants if each.id in going or each.id in chosen]
-        allowed = first if len(at_work) == len(claimants) else allowed_to(at_work)
+        allowed = first if len(at_work) == len(claimants) else _allowed(divided(at_work), at_work)
         self._put(self._rows(claimants, allowed, terms))
         self._charge()
         return [id for id in chosen if self._has_some(id, allowed)]
+
+    def share_errors(self) -> dict[str, float]:
+        """Returns how far each project's part of recent use is from what its weight entitles it to.
+
+        Positive = it has had more. It is about those that took part in the last pass: they run something or
+        are next in the queue. A project that did so before and has no work any more counts as 0.
+        """
+        if self._division is None:
+            return {}
+        errors = self._division.share_errors()
+        self._in_figures |= errors.keys()
+        return dict.fromkeys(self._in_figures, 0.0) | errors
 
     def _head_of_queue(self, connection: Connection) -> list[Experiment]:
         """Returns the first experiments in the order of claims that could be claimed now."""
@@ -364,13 +379,12 @@ def _in_runs(hardware: str, devices: float, at_a_time: float, held: float) -> De
     return Demand(hardware, devices, running, max(0, math.floor(at_a_time + 1e-6) - running))
 
 
-def _allowed(situation: Situation) -> dict[tuple[int, str], float]:
+def _allowed(division: Division, claimants: Sequence[Claimant]) -> dict[tuple[int, str], float]:
     """Returns what each experiment may hold, by (id, hardware).
 
     Devices that others still hold until their next step boundary are among those of whoever they are for: its
     driver gets its run ready meanwhile, and Ray places it when they are free.
     """
-    division = divide(situation)
     allowed: defaultdict[tuple[int, str], float] = defaultdict(float)
     for id, allowance in division.allowances.items():
         for hardware, devices in allowance.devices.items():
@@ -381,7 +395,7 @@ def _allowed(situation: Situation) -> dict[tuple[int, str], float]:
         (claimant.id, demand.hardware): min(
             allowed[claimant.id, demand.hardware], (demand.running + demand.waiting) * demand.devices
         )
-        for claimant in situation.claimants
+        for claimant in claimants
         for demand in claimant.demands
     }
 

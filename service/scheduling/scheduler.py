@@ -195,6 +195,8 @@ class Scheduler:
             did.ray_away = True
         self.figures.observe("stillhouse_scheduler_pass_seconds", time.perf_counter() - started_s)
         if now - self._figures_s >= FIGURES_EVERY_S:
+            for project, ratio in self._fair_pass.share_errors().items():
+                self.figures.gauge("stillhouse_share_error_ratio", ratio, project=project)
             self._store_figures()
             self._figures_s = now
         return did.frozen()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.db import share_statements
+from service.db import schema, share_statements
 from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
@@ -104,6 +104,30 @@ def test_others_projects_are_not_named(
     reason = allowances(store, grid.id)["cpu"].reason
     assert reason is not None
     assert reason.endswith("devices go to 1 experiment of other projects")
+
+
+def test_share_errors_are_of_those_who_have_work(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    store.create_project("nlp")
+    now = 1_000_000.0
+    store.clock = lambda: now
+    assert fair_pass.share_errors() == {}, "there was no pass yet"
+    grid = submit(20)
+    started(store, queue)
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    assert fair_pass.share_errors() == {"default": 0.0}, "nothing has been used"
+    rows = [
+        {"project": project, "owner": "ada", "pool": "default", "hardware": "cpu", "usd": usd, "at_s": now}
+        for project, usd in (("default", 3.0), ("nlp", 1.0), ("away", 90.0))
+    ]
+    store.database.write(lambda connection: connection.execute(schema.share_usage.insert(), rows))
+    other = submit(owner="bob", project="nlp")
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    assert fair_pass.share_errors() == pytest.approx({"default": 0.25, "nlp": -0.25})
+    store.request_cancel(other.id)
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    assert fair_pass.share_errors() == {"default": 0.0, "nlp": 0.0}, f"{grid.id} is alone"
 
 
 def test_what_may_hold_nothing_is_not_claimed(
