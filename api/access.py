@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
     # Experiments
     "submit_experiment": _SUBMIT,
     "list_experiments": SIGNED_IN,
+    "list_deleted_experiments": SIGNED_IN,
     "get_experiment": _SEE,
     "delete_experiment": _STEER,
     "cancel_experiment": _STEER,

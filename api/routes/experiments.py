@@ -34,7 +34,16 @@ from api.stream import EventStream, parse_event_number
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.ledger import Ledger
-from service.domain.records import Event, Experiment, ExperimentDetail, ExperimentStatus, Items, Page, Run
+from service.domain.records import (
+    DeletedExperiment,
+    Event,
+    Experiment,
+    ExperimentDetail,
+    ExperimentStatus,
+    Items,
+    Page,
+    Run,
+)
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState, RunState
 from service.output.tables import TableFormat
@@ -130,6 +139,16 @@ def list_experiments(
     states = store.run_counts_of([experiment.id for experiment in page.items])
     items = [ExperimentStatus.of(experiment, states[experiment.id]) for experiment in page.items]
     return Page(items, page.next_page_token)
+
+
+@router.get("/deleted", responses=declared(), summary="List what can be restored")
+def list_deleted_experiments(
+    store: StoreDep,
+    user: CurrentUser,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+) -> Items[DeletedExperiment]:
+    """Deleted experiments that can be restored, those first whose results are removed first."""
+    return Items(store.restorable_experiments(limit=limit, visible=user.visible))
 
 
 @router.get("/{experiment_id}", responses=_NO_SUCH, summary="Get an experiment")

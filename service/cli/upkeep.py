@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.exits import ExitCode, Failure
-from service.cli.output import Json, console, print_json, say
+from service.cli.output import Json, console, note, print_json, say
 from service.cli.references import experiment_reference, is_reference
 from service.domain.durations import seconds_of
 
 if TYPE_CHECKING:
     from service.db.dump import Contents
+    from service.domain.records import DeletedExperiment
 
 database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")
 
@@ -75,13 +76,16 @@ def backup(
 
 def restore(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="ID|FILE", help="A deleted experiment, such as 17, or an archive of `stillhouse backup`."
         ),
-    ],
+    ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Restore a backup although the installation has experiments.")
+    ] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the deleted experiments that can be restored.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -90,6 +94,23 @@ def restore(
     from service.db import roles
     from service.db.backup import restore as restore_backup
 
+    if listed:
+        if target is not None or replace:
+            raise Failure("--list takes neither an experiment nor a backup", ExitCode.usage)
+        with connected() as client:
+            found = client.deleted_experiments()
+        if as_json:
+            print_json(found)
+        elif found:
+            _print_deleted(found)
+        else:
+            note("nothing is deleted that could be restored")
+        return
+    if target is None:
+        raise Failure(
+            "restore takes an experiment or a backup; see what is deleted: stillhouse restore --list",
+            ExitCode.usage,
+        )
     if is_reference(target):
         number = experiment_reference(target)
         if replace:
@@ -109,6 +130,26 @@ def restore(
         print_json(restored)
     else:
         say(f"restored {_counted(restored.contents)}; check with: stillhouse db check")
+
+
+def _print_deleted(found: Sequence[DeletedExperiment]) -> None:
+    from service.cli.rendering import grid_table, print_fitting
+    from service.domain.formats import clock
+
+    table = grid_table(
+        "id", "name", "owner", "project", "state", "runs", "deleted", "until", right=("id", "runs")
+    )
+    lines = []
+    for each in found:
+        deleted, until = clock(each.deleted_s), clock(each.restorable_until_s)
+        table.add_row(
+            str(each.id), each.name, each.owner, each.project, each.state, str(each.run_count), deleted, until
+        )
+        lines.append(
+            f"{each.id} {each.name} of {each.owner}, project {each.project}: {each.state}, "
+            f"{each.run_count} runs, deleted {deleted}, can be restored until {until}"
+        )
+    print_fitting(console(), table, lines)
 
 
 @database.command()

@@ -12,7 +12,13 @@ from service.client.live import Ended, ExperimentChanged, Happened, RunChanged
 from service.client.runs import run_changed
 from service.client.wire import Wire, api_error, encoded, given, read, reading
 from service.domain.ledger import Ledger
-from service.domain.records import Event, ExperimentDetail, ExperimentStatus, Page
+from service.domain.records import (
+    DeletedExperiment,
+    Event,
+    ExperimentDetail,
+    ExperimentStatus,
+    Page,
+)
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 
 
@@ -104,6 +110,10 @@ class ExperimentCalls(Wire):
     def delete(self, id: int, *, now: bool = False) -> None:
         """Delete an experiment that has ended; with `now`, free its space at once, past restoring."""
         self._call("DELETE", f"/api/v1/experiments/{id}", repeat=False, params=given(now=now or None))
+
+    def deleted_experiments(self) -> list[DeletedExperiment]:
+        """Deleted experiments that can be restored, those first whose results are removed first."""
+        return self._items(DeletedExperiment, "/experiments/deleted", {})
 
     def restore(self, id: int) -> ExperimentDetail:
         """Show a deleted experiment to everyone again."""

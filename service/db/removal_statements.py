@@ -5,6 +5,7 @@ Large tables are walked along their key, so that no statement looks at rows that
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,6 +90,20 @@ def deleted_experiment(experiment_id: int) -> Select[Any]:
     return select(_x.project, _x.owner, _x.deleted_s, _x.remove_after_s).where(
         _x.id == experiment_id, DELETED
     )
+
+
+def restorable_experiments(now: float, projects: Collection[str] | None, limit: int) -> Select[Any]:
+    """Deleted experiments that can be restored, those first whose time ends first; None = of all projects."""
+    columns = (
+        _x.id, _x.name, _x.owner, _x.project, _x.state, _x.run_count, _x.deleted_s, _x.remove_after_s,
+    )  # fmt: skip
+    found = (
+        select(*columns)
+        .where(DELETED, _x.remove_after_s > sa.literal(now, Real))
+        .order_by(_x.remove_after_s, _x.id)
+        .limit(limit)
+    )
+    return found if projects is None else found.where(_x.project.in_(sorted(projects)))
 
 
 def missing_source(experiment_id: int) -> Select[Any]:

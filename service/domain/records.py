@@ -403,6 +403,28 @@ class Items(Serializable, Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedExperiment(Serializable):
+    """An experiment that was deleted and can be restored."""
+
+    id: int
+    """Its number."""
+    name: str
+    """Name for people."""
+    owner: str
+    """Who submitted it."""
+    project: str
+    """Project that it belongs to."""
+    state: ExperimentState
+    """How it ended."""
+    run_count: int
+    """Runs that it has."""
+    deleted_s: float
+    """When it was deleted, Unix time."""
+    restorable_until_s: float
+    """When its rows and files are removed, Unix time."""
+
+
+@dataclass(frozen=True, slots=True)
 class SampledSeries:
     """Points of one metric, and of how many steps each bucket is whose extremes they are.
 

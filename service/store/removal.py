@@ -18,9 +18,9 @@ from sqlalchemy import Connection
 
 from service.db import point_statements, removal_statements, reuse_statements, schema, statements
 from service.db.errors import Conflict
-from service.domain.access import LOCAL_ACTOR, Actor
+from service.domain.access import EVERYTHING, LOCAL_ACTOR, Actor, Visibility
 from service.domain.events import EventKind
-from service.domain.records import Experiment
+from service.domain.records import DeletedExperiment, Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.spec.models import experiment_folder
 from service.store.audit import note_change
@@ -181,6 +181,14 @@ class Removal(StorePart):
         with self.database.read() as connection:
             row = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
             return None if row is None else (row.project, row.owner)
+
+    def restorable_experiments(
+        self, *, limit: int, visible: Visibility = EVERYTHING
+    ) -> list[DeletedExperiment]:
+        """Returns the deleted experiments that can be restored, those first whose time ends first."""
+        found = removal_statements.restorable_experiments(self.clock(), visible.projects, limit)
+        with self.database.read() as connection:
+            return [DeletedExperiment(*row) for row in connection.execute(found)]
 
     def deleted_experiments(self) -> list[int]:
         """Ids of deleted experiments that can no longer be restored and are not removed yet."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from service.domain.access import Actor
-from service.domain.records import Experiment, Run
+from service.domain.access import Actor, Visibility
+from service.domain.records import DeletedExperiment, Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.spec.models import experiment_folder
 from service.spec.reuse import Reuse
@@ -42,6 +42,31 @@ def test_a_deleted_experiment_comes_back_as_it_was(store: Store, ended: tuple[Ex
         "experiment.deleted", "experiment.restored",
     ]  # fmt: skip
     assert [row.action for row in store.audit_rows()] == ["experiment.deleted", "experiment.restored"]
+
+
+def test_what_can_be_restored_is_listed_by_when_it_goes(
+    store: Store, ended: tuple[Experiment, Run], submit: Submit
+) -> None:
+    experiment, _ = ended
+    now = 1_000.0
+    store.clock = lambda: now
+    store.create_project("secret")
+    hidden = submit(project="secret")
+    store.request_cancel(hidden.id)
+    store.delete(hidden.id)
+    now += 10
+    store.delete(experiment.id)
+    first, second = store.restorable_experiments(limit=10)
+    assert (first.id, first.project, first.deleted_s) == (hidden.id, "secret", 1_000.0)
+    assert second == DeletedExperiment(
+        experiment.id, experiment.name, "ada", "default", ExperimentState.succeeded, 1, 1_010.0,
+        1_010.0 + 30 * DAY_S,
+    )  # fmt: skip
+    assert store.restorable_experiments(limit=1) == [first]
+    default = Visibility(frozenset({"default"}))
+    assert store.restorable_experiments(limit=10, visible=default) == [second]
+    now += 30 * DAY_S - 5
+    assert store.restorable_experiments(limit=10) == [second], "the other one is past restoring"
 
 
 def test_rows_and_files_go_when_the_time_is_over(store: Store, ended: tuple[Experiment, Run]) -> None:

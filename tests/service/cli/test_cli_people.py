@@ -75,9 +75,15 @@ def test_a_deleted_experiment_is_restored_by_its_number(house: House) -> None:
     deleted = house.run("delete", number, "--yes")
     assert f"stillhouse restore {number}" in deleted.stderr
     assert house.run("show", number).exit_code == 3
+    (listed,) = house.json("restore", "--list")
+    assert (listed["id"], listed["state"]) == (int(number), "cancelled")
+    assert listed["restorable_until_s"] == listed["deleted_s"] + 30 * 86_400
+    assert number in house.run("restore", "--list").stdout
     assert "restored experiment" in house.run("restore", number).stdout
     assert house.run("show", number).exit_code == 0
+    assert house.json("restore", "--list") == []
     house.run("delete", number, "--yes", "--now")
+    assert house.json("restore", "--list") == [], "it is past restoring"
     refused = house.run("restore", number)
     assert refused.exit_code == 4 and "being removed" in refused.stderr
 
@@ -96,6 +102,8 @@ def test_a_deleted_experiment_is_restored_by_its_number(house: House) -> None:
         ("project create default", 4, "exists already"),
         ("project archive default", 4, "cannot be archived"),
         ("audit --since yesterday", 2, "is not a length of time"),
+        ("restore", 2, "stillhouse restore --list"),
+        ("restore 99 --list", 2, "--list takes neither"),
         ("restore 99", 3, "no experiment has the id 99"),
         ("restore 99 --replace", 2, "--replace takes a backup"),
     ],
