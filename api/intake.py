@@ -184,6 +184,7 @@ class Intake:
         spec = read_spec(request.text, self._catalogue)
         self._projects.refuse(request.caller, spec.project)
         self._projects.refuse_priority(request.caller, spec.project, spec.queue.priority)
+        self._projects.refuse_spent(spec.project)
         if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):

@@ -10,12 +10,14 @@ from api.access import Caller, refuse_submission
 from api.problems import ProblemError
 from service.config.document import Problem, SpecError
 from service.domain.access import UserKind
+from service.domain.spending import month_of
 from service.spec.experiment import ExperimentSpec
 from service.spec.project_limits import (
     NO_LIMITS,
     ProjectLimits,
     queue_cap_problem,
     refused_priority,
+    spent_budget,
 )
 from service.store import Store
 
@@ -63,6 +65,18 @@ class ProjectView:
         if reason := refused_priority(self.limits(project), project, role, priority):
             raise ProblemError("forbidden", reason)
 
+    def refuse_spent(self, project: str) -> None:
+        """Checks whether a project has budget left.
+
+        Raises:
+            SpecError: one of its budgets is used up.
+        """
+        limits = self.limits(project)
+        if limits.budgets.limited():
+            spent, month = self._store.spent(project), month_of(self._store.clock()).name
+            if reason := spent_budget(limits, project, spent, month):
+                raise SpecError([Problem("budget-spent", "project", reason)])
+
     def refuse_spec(self, caller: Caller, spec: ExperimentSpec) -> None:
         """Checks what a submission of a spec is checked for: project, priority, and room in the queue.
 
@@ -71,6 +85,7 @@ class ProjectView:
         """
         self.refuse(caller, spec.project)
         self.refuse_priority(caller, spec.project, spec.queue.priority)
+        self.refuse_spent(spec.project)
         most = self.limits(spec.project).queued_runs_per_user
         if most is not None:
             waiting = self._store.queued_runs_of(spec.project, caller.owner)

@@ -304,6 +304,10 @@ def project_limits(
         str | None,
         typer.Option("--queued-runs", metavar="N", help="Most queued runs of one user, or none."),
     ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="UNIT=N", help="Most use a month: usd=, kwh=, device_hours=; none = no limit."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a project's limits, or set those that are given."""
@@ -316,6 +320,7 @@ def project_limits(
         "priorities": priority,
         "concurrent_runs_per_user": concurrent,
         "queued_runs_per_user": queued,
+        "budgets": budget,
     }
     changes = {field: value for field, value in options.items() if value not in (None, [])}
     with connected() as client:

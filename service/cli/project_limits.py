@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from service.cli.output import say
-from service.spec.project_limits import ProjectLimits
+from service.spec.project_limits import UNITS, ProjectLimits
 
 _NONE = "none"
 
@@ -46,6 +46,7 @@ def changed_limits(limits: ProjectLimits, changes: Mapping[str, Any]) -> Project
 
 def print_limits(limits: ProjectLimits) -> None:
     """Prints limits, one a line."""
+    budgets = limits.budgets.limited()
     for title, text in (
         ("weight", f"{limits.weight:g}"),
         ("guaranteed", _devices(limits.guaranteed) or "none"),
@@ -53,6 +54,7 @@ def print_limits(limits: ProjectLimits) -> None:
         ("priorities", ", ".join(f"{role} up to {most}" for role, most in limits.priorities.items())),
         ("runs at a time per user", _count(limits.concurrent_runs_per_user)),
         ("queued runs per user", _count(limits.queued_runs_per_user)),
+        ("budgets per month", ", ".join(f"{most:g} {UNITS[unit]}" for unit, most in budgets.items())),
     ):
         say(f"{title:<26}  {text or 'no limit'}")
 

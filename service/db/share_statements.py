@@ -103,6 +103,27 @@ def queued_runs_of(project: str, owner: str) -> Select[Any]:
     )
 
 
+_until = sa.case(
+    (_p.released_s < bindparam("now", type_=Real), _p.released_s), else_=bindparam("now", type_=Real)
+)
+_from = sa.case((_p.placed_s > bindparam("start"), _p.placed_s), else_=bindparam("start", type_=Real))
+_hours = (_until - _from) / 3600.0
+
+SPENT = (
+    select(
+        func.sum(_hours * _p.price_usd_per_hour).label("usd"),
+        func.sum(_hours * _p.power_w / 1000.0).label("kwh"),
+        func.sum(_hours * _p.devices).label("device_hours"),
+    )
+    .join_from(placements, experiments, _x.id == _p.experiment_id)
+    .where(
+        _x.project == bindparam("project"),
+        _p.placed_s < bindparam("now", type_=Real),
+        sa.or_(_p.released_s.is_(None), _p.released_s > bindparam("start", type_=Real)),
+    )
+)
+"""What a project's devices took from `start` to `now`, of deleted experiments as well."""
+
 SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
 """PostgreSQL: submissions of a user whose queued runs are limited are stored one at a time."""
 

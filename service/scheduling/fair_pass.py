@@ -35,6 +35,7 @@ from service.fairness.state import (
     UsageTree,
 )
 from service.fairness.usage import charged
+from service.scheduling.budgets import BudgetWatch
 from service.scheduling.cluster import (
     ACCELERATOR,
     CPU,
@@ -96,6 +97,12 @@ class FairPass:
         self._charged_s = float("-inf")
         self._division: Division | None = None
         self._in_figures: set[str] = set()
+        self._budgets = BudgetWatch(store)
+
+    @property
+    def budgets_left(self) -> Mapping[tuple[str, str], float]:
+        """Part of each budget that is left, by project and unit, as of the last look."""
+        return self._budgets.left
 
     def divide(self, cluster: ClusterSnapshot, active: Sequence[Experiment], places: int) -> list[int]:
         """Stores what each experiment may hold from now on.
@@ -118,9 +125,9 @@ class FairPass:
             waiting = self._head_of_queue(connection) if places > 0 else []
             self._look_at([*active, *waiting], connection)
             held = _held(connection, going)
-            terms = _left_here(_terms(connection), connection, self._pool)
-            usage = UsageTree(_usage(connection))
             now_s = self._store.database_time(connection)
+            terms = _left_here(self._terms(connection, now_s), connection, self._pool)
+            usage = UsageTree(_usage(connection))
         devices = self._devices(cluster)
         claimants = [
             self._claimant(each, held.get(each.id, {}), cluster, devices) for each in [*active, *waiting]
@@ -139,6 +146,7 @@ class FairPass:
         at_work = [each for each in claimants if each.id in going or each.id in chosen]
         allowed = first if len(at_work) == len(claimants) else _allowed(divided(at_work), at_work)
         self._put(self._rows(claimants, allowed, terms))
+        self._budgets.tell()
         self._charge()
         return [id for id in chosen if self._has_some(id, allowed)]
 
@@ -153,6 +161,18 @@ class FairPass:
         errors = self._division.share_errors()
         self._in_figures |= errors.keys()
         return dict.fromkeys(self._in_figures, 0.0) | errors
+
+    def _terms(self, connection: Connection, now_s: float) -> dict[str, ProjectTerms]:
+        """Returns what each project's limits say about devices."""
+        settings = {row.name: row.settings for row in connection.execute(share_statements.PROJECT_SETTINGS)}
+        holds = self._budgets.holds(connection, settings, now_s)
+        names = ("weight", "guaranteed", "ceiling", "concurrent_runs_per_user")
+        return {
+            project: ProjectTerms(
+                **{name: found[name] for name in names if name in found}, holds=holds.get(project)
+            )
+            for project, found in settings.items()
+        }
 
     def _head_of_queue(self, connection: Connection) -> list[Experiment]:
         """Returns the first experiments in the order of claims that could be claimed now."""
@@ -290,15 +310,17 @@ class FairPass:
         capped = _users_at_cap(claimants, allowed, terms)
         rows: list[dict[str, Any]] = []
         for claimant in claimants:
+            holds = terms.get(claimant.project, _DEFAULT_TERMS).holds
             for demand in claimant.demands:
                 hardware = demand.hardware
-                devices = allowed.get((claimant.id, hardware), 0.0)
+                # What runs there stays until it ends, and no run takes its place.
+                devices = 0.0 if holds is not None else allowed.get((claimant.id, hardware), 0.0)
                 row = {
                     "experiment_id": claimant.id,
                     "hardware": hardware,
                     "devices": devices,
-                    "preemptible": claimant.preemptible,
-                    "reason": _reason(claimant, demand, devices, claimants, allowed, capped),
+                    "preemptible": claimant.preemptible and holds is None,
+                    "reason": holds or _reason(claimant, demand, devices, claimants, allowed, capped),
                     "pool": self._pool,
                 }
                 rows.append(row)
@@ -405,15 +427,6 @@ def _held(connection: Connection, ids: Collection[int]) -> dict[int, dict[str, f
     for id, hardware, devices in connection.execute(share_statements.held(ids)):
         held[id][hardware] = float(devices)
     return held
-
-
-def _terms(connection: Connection) -> dict[str, ProjectTerms]:
-    """Returns what each project's settings say about devices."""
-    found = {}
-    for row in connection.execute(share_statements.PROJECT_SETTINGS):
-        names = ("weight", "guaranteed", "ceiling", "concurrent_runs_per_user")
-        found[row.name] = ProjectTerms(**{name: row.settings[name] for name in names if name in row.settings})
-    return found
 
 
 def _left_here(

@@ -193,6 +193,8 @@ class Scheduler:
         except RayUnreachable as error:
             logger.warning("%s", error)
             did.ray_away = True
+        for (project, unit), left in self._fair_pass.budgets_left.items():
+            self.figures.gauge("stillhouse_budget_left_ratio", left, project=project, unit=unit)
         self.figures.observe("stillhouse_scheduler_pass_seconds", time.perf_counter() - started_s)
         if now - self._figures_s >= FIGURES_EVERY_S:
             for project, ratio in self._fair_pass.share_errors().items():

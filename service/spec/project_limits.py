@@ -13,13 +13,33 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.config.document import Problem
 from service.config.hardware import Hardware, lookup
 from service.domain.access import Role
+from service.domain.spending import Spending
 from service.spec.fields import PRIORITIES
 
 Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]
 Runs = Annotated[int, Field(ge=0, le=10_000_000)]
 
+UNITS = {"usd": "USD", "kwh": "kWh", "device_hours": "device-hours"}
+"""Units of budgets, in words."""
 SET_BY_MAINTAINERS = frozenset({"priorities"})
 """Fields that a project's maintainers set; administrators set all."""
+
+
+class Budgets(BaseModel):
+    """What a project may use in a calendar month (UTC); null = no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    usd: Annotated[float, Field(ge=0)] | None = None
+    """List price of the devices that it holds."""
+    kwh: Annotated[float, Field(ge=0)] | None = None
+    """Energy of the devices that it holds, at their rated power."""
+    device_hours: Annotated[float, Field(ge=0)] | None = None
+    """Device time, in hours."""
+
+    def limited(self) -> dict[str, float]:
+        """Returns the amounts that are limited, by unit."""
+        return self.model_dump(exclude_none=True)
 
 
 class ProjectLimits(BaseModel):
@@ -45,6 +65,8 @@ class ProjectLimits(BaseModel):
     """Most runs of one user at a time; null = no limit."""
     queued_runs_per_user: Runs | None = None
     """Most queued runs of one user, checked at submission; null = no limit."""
+    budgets: Budgets = Budgets()
+    """What it may use in a month; when it is used up, nothing more starts."""
 
 
 NO_LIMITS = ProjectLimits()
@@ -116,6 +138,17 @@ def queue_cap_problem(project: str, owner: str, waiting: int, more: int, most: i
         f"user ({waiting} are queued, {more} would be added); wait, submit fewer, or ask an administrator to "
         "raise queued_runs_per_user",
     )
+
+
+def spent_budget(limits: ProjectLimits, project: str, spent: Spending, month: str) -> str | None:
+    """Returns which budget of a project is used up, in one line; None = none is."""
+    for unit, most in limits.budgets.limited().items():
+        if getattr(spent, unit) >= most:
+            return (
+                f"project {project} has used its budget of {most:g} {UNITS[unit]} for {month} "
+                f"({getattr(spent, unit):.4g} used); an administrator can raise it"
+            )
+    return None
 
 
 def class_of(priority: int) -> str:

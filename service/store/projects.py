@@ -14,6 +14,7 @@ from service.db import access_statements, schema, share_statements, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
+from service.domain.spending import Spending, month_of
 from service.spec.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
@@ -177,6 +178,11 @@ class Projects(StorePart):
 
         return self.database.write(body)
 
+    def spent(self, project: str) -> Spending:
+        """Returns what a project has used in this calendar month."""
+        with self.database.read() as connection:
+            return spent_of(connection, project, self.database_time(connection))
+
     def archive_project(
         self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
     ) -> ProjectDetail:
@@ -284,6 +290,13 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
             message = f"project {name} is archived; name another, or have a maintainer take it back"
             refused[name] = Problem("archived-project", "project", message)
     return refused
+
+
+def spent_of(connection: Connection, project: str, now_s: float) -> Spending:
+    """Returns what a project has used in the calendar month until now."""
+    values = {"project": project, "start": month_of(now_s).start_s, "now": now_s}
+    row = connection.execute(share_statements.SPENT, values).one()
+    return Spending(row.usd or 0.0, row.kwh or 0.0, row.device_hours or 0.0)
 
 
 def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:

@@ -268,3 +268,14 @@ def test_too_many_queued_runs_are_refused(ask: Ask) -> None:
         refused = ask("POST", path, bob, content=SPEC)
         assert (refused.status_code, refused.json()["type"]) == (422, "/problems/too-many-queued")
     assert ask("GET", "/experiments").json()["items"] == []
+
+
+def test_a_submission_to_a_project_without_budget_is_refused(ask: Ask) -> None:
+    ask("PUT", "/projects/default/limits", json={"budgets": {"usd": 0}})
+    for path in ("/experiments", "/specs/preview"):
+        refused = ask("POST", path, content=SPEC)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/budget-spent")
+        assert "budget of 0 USD" in refused.json()["detail"]
+    assert ask("GET", "/experiments").json()["items"] == []
+    ask("PUT", "/projects/default/limits", json={"budgets": {"usd": 5}})
+    assert ask("POST", "/experiments", content=SPEC).status_code == 201
