@@ -118,16 +118,16 @@ def test_projects_have_members_with_roles(store: Store) -> None:
     ]
 
 
-def test_settings_of_a_project_are_noted_before_and_after(store: Store) -> None:
-    store.create_project("nlp")
-    project = store.set_project("nlp", visible_to_all=True, settings={"weight": 2.0}, actor=ROOT)
-    assert (project.visible_to_all, project.settings) == (True, {"weight": 2.0})
+def test_changes_of_a_project_are_noted_before_and_after(store: Store) -> None:
+    store.create_project("nlp", title="Language")
+    project = store.set_project("nlp", visible_to_all=True, title="Language models", actor=ROOT)
+    assert (project.visible_to_all, project.title) == (True, "Language models")
     store.set_project("nlp", visible_to_all=True)
     row = log(store)[-1]
     assert (row.action, row.actor) == ("project.set", "root")
     assert (row.before, row.after) == (
-        {"visible_to_all": False, "settings": {}},
-        {"visible_to_all": True, "settings": {"weight": 2.0}},
+        {"visible_to_all": False, "title": "Language"},
+        {"visible_to_all": True, "title": "Language models"},
     )
 
 
