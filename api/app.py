@@ -92,7 +92,7 @@ def include_routes(app: FastAPI) -> None:
     about_runs = (experiments, analysis, figures, runs, run_files, queue, specs)
     for module in (*about_runs, people, projects, notices, system, docs, vendor):
         app.include_router(module.router, dependencies=guarded)
-    for router in (logins.router, device.router):
+    for router in (experiments.deleted, logins.router, device.router):
         app.include_router(router, dependencies=guarded)
     # A provider adds parameters of its own to the address that it sends people back to; those of a page are
     # for its script.

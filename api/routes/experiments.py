@@ -51,6 +51,7 @@ from service.scheduling.queue import Queue
 from service.store import Store
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
+deleted = APIRouter(prefix="/api/v1/deleted-experiments", tags=["experiments"])
 
 _NO_SUCH = declared("not-found")
 _LIST = declared("invalid-filter", "invalid-page-token")
@@ -141,7 +142,7 @@ def list_experiments(
     return Page(items, page.next_page_token)
 
 
-@router.get("/deleted", responses=declared(), summary="List what can be restored")
+@deleted.get("", responses=declared(), summary="List what can be restored")
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,

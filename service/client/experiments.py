@@ -113,7 +113,7 @@ class ExperimentCalls(Wire):
 
     def deleted_experiments(self) -> list[DeletedExperiment]:
         """Deleted experiments that can be restored, those first whose results are removed first."""
-        return self._items(DeletedExperiment, "/experiments/deleted", {})
+        return self._items(DeletedExperiment, "/deleted-experiments", {})
 
     def restore(self, id: int) -> ExperimentDetail:
         """Show a deleted experiment to everyone again."""

@@ -88,7 +88,7 @@ def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) 
 
         tab.open(f"{url}/account")
         in_page(tab, "Your sessions")
-        assert tab.value("document.querySelectorAll('main tbody tr').length") == 1
+        assert tab.value("document.querySelectorAll('[aria-label=\"Your sessions\"] tbody tr').length") == 1
         tab.value("document.getElementById('out').click()")
         tab.wait("location.pathname === '/login'")
         assert tab.cookies() == []
