@@ -24,8 +24,9 @@ guarantee: those start within one checkpoint interval.
 **Large runs.** What is free goes to whoever can use it at once, so that small runs would pass a large one
 forever. So a large run (of more devices than the smallest run there) whose turn it is and which has waited
 for `PATIENCE_S` is not passed by others of its project, whose score sinks until it comes first in the lane.
-Then the run may take the devices of all whose score is higher than its own without it, which are nearly all,
-also of smaller runs that have just started. Where others' runs are in its way that do not yield, whoever fits
+Then the run may take the devices of all whose score is higher even without them than its own, also of
+smaller runs that have just started: those come after it once they have stopped, and do not start again in
+its place. Where others' runs are in its way that do not yield, whoever fits
 passes, until it has waited for `DRAINED_AFTER_S`: from then on devices that become free are kept for it. When
 a large run ends early, the next one of its experiment goes on with its devices, unless a run that waits could
 take them from it.
@@ -365,8 +366,7 @@ class _Lane:
         priority, rate = self.least[name]
         if mode is _Mode.guaranteed or priority < base:
             return True
-        other = self.projects[name]
-        return other.score() > own if mode is _Mode.large else other.score(-rate) >= own
+        return self.projects[name].score(-rate) >= own
 
 
 class _Mode(Enum):
@@ -377,7 +377,7 @@ class _Mode(Enum):
     share = auto()
     """Its score with them is no higher than theirs without."""
     large = auto()
-    """It comes first, and needs those of several."""
+    """It comes first, also once they have stopped, and needs those of several; equal scores go by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -909,7 +909,7 @@ class _Pass:
                     able = [
                         each
                         for each in yielders
-                        if is_able(each) and self._project_yields(each, base, own, mode, state.hardware)
+                        if is_able(each) and self._project_yields(each, user, base, own, mode, state.hardware)
                     ]
                 else:
                     continue
@@ -935,10 +935,13 @@ class _Pass:
             return each.priority < base
         if each.user is user:
             return False
-        return each.user.score() > own if mode is _Mode.large else each.user.score(-each.rate) >= own
+        left = each.user.score(-each.rate)
+        return left > own or (left == own and (mode is _Mode.share or each.user.name > user.name))
 
     @staticmethod
-    def _project_yields(each: _Yielder, base: int, own: float, mode: _Mode, hardware: str) -> bool:
+    def _project_yields(
+        each: _Yielder, user: _User, base: int, own: float, mode: _Mode, hardware: str
+    ) -> bool:
         """Returns whether a run of another project may be taken."""
         other = each.user.project
         if other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:
@@ -947,7 +950,8 @@ class _Pass:
             return True
         if each.priority != base:
             return False
-        return other.score() > own if mode is _Mode.large else other.score(-each.rate) >= own
+        left = other.score(-each.rate)
+        return left > own or (left == own and (mode is _Mode.share or other.name > user.project.name))
 
     def _move(self, state: _Lane, each: _Yielder, runs: int, *, is_early: bool) -> None:
         """Counts a run as taken (-1), or as held again (+1)."""

@@ -154,6 +154,23 @@ def test_what_is_held_and_allowed_never_exceeds_the_capacity(situation: Situatio
         assert devices <= situation.capacity.devices[lane(hardware)] + ROUNDING
 
 
+def test_a_large_run_does_not_stop_what_would_start_again_in_its_place() -> None:
+    situation = Situation(
+        NOW_S,
+        capacity(h100=10),
+        [
+            experiment(0, "other", running=3, devices=2, preemptible=False),
+            experiment(1, user="bob", waiting=1, devices=4, queued_s=NOW_S - 2 * PATIENCE_S),
+            experiment(2, user="ann", waiting=1, devices=0.25, queued_s=NOW_S),
+        ],
+    )
+    at_rest = settled(situation, passes=3)
+    assert [each.demands[0].running for each in at_rest.claimants] == [3, 0, 1]
+    worked = UsageTree({("nlp", "ann", lane("h100")): Usage(0.1, NOW_S)})
+    at_rest = settled(dataclasses.replace(at_rest, usage=worked), passes=3)
+    assert [each.demands[0].running for each in at_rest.claimants] == [3, 1, 0]
+
+
 @given(situations())
 @FAST
 def test_no_project_starts_a_run_above_its_ceiling_its_users_caps_or_its_budget(situation: Situation) -> None:
