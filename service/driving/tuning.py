@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
-from service.recording.assignment import Ending, Grant, Ready, Turn
+from service.recording.assignment import Assignment, Ending, Grant, Ready, Turn
 from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.placement_watch import PlacementWatch
 from service.scheduling.run_plan import Shape
@@ -43,7 +43,7 @@ _ENVIRONMENT = {
 REMIND_S = 1.0
 """How often grants are repeated, and how often it is stored what runs wait for."""
 STORED_S = 60.0
-"""Longest wait, at the end of a run, for points that are on the recorder's disk."""
+"""Longest wait, at the end of an attempt and before another, for points that are on the recorder's disk."""
 _SLOT = 0.0001
 """Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount."""
 
@@ -196,15 +196,26 @@ def _searcher(
     from ray.tune import Callback
     from ray.tune.search import Searcher
 
-    def end(turn: Turn, ending: Ending) -> None:
-        """Writes an ending once its points are stored: the run's next attempt shuts out what is spooled."""
+    def wait_for_points(turn: Turn, then: str, *, shut_out: bool = False) -> None:
+        """Waits until what was acknowledged is stored: the run's next attempt keeps out what is spooled."""
         try:
+            if shut_out:
+                actor.value.shut_out(turn.run_id, turn.attempt)
             waiting = actor.value.wait_until_stored(STORED_S)
         except RayError as error:
             waiting = f"the experiment's actor does not respond: {error}"
         if waiting is not None:
-            logger.warning("run %d ends before all its points are stored: %s", turn.run_id, waiting)
+            logger.warning("run %d %s before all its points are stored: %s", turn.run_id, then, waiting)
+
+    def end(turn: Turn, ending: Ending) -> None:
+        # The processes of an attempt that failed may live on for a moment, and report.
+        wait_for_points(turn, "ends", shut_out=ending.failure is not None)
         sweep.value.ended(turn, ending)
+
+    def opened(turn: Turn, ready: Ready) -> Assignment | None:
+        if turn.attempt > 1:
+            wait_for_points(turn, "starts again")
+        return sweep.value.open(turn, ready)
 
     class Steps(Callback):  # type: ignore[misc, unused-ignore]
         """What is done between Tune's steps: trials that ended and could not report how, and reminders.
@@ -270,7 +281,7 @@ def _searcher(
                 return
             if isinstance(ready := result.get("ready"), Ready) and turn.name not in self.grants:
                 watch.value.ready(ready)
-                self.grants[turn.name] = Grant(sweep.value.open(turn, ready))
+                self.grants[turn.name] = Grant(opened(turn, ready))
                 self.steps.remind()
             if isinstance(ending := result.get("ending"), Ending):
                 self.forget(trial_id)

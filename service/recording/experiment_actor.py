@@ -66,6 +66,10 @@ class ExperimentActor:
         """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
         self._recorder.request_stops(everything, attempts)
 
+    async def shut_out(self, run_id: int, attempt: int) -> None:
+        """Takes no further reports of an attempt: it is about to end, and its processes may live on."""
+        self._recorder.shut_out(run_id, attempt)
+
     async def trouble(self) -> str | None:
         """Returns why points on this node's disk wait for the database; None when none does."""
         return self._recorder.trouble
@@ -147,6 +151,13 @@ class ExperimentActorClient:
     ) -> None:
         """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
         self._call("request_stops", everything, dict(attempts))
+
+    def shut_out(self, run_id: int, attempt: int) -> None:
+        """Takes no further reports of an attempt: it is about to end, and its processes may live on.
+
+        An actor that dies meanwhile is waited for.
+        """
+        patiently(lambda: self._call("shut_out", run_id, attempt))
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
         """Waits until no points are left on the node's disk, also of earlier attempts.

@@ -108,6 +108,11 @@ class Recorder:
             self._stop_all = everything
             self._stop_attempts = dict(attempts)
 
+    def shut_out(self, run_id: int, attempt: int) -> None:
+        """Takes no further reports of an attempt: it is about to end, and its processes may live on."""
+        with self._lock:
+            self._stale.add((run_id, attempt))
+
     @property
     def trouble(self) -> str | None:
         """Why rows on this disk, also of earlier recorders, wait for the database; None when none does."""

@@ -156,12 +156,12 @@ class Recording(StorePart):
     def record(self, batch: RecordBatch) -> frozenset[tuple[int, int]]:
         """Writes a batch, durable when this returns.
 
-        Points, logs and measurements of an attempt that ended in the ordinary way are still taken
-        (they may come late from a spool); progress and checkpoints are not.
+        Points, logs, measurements and checkpoints of an attempt that has ended are still taken (they may come
+        late from a spool) until another attempt of the run opens; progress is not.
 
         Returns:
-            (run, attempt) whose rows were dropped, because the attempt is not the current one:
-            stop their writers.
+            (run, attempt) whose writers are to stop: the run has another attempt, and the rows were dropped,
+            or it waits for one.
 
         Raises:
             StoreUnavailable: locked or away, or upgraded for writers of another release; nothing was written,
@@ -178,7 +178,7 @@ class Recording(StorePart):
                 # The rows stay in this recorder's spool, for one of the release that the database takes.
                 raise StoreUnavailable(refusal)
             current = point_statements.lock_attempts(connection, {run_id for run_id, _ in attempts})
-            stale = frozenset(pair for pair in attempts if not _accepted(current.get(pair[0]), pair[1]))
+            stale = frozenset(pair for pair in attempts if not _is_latest(current.get(pair[0]), pair[1]))
             _write_points(connection, batch.points, stale, names)
             _write_logs(connection, batch.logs, stale)
             _count_measurements(connection, batch.measurements, stale, current)
@@ -188,7 +188,8 @@ class Recording(StorePart):
             _write_checkpoints(connection, batch.checkpoints, stale)
             _write_signs_of_life(connection, batch.last_signs_of_life(), stale)
             _settle_ended(connection, attempts - stale, current)
-            return stale
+            waiting = {pair for pair in attempts - stale if current[pair[0]].state is RunState.queued}
+            return stale | waiting
 
         return self.database.write(body)
 
@@ -211,9 +212,9 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
     return {name: ids[kept] for name, kept in stored.items()}
 
 
-def _accepted(run: point_statements.LockedRun | None, attempt: int) -> bool:
-    """Whether rows of an attempt are taken: it is the last one, and the run does not wait for another."""
-    return run is not None and run.attempt == attempt and run.state is not RunState.queued
+def _is_latest(run: point_statements.LockedRun | None, attempt: int) -> bool:
+    """Whether rows of an attempt are taken: none has opened after it."""
+    return run is not None and run.attempt == attempt
 
 
 def _write_points(

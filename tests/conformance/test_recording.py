@@ -135,13 +135,10 @@ def test_rows_of_a_stale_attempt_are_dropped_and_named(store: Store, training: T
     store.record(whole_batch(run, old))
     failure = (FailureClass.infrastructure, "x")
     store.finish_run(run.id, old, RunState.failed, failure=failure, retry_delay_s=0.0)
-    before = content(store, run)
-    late = whole_batch(run, old)
-    late.points.append(points_of(run, old, range(50, 60)))
-    assert store.record(late) == {(run.id, old)}  # It waits for the next attempt.
-    assert content(store, run) == before
     new = store.open_attempt(run.id, experiment.attempt)
     opened = content(store, run)
+    late = whole_batch(run, old)
+    late.points.append(points_of(run, old, range(50, 60)))
     assert store.record(late) == {(run.id, old)}
     assert content(store, run) == opened
     mixed = RecordBatch(points=[points_of(run, old, range(70, 75)), points_of(run, new, range(6, 9))])
@@ -149,6 +146,27 @@ def test_rows_of_a_stale_attempt_are_dropped_and_named(store: Store, training: T
     assert [point.step for point in store.points(run.id)["loss"]] == [1, 2, 3, 4, 5, 6, 7, 8]
     unknown = RecordBatch(points=[PointBatch(10**9, 1, "x", [1], [1.0], [1.0])])
     assert store.record(unknown) == {(10**9, 1)}
+
+
+def test_late_points_are_taken_until_the_next_attempt_and_their_writer_is_stopped(
+    store: Store, training: Training
+) -> None:
+    experiment, run, old = training()
+    store.record(whole_batch(run, old))
+    failure = (FailureClass.infrastructure, "x")
+    store.finish_run(run.id, old, RunState.failed, failure=failure, retry_delay_s=0.0)
+    queued = store.run(run.id)
+    assert store.record(RecordBatch(
+        points=[points_of(run, old, range(6, 9))],
+        progress=[ProgressRow(run.id, old, 8, 100, "training")],
+        checkpoints=[CheckpointRow(run.id, old, 8, "/c/8")],
+    )) == {(run.id, old)}  # fmt: skip
+    now = store.run(run.id)
+    assert (now.state, now.step, now.checkpoint) == (RunState.queued, queued.step, "/c/8")
+    assert [point.step for point in store.points(run.id)["loss"]] == list(range(1, 9))
+    new = store.open_attempt(run.id, experiment.attempt)
+    assert store.record(RecordBatch(points=[points_of(run, old, range(9, 12))])) == {(run.id, old)}
+    assert store.record(RecordBatch(points=[points_of(run, new, range(6, 9))])) == frozenset()
 
 
 def test_late_points_of_an_ended_attempt_are_kept_but_move_nothing(store: Store, training: Training) -> None:

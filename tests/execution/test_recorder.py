@@ -29,6 +29,7 @@ from service.store import (
     UnusableDatabase,
 )
 from tests.execution.conftest import Submit
+from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
 TIMEOUT_S = 10.0
@@ -126,6 +127,24 @@ def spooled_bytes(folder: Path) -> int:
 
 def steps_of(store: Store, run_id: int) -> list[int]:
     return [point.step for point in store.points(run_id).get("loss", [])]
+
+
+def test_an_attempt_that_is_about_to_end_is_shut_out_while_the_database_is_away(
+    recorder: Recorder, store: Store, away: AwayStore, run_id: int, tmp_path: Path
+) -> None:
+    """A worker that outlives its attempt is not told that rows are safe which the next attempt keeps out."""
+    say(recorder, points(run_id, range(10)))
+    away.away = True
+    say(recorder, points(run_id, range(10, 12)))
+    recorder.shut_out(run_id, 1)
+    before = spooled_bytes(tmp_path)
+    assert say(recorder, points(run_id, range(12, 14))).stale
+    assert spooled_bytes(tmp_path) == before
+    failure = (FailureClass.infrastructure, "the worker exited")
+    store.finish_run(run_id, 1, RunState.failed, failure=failure, retry_delay_s=0.0)
+    away.away = False
+    assert stored(recorder)
+    assert steps_of(store, run_id) == list(range(12)), "what was acknowledged before is there"
 
 
 def test_what_is_acknowledged_is_in_the_database(recorder: Recorder, store: Store, run_id: int) -> None:
