@@ -23,7 +23,7 @@ from trainers.models.binary.packed import PackedLinear, packed
 from trainers.models.binary.packed_folder import LAYOUT, PACKED_WEIGHTS, write
 from trainers.models.families import QUANTISED
 from trainers.precision import Arithmetic, inference_for
-from trainers.telemetry.memory import weight_mib
+from trainers.telemetry.memory import MIB, weight_mib
 
 IDS = torch.arange(1, 25).view(2, 12)
 
@@ -126,6 +126,33 @@ def test_float_inputs_differ_by_rounding_only(tmp_path: Path) -> None:
         with packed(model):
             found = model(IDS).logits
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("embeddings", "bits"), [("fp32", 32), ("fp16", 16), ("sign", 1)])
+def test_evaluation_in_bits_holds_the_table_in_its_bits_too(embeddings: str, bits: int) -> None:
+    model = model_of(embeddings=embeddings)
+    table = model.get_input_embeddings()
+    words, width = table.weight.shape
+    scales = words * 4 if bits == 1 else 0
+    expected = (words * width * bits / 8 + scales) / MIB
+    rest = model_of(embeddings="fp32")
+    with torch.inference_mode(), packed(rest):
+        without = weight_mib(rest) - words * width * 4 / MIB
+    with torch.inference_mode():
+        simulated = model(IDS).logits
+        with packed(model):
+            assert weight_mib(model) == pytest.approx(without + expected)
+            assert torch.equal(model(IDS).logits, simulated)
+    assert model.get_input_embeddings() is table
+
+
+def test_a_table_that_the_vocabulary_product_reads_stays_whole() -> None:
+    model = model_of(embeddings="sign")
+    model.decoder = torch.nn.Linear(1, 1, bias=False)
+    table = model.get_input_embeddings()
+    model.decoder.weight = table.weight
+    with packed(model):
+        assert model.get_input_embeddings() is table
 
 
 def test_evaluation_in_bits_leaves_the_model_as_it_was() -> None:

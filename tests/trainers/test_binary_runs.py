@@ -233,6 +233,14 @@ def test_layers_learn_from_the_teacher_with_weights_of_their_own(configure, tmp_
             "stage 2: model.binary: activation_bits 5",
         ),
         ({"stages": [{}, {"length": {"steps": 0}}]}, "stage 2"),
+        (
+            {"stages": [{}, {"numerics": {"deterministic": True}}]},
+            "stage 2 sets numerics.deterministic, but all stages train in the same format",
+        ),
+        (
+            {"stages": [{"numerics": {"evaluation": "packed"}}, {"model": {"encoder": "binary"}}]},
+            "stage 1: model.encoder huggingface does not evaluate in packed",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_a_line(configure, changes, reason):
@@ -274,6 +282,18 @@ def test_a_chain_is_one_run(configure):
     assert Path(before["checkpoint"]).parents[1] == root / "stages" / "2"
     assert outcome.summary["cost_usd"] > before["usage"]["cost_usd"] > 0.0
     assert outcome.summary["total_time_s"] > before["spent_s"]["forward"]
+
+
+def test_the_binary_stage_of_a_chain_is_evaluated_from_its_bits(configure):
+    whole, packed = (train(configure(**chain), NullSink(), NeverStop()) for chain in (CHAIN, _packed_last()))
+    for name in ("accuracy", "validation_loss"):
+        assert packed.summary[name] == whole.summary[name]
+    assert packed.summary["weight_memory_mib"] < whole.summary["weight_memory_mib"] / 2
+
+
+def _packed_last():
+    *before, last = CHAIN["stages"]
+    return {**CHAIN, "stages": [*before, {**last, "numerics": {"evaluation": "packed"}}]}
 
 
 def test_a_stopped_chain_resumes_in_its_stage(configure):

@@ -13,7 +13,9 @@ Stages = Annotated[tuple[Stage, ...], Field(min_length=2, max_length=16)]
 
 PREVIOUS_STAGE = "previous-stage"
 """Stands for the folder of a teacher that is there once the stage before has ended."""
-_SECTIONS = ("model", "distillation", "optimizer", "length", "evaluation")
+_SECTIONS = ("model", "distillation", "optimizer", "length", "evaluation", "numerics")
+_PARTS = {"numerics": frozenset({"evaluation"})}
+"""Fields of a section that a stage may change, where it may not change all."""
 _REPLACED = frozenset({"length"})
 """Sections whose fields exclude each other: a stage gives the whole of one."""
 _OF_THE_RUN = {
@@ -41,6 +43,11 @@ def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, 
             raise ValueError(
                 f"stage {number} changes {name}; a stage has fields of its own in {', '.join(_SECTIONS)} "
                 "alone, such as {model: {encoder: binary}}"
+            )
+        if (parts := _PARTS.get(name)) is not None and (others := sorted(fields.keys() - parts)):
+            raise ValueError(
+                f"stage {number} sets {name}.{others[0]}, but all stages train in the same format; a stage "
+                f"sets {name}.{' and '.join(sorted(parts))} alone"
             )
     model = stage.get("model")
     for field, reason in _OF_THE_RUN.items():

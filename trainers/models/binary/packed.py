@@ -3,22 +3,28 @@
 A `PackedLinear` is made of a trained layer's `FrozenLinear`. Where inputs are quantised, its result is that
 of the simulated layer bit for bit: `y = (sum(q t)) (a s) + bias` with an integer sum. Where they stay
 floating point, sums have the one order of `cuda_ext.binary`, and differ from the simulated layer's by the
-rounding of fp32. Layers without signs, such as embeddings, heads and LayerNorms, stay what they are.
+rounding of fp32. A `PackedTable` holds word embeddings of signs or of half precision, and gives the same rows
+as the simulated table. Layers without signs, such as heads and LayerNorms, stay what they are, and so does a
+table that is tied to another weight: the vocabulary's product reads it in full.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from cuda_ext import binary
 from cuda_ext.errors import BuildError, ConfigurationError
 from trainers.errors import BadSpecError
 from trainers.models.binary.frozen import FrozenLinear
+from trainers.models.binary.layers import HalfEmbedding, SignEmbedding
 
 
 class PackedLinear(nn.Module):
@@ -97,6 +103,55 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, inputs={bits}"
 
 
+class PackedTable(nn.Module):
+    """Word embeddings whose rows are widened, or made of signs and a scale, when they are looked up.
+
+    Attributes:
+        weight: (words, width) fp16; None = signs.
+        weight_bits: (words, ceil(width / 8)) uint8; bit j of byte i is 1 where element 8 i + j is +1.
+        weight_scale: (words, 1) fp32.
+    """
+
+    weights_in = ("weight_bits",)
+
+    weight: torch.Tensor | None
+    weight_bits: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(self, width: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.width = width
+        for name in ("weight", "weight_bits", "weight_scale"):
+            self.register_buffer(name, tensors.get(name))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns fp32 rows (..., width) of word ids (...)."""
+        if self.weight is not None:
+            return functional.embedding(input, self.weight).float()
+        places = torch.arange(8, dtype=torch.uint8, device=input.device)
+        bits = (functional.embedding(input, self.weight_bits)[..., None] >> places & 1).flatten(-2)
+        signs = bits[..., : self.width].float().mul_(2.0).sub_(1.0)
+        return signs.mul_(functional.embedding(input, self.weight_scale))
+
+    def extra_repr(self) -> str:
+        """See `nn.Module`."""
+        return f"width={self.width}, {'signs' if self.weight is None else 'half precision'}"
+
+
+def table_tensors(table: HalfEmbedding | SignEmbedding) -> dict[str, torch.Tensor]:
+    """Returns what a `PackedTable` of trained word embeddings holds."""
+    weight = table.weight.detach()
+    if isinstance(table, HalfEmbedding):
+        return {"weight": weight.half()}
+    return {"weight_bits": packed_rows(weight >= 0), "weight_scale": weight.abs().mean(-1, keepdim=True)}
+
+
+def packed_rows(signs: torch.Tensor) -> torch.Tensor:
+    """Returns bool rows (N, K) as (N, ceil(K / 8)) uint8, the first in the lowest bit."""
+    bits = np.packbits(signs.cpu().numpy(), axis=1, bitorder="little")
+    return torch.from_numpy(bits).to(signs.device)
+
+
 def _linear(*arguments: Any) -> torch.Tensor:
     found: torch.Tensor = torch.ops.stillhouse.binary_linear.default(*arguments)
     return found
@@ -127,15 +182,15 @@ def kernels(device_type: str) -> str:
 
 
 def pack(model: nn.Module) -> dict[str, PackedLinear]:
-    """Replaces every binary layer of a model by its packed form; returns those by name.
+    """Replaces the binary layers of a model, and its table, by packed ones; returns the layers by name.
 
     Raises:
         BadSpecError: a layer's weights have no signs, or are ternary; or there are no kernels.
     """
-    found = _frozen(model)
-    for name in found:
-        replace(model, name, found[name])
-    return found
+    layers = _layers(model)
+    for name, packed_form in (layers | _tables(model)).items():
+        replace(model, name, packed_form)
+    return layers
 
 
 @contextlib.contextmanager
@@ -145,7 +200,7 @@ def packed(model: nn.Module) -> Iterator[None]:
     Raises:
         BadSpecError: whatever `pack` raises.
     """
-    before = {name: model.get_submodule(name) for name in _binary_names(model)}
+    before = {name: model.get_submodule(name) for name in (*_layer_names(model), *_table_names(model))}
     try:
         pack(model)
         yield
@@ -154,13 +209,13 @@ def packed(model: nn.Module) -> Iterator[None]:
             replace(model, name, module)
 
 
-def _binary_names(model: nn.Module) -> list[str]:
+def _layer_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if hasattr(module, "frozen")]
 
 
-def _frozen(model: nn.Module) -> dict[str, PackedLinear]:
+def _layers(model: nn.Module) -> dict[str, PackedLinear]:
     found: dict[str, PackedLinear] = {}
-    for name in _binary_names(model):
+    for name in _layer_names(model):
         layer: Any = model.get_submodule(name)
         try:
             found[name] = PackedLinear(layer.frozen())
@@ -168,6 +223,26 @@ def _frozen(model: nn.Module) -> dict[str, PackedLinear]:
             raise BadSpecError(f"{name}: {error}") from None
     if not found:
         raise BadSpecError("the model has no binary layers to pack; train it with model.encoder: binary")
+    return found
+
+
+def _table_names(model: nn.Module) -> list[str]:
+    """Names of word embeddings that may be packed: those whose weight no other module has."""
+    owners = Counter(
+        id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
+    )
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, HalfEmbedding | SignEmbedding) and owners[id(module.weight)] == 1
+    ]
+
+
+def _tables(model: nn.Module) -> dict[str, nn.Module]:
+    found: dict[str, nn.Module] = {}
+    for name in _table_names(model):
+        table: Any = model.get_submodule(name)
+        found[name] = PackedTable(table.embedding_dim, table_tensors(table))
     return found
 
 

@@ -32,8 +32,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
 from trainers.checkpoints import manifest
@@ -42,7 +40,14 @@ from trainers.models.architectures import architecture_of, imported, tied_to
 from trainers.models.binary import install
 from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
 from trainers.models.binary.layers import HalfEmbedding, SignEmbedding
-from trainers.models.binary.packed import PackedLinear, replace, require
+from trainers.models.binary.packed import (
+    PackedLinear,
+    PackedTable,
+    packed_rows,
+    replace,
+    require,
+    table_tensors,
+)
 from trainers.models.families import QUANTISED, family_of
 from trainers.models.origin import WEIGHTS
 
@@ -52,24 +57,6 @@ PACKED = "packed"
 """Field of `config.json` that says how the folder is laid out."""
 _CONFIG = "config.json"
 _CARD = "README.md"
-
-
-class PackedTable(nn.Embedding):
-    """Embeddings whose rows are widened, or made of signs and a scale, when they are looked up."""
-
-    weights_in = ("weight_bits",)
-
-    weight_bits: torch.Tensor | None
-    weight_scale: torch.Tensor | None
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns fp32 rows."""
-        if self.weight_bits is None or self.weight_scale is None:
-            return super().forward(input).float()
-        places = torch.arange(8, dtype=torch.uint8, device=input.device)
-        bits = (functional.embedding(input, self.weight_bits)[..., None] >> places & 1).flatten(-2)
-        signs = bits[..., : self.embedding_dim].float().mul_(2.0).sub_(1.0)
-        return signs.mul_(functional.embedding(input, self.weight_scale))
 
 
 def write(source: Path, target: Path) -> dict[str, Any]:
@@ -105,13 +92,8 @@ def write(source: Path, target: Path) -> dict[str, Any]:
             replaced.append(f"{name}.")
         elif f"{name}.weight" in tied.values():
             continue  # The vocabulary's product reads the table in full.
-        elif isinstance(module, HalfEmbedding):
-            tensors[f"{name}.weight"] = module.weight.detach().half()
-            replaced.append(f"{name}.")
-        elif isinstance(module, SignEmbedding):
-            weight = module.weight.detach()
-            tensors[f"{name}.weight_bits"] = _bits(weight >= 0)
-            tensors[f"{name}.weight_scale"] = weight.abs().mean(-1, keepdim=True)
+        elif isinstance(module, HalfEmbedding | SignEmbedding):
+            tensors |= {f"{name}.{key}": tensor for key, tensor in table_tensors(module).items()}
             replaced.append(f"{name}.")
     if not layers:
         raise BadSpecError(
@@ -177,7 +159,7 @@ def load_packed(folder: Path | str, device: torch.device | str = "cpu") -> PreTr
 def _layer_tensors(frozen: FrozenLinear) -> dict[str, torch.Tensor]:
     one_scale = bool((frozen.scale == frozen.scale[:1]).all())
     return {
-        "weight_bits": _bits(frozen.signs),
+        "weight_bits": packed_rows(frozen.signs),
         "weight_scale": frozen.scale[:1] if one_scale else frozen.scale,
         "bias": frozen.bias,
     }
@@ -192,30 +174,22 @@ def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, A
 
 
 def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Gives word tables that are stored with fewer bits what widens their rows; returns those of signs."""
+    """Gives word tables that are stored with fewer bits their packed form; returns those."""
     made = []
     tables: list[tuple[str, Any]] = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, HalfEmbedding | SignEmbedding)
     ]
-    for name, module in tables:
-        bits, whole = tensors.pop(f"{name}.weight_bits", None), tensors.get(f"{name}.weight")
-        if bits is None and (whole is None or whole.dtype is not torch.float16):
-            continue
-        module.__class__ = PackedTable
-        module.register_buffer("weight_bits", bits)
-        module.register_buffer("weight_scale", tensors.pop(f"{name}.weight_scale", None))
-        if bits is None:
-            module.weight.data = module.weight.data.half()
-        else:
-            module.register_parameter("weight", None)
-            made.append(name)
+    for name, table in tables:
+        whole = tensors.get(f"{name}.weight")
+        if whole is not None and whole.dtype is not torch.float16:
+            continue  # It is tied.
+        keys = ("weight", "weight_bits", "weight_scale")
+        own = {key: tensors.pop(f"{name}.{key}") for key in keys if f"{name}.{key}" in tensors}
+        replace(model, name, PackedTable(table.embedding_dim, own))
+        made.append(name)
     return made
-
-
-def _bits(signs: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.packbits(signs.cpu().numpy(), axis=1, bitorder="little"))
 
 
 def _frozen(name: str, module: Any) -> FrozenLinear:
