@@ -160,6 +160,7 @@ RULES: Mapping[str, Rule] = {
     "create_project": _ADMINISTER,
     "get_project": Rule(Action.see, On.project),
     "get_project_limits": Rule(Action.see, On.project),
+    "get_project_usage": Rule(Action.see, On.project),
     "set_project_limits": _MANAGE,  # Most fields as an administrator only.
     "change_project": _MANAGE,
     "archive_project": _MANAGE,
@@ -176,6 +177,7 @@ RULES: Mapping[str, Rule] = {
     "list_hardware": SIGNED_IN,
     "get_cluster": SIGNED_IN,
     "list_held_devices": SIGNED_IN,
+    "list_shares": SIGNED_IN,
     "get_spec_schema": SIGNED_IN,
     "list_examples": SIGNED_IN,
     "validate_spec": _SUBMIT,

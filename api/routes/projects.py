@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 
 from api.deps import CurrentUser, StoreDep
 from api.people_shapes import Archived, Membership, NewProject, ProjectChange
@@ -13,6 +13,7 @@ from api.routes.people import UserName, forget_access
 from service.domain.access import Action
 from service.domain.people import Project, ProjectDetail
 from service.domain.records import Items
+from service.domain.shares import ProjectUse
 from service.spec.project_limits import SET_BY_MAINTAINERS, ProjectLimits
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
@@ -29,6 +30,14 @@ _CHANGE = declared(
 )
 
 ProjectName = Annotated[str, Path(max_length=100, description="Name of the project.", examples=["nlp"])]
+Month = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[12][0-9]{3}-(0[1-9]|1[0-2])$",
+        description="Calendar month in UTC; unset = the present one.",
+        examples=["2026-11"],
+    ),
+]
 
 
 @router.get("", summary="List the projects", responses=declared())
@@ -102,6 +111,15 @@ def set_project_limits(
     changed = store.set_project_limits(project, body, fields=fields, actor=user.actor)
     forget_access(request)
     return changed
+
+
+@router.get("/{project}/usage", responses=_SEE, summary="Get what a project has used in a month")
+def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None) -> ProjectUse:
+    """Price, energy and time of the devices that its experiments held, by user, next to its budgets.
+
+    Lost work counts, and so do deleted experiments. Energy is that of the rated power.
+    """
+    return store.project_use(project, month)
 
 
 @router.put("/{project}/archive", responses=_CHANGE, summary="Archive a project")

@@ -12,8 +12,10 @@ from api.problems import declared
 from service.config.hardware import HardwareEntry
 from service.domain.holding import HeldDevices
 from service.domain.records import Items, QueueListing
+from service.domain.shares import Share
 from service.scheduling.cluster import Cluster
 from service.scheduling.queue import pools_of
+from service.scheduling.shares import shares
 
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 
@@ -30,6 +32,16 @@ def get_queue(
     An experiment of a project that the reader does not see keeps its place, without its name.
     """
     return queue.listing(page_size=page_size, page_token=page_token, visible=user.visible)
+
+
+@router.get("/shares", responses=declared(), summary="List the shares of the devices")
+def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
+    """Who is entitled to which part of each kind of device, and who has it, by project and user.
+
+    Only who holds such devices or waits for some takes part. Projects that the reader does not see are one
+    row.
+    """
+    return Items(shares(store, user.visible))
 
 
 @router.get("/hardware", responses=declared(), summary="List the hardware catalogue")

@@ -282,6 +282,23 @@ def set_project(
     _answer(changed, as_json, f"changed project {name}")
 
 
+@project.command("usage")
+def project_usage(
+    name: ProjectName,
+    month: Annotated[str | None, typer.Option(metavar="2026-11", help="Calendar month, in UTC.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a project has used in a month, by user, next to its budgets."""
+    from service.cli.project_limits import print_use
+
+    with connected() as client:
+        use = client.project_use(name, month)
+    if as_json:
+        print_json(use)
+    else:
+        print_use(use)
+
+
 @project.command("limits")
 def project_limits(
     name: ProjectName,

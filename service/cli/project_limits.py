@@ -8,7 +8,9 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from service.cli.output import say
+from service.cli.output import console, say
+from service.cli.rendering import use_table
+from service.domain.shares import ProjectUse
 from service.spec.project_limits import UNITS, ProjectLimits
 
 _NONE = "none"
@@ -57,6 +59,17 @@ def print_limits(limits: ProjectLimits) -> None:
         ("budgets per month", ", ".join(f"{most:g} {UNITS[unit]}" for unit, most in budgets.items())),
     ):
         say(f"{title:<26}  {text or 'no limit'}")
+
+
+def print_use(use: ProjectUse) -> None:
+    """Prints what a project has used in a month."""
+    console().print(use_table(use))
+    for budget in use.budgets:
+        unit = UNITS[budget.unit]
+        say(
+            f"budget: {budget.used:,.4g} of {budget.budget:,.4g} {unit}, {budget.left:,.4g} left; "
+            f"{budget.forecast:,.4g} by the end of the month at this rate"
+        )
 
 
 def _devices(devices: Mapping[str, int]) -> str:

@@ -261,6 +261,20 @@ def cluster(as_json: Json = False) -> None:
         console().print(pools_table(answer.pools))
 
 
+def shares(as_json: Json = False) -> None:
+    """Show who is entitled to which part of the devices, and who has it."""
+    from service.cli.rendering import shares_table
+
+    with connected() as client:
+        answer = client.shares()
+    if as_json:
+        print_json(answer)
+    elif answer:
+        console().print(shares_table(answer))
+    else:
+        say("nobody holds devices or waits for some")
+
+
 def hardware(
     name: Annotated[str | None, typer.Argument(help="An entry or a short name; unset = all.")] = None,
     as_json: Json = False,

@@ -29,6 +29,7 @@ from service.domain.headlines import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.states import RUN_STATES_WITH_RESULT
 from service.scheduling.pools import start_command
+from service.spec.project_limits import UNITS
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Span,
     )
     from service.domain.records import Attempt, Event, Run
+    from service.domain.shares import ProjectUse, Share
 
 _STYLES = {
     "succeeded": "green",
@@ -498,6 +500,34 @@ def pools_table(pools: Sequence[Pool]) -> Table:
                 if ":" not in name and not name.endswith("memory")
             ),
         )
+    return table
+
+
+def shares_table(shares: Sequence[Share]) -> Table:
+    """Shares of each kind of device: a project per row, and below it its users."""
+    right = ("devices", "USD/h", "entitled", "used USD", "of all")
+    table = grid_table("hardware", "who", *right, "waits", right=right)
+    for share in shares:
+        pool = "" if share.pool == DEFAULT_POOL else f"{share.pool}: "
+        project = share.project or "other projects"
+        table.add_row(
+            "" if share.user else f"{pool}{share.hardware}",
+            f"  {share.user}" if share.user else project,
+            f"{share.held_devices:g}",
+            f"{share.held_usd_per_hour:.2f}",
+            f"{share.entitled_usd_per_hour:.2f}",
+            f"{share.used_usd:.2f}",
+            f"{share.used_part:.0%}",
+            "yes" if share.waits else "",
+        )
+    return table
+
+
+def use_table(use: ProjectUse) -> Table:
+    """What a project has used in a month: all of it, then each user's part."""
+    table = grid_table(f"{use.project}, {use.month}", *UNITS.values(), right=tuple(UNITS.values()))
+    for name, used in [("all", use.used), *((each.user, each.used) for each in use.users)]:
+        table.add_row(name, *(f"{getattr(used, unit):,.3f}" for unit in UNITS))
     return table
 
 

@@ -9,6 +9,7 @@ import httpx
 from service.client.wire import Wire, encoded, given, read
 from service.config.hardware import HardwareEntry
 from service.domain.records import QueueEntry, QueueListing
+from service.domain.shares import Share
 from service.planner.forecast import Forecast
 from service.planner.preview import PlannedRun, Preview, Validated
 from service.scheduling.cluster import Cluster
@@ -69,6 +70,10 @@ class InstallationCalls(Wire):
     def cluster(self) -> Cluster:
         """The pool `default` with its Ray cluster, and all pools, as their schedulers last saw them."""
         return self._get(Cluster, "/cluster")
+
+    def shares(self) -> list[Share]:
+        """Who is entitled to which part of the devices, and who has it."""
+        return self._items(Share, "/shares", {})
 
     def healthy(self) -> bool:
         """Whether the server answers, tried once."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from service.client.wire import Wire, api_error, given, read, reading
 from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User
+from service.domain.shares import ProjectUse
 from service.spec.project_limits import ProjectLimits
 
 
@@ -102,6 +103,11 @@ class PeopleCalls(Wire):
         body = limits.model_dump(mode="json")
         answer = self._call("PUT", f"/api/v1/projects/{name}/limits", repeat=True, json=body)
         return ProjectLimits.model_validate_json(answer)
+
+    def project_use(self, name: str, month: str | None = None) -> ProjectUse:
+        """What a project has used in a month; None = the present one."""
+        place = f"/api/v1/projects/{name}/usage"
+        return read(ProjectUse, self._call("GET", place, repeat=True, params=given(month=month)))
 
     def archive_project(self, name: str, archived: bool = True) -> ProjectDetail:
         """Archive a project, or take it back."""

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
 
 from service.db.schema import ACTIVE, Real, allowances, experiments, placements, projects, runs, share_usage
-from service.domain.states import TERMINAL_EXPERIMENT_STATES, RunState
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 
 _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
+_CLAIMABLE_OR_AT_WORK = frozenset(ExperimentState) - TERMINAL_EXPERIMENT_STATES - {ExperimentState.paused}
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
 
 ALLOWANCES_OF = select(_a.hardware, _a.devices, _a.preemptible, _a.reason).where(
@@ -78,6 +79,30 @@ def held(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
+HELD_BY_EVERYBODY = (
+    select(
+        _x.project,
+        _x.owner,
+        _x.pool,
+        _p.hardware,
+        func.sum(_p.devices).label("devices"),
+        func.sum(_p.price_usd_per_hour).label("usd_per_hour"),
+    )
+    .join_from(placements, experiments, _x.id == _p.experiment_id)
+    .where(_p.released_s.is_(None))
+    .group_by(_x.project, _x.owner, _x.pool, _p.hardware)
+)
+"""(project, owner, pool, hardware, devices, usd_per_hour) that are held now."""
+
+WANTED_BY_EVERYBODY = (
+    select(_x.project, _x.owner, _x.pool, _r.hardware)
+    .join_from(runs, experiments, _x.id == _r.experiment_id)
+    .where(_r.state == RunState.queued, _x.state.in_(sorted(_CLAIMABLE_OR_AT_WORK)))
+    .distinct()
+)
+"""(project, owner, pool, hardware) for which runs wait."""
+
+
 def held_by(project: str) -> Select[Any]:
     """(hardware, devices) that a project's experiments hold now."""
     return (
@@ -109,20 +134,28 @@ _until = sa.case(
 _from = sa.case((_p.placed_s > bindparam("start"), _p.placed_s), else_=bindparam("start", type_=Real))
 _hours = (_until - _from) / 3600.0
 
-SPENT = (
-    select(
-        func.sum(_hours * _p.price_usd_per_hour).label("usd"),
-        func.sum(_hours * _p.power_w / 1000.0).label("kwh"),
-        func.sum(_hours * _p.devices).label("device_hours"),
-    )
-    .join_from(placements, experiments, _x.id == _p.experiment_id)
-    .where(
-        _x.project == bindparam("project"),
-        _p.placed_s < bindparam("now", type_=Real),
-        sa.or_(_p.released_s.is_(None), _p.released_s > bindparam("start", type_=Real)),
-    )
+_of_project = (
+    _x.project == bindparam("project"),
+    _p.placed_s < bindparam("now", type_=Real),
+    sa.or_(_p.released_s.is_(None), _p.released_s > bindparam("start", type_=Real)),
 )
+_spent = (
+    func.sum(_hours * _p.price_usd_per_hour).label("usd"),
+    func.sum(_hours * _p.power_w / 1000.0).label("kwh"),
+    func.sum(_hours * _p.devices).label("device_hours"),
+)
+
+SPENT = select(*_spent).join_from(placements, experiments, _x.id == _p.experiment_id).where(*_of_project)
 """What a project's devices took from `start` to `now`, of deleted experiments as well."""
+
+SPENT_BY_USERS = (
+    select(_x.owner, *_spent)
+    .join_from(placements, experiments, _x.id == _p.experiment_id)
+    .where(*_of_project)
+    .group_by(_x.owner)
+    .order_by(sa.desc("usd"), _x.owner)
+)
+"""The same by user, the most first."""
 
 SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
 """PostgreSQL: submissions of a user whose queued runs are limited are stored one at a time."""

@@ -30,6 +30,18 @@ def month_of(now_s: float) -> Month:
     return Month(f"{start:%Y-%m}", start.timestamp(), end.timestamp())
 
 
+def month_named(name: str) -> Month:
+    """Returns a month by its name, such as `2026-11`.
+
+    Raises:
+        ValueError: it is not a month's name.
+    """
+    try:
+        return month_of(datetime.fromisoformat(f"{name}-01T00:00:00+00:00").timestamp())
+    except ValueError:
+        raise ValueError(f"{name!r} is not a month such as 2026-11") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Spending(Serializable):
     """What devices took while they were held, lost work included."""

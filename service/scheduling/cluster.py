@@ -5,7 +5,7 @@ The scheduler writes the snapshot; the API and the preview read it, so that neit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -173,6 +173,18 @@ def _sum(parts: Any) -> dict[str, float]:
         for name, amount in part.items():
             total[name] = total.get(name, 0.0) + amount
     return total
+
+
+def devices_of(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
+    """Returns how many devices of a kind the nodes have that are alive."""
+    name = hardware.resource or hardware.kind.ray_resource or CPU
+    marks = [f"{ACCELERATOR}{hardware.accelerator_type}"] if hardware.accelerator_type else []
+    able = (
+        node.resources
+        for node in nodes
+        if node.has(hardware.labels) and all(node.resources.get(mark, 0.0) > 0 for mark in marks)
+    )
+    return float(sum(each.get(name, 0.0) for each in able))
 
 
 def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = CATALOGUE) -> dict[str, float]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection
 
-from service.config.hardware import Hardware, find, lookup
+from service.config.hardware import find, lookup
 from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.records import Experiment
@@ -37,11 +37,11 @@ from service.fairness.state import (
 from service.fairness.usage import charged
 from service.scheduling.budgets import BudgetWatch
 from service.scheduling.cluster import (
-    ACCELERATOR,
     CPU,
     SHARERS,
     ClusterNode,
     ClusterSnapshot,
+    devices_of,
     exclusive_holds,
     unsatisfiable,
 )
@@ -292,7 +292,7 @@ class FairPass:
         """Returns how many devices there are of the kinds that somebody asks for and the cluster has."""
         names = {name for known in self._known.values() for name in known.demand}
         found = {name: find(name, self._catalogue) for name in names}
-        counts = {name: _count(each, cluster.nodes) for name, each in found.items() if each is not None}
+        counts = {name: devices_of(each, cluster.nodes) for name, each in found.items() if each is not None}
         return {name: count for name, count in counts.items() if count > 0}
 
     def _has_some(self, id: int, allowed: Mapping[tuple[int, str], float]) -> bool:
@@ -447,18 +447,6 @@ def _left_here(
         else own
         for name, own in terms.items()
     }
-
-
-def _count(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
-    """Returns how many devices nodes have that are alive."""
-    name = hardware.resource or hardware.kind.ray_resource or CPU
-    marks = [f"{ACCELERATOR}{hardware.accelerator_type}"] if hardware.accelerator_type else []
-    able = (
-        node.resources
-        for node in nodes
-        if node.has(hardware.labels) and all(node.resources.get(mark, 0.0) > 0 for mark in marks)
-    )
-    return sum(each.get(name, 0.0) for each in able)
 
 
 def _users_at_cap(

@@ -14,7 +14,8 @@ from service.db import access_statements, schema, share_statements, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
-from service.domain.spending import Spending, month_of
+from service.domain.shares import BudgetUse, ProjectUse, UserUse
+from service.domain.spending import Month, Spending, month_named, month_of
 from service.spec.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
@@ -183,6 +184,34 @@ class Projects(StorePart):
         with self.database.read() as connection:
             return spent_of(connection, project, self.database_time(connection))
 
+    def project_use(self, project: str, month: str | None = None) -> ProjectUse:
+        """Returns what a project has used in a month, by user, and how far its budgets are used.
+
+        Args:
+            project: its name.
+            month: such as `2026-11`; None = the present one.
+
+        Raises:
+            NotFound: there is none of this name.
+            ValueError: `month` is not a month.
+        """
+        with self.database.read() as connection:
+            limits = ProjectLimits.model_validate(_read(connection, project).settings)
+            now_s = self.database_time(connection)
+            wanted = month_of(now_s) if month is None else month_named(month)
+            until_s = min(max(now_s, wanted.start_s), wanted.end_s)
+            values = {"project": project, "start": wanted.start_s, "now": until_s}
+            rows = connection.execute(share_statements.SPENT_BY_USERS, values).all()
+            used = spent_of(connection, project, until_s, wanted)
+        passed = max(until_s - wanted.start_s, 1.0) / (wanted.end_s - wanted.start_s)
+        budgets = [
+            BudgetUse(unit, most, amount, most - amount, amount / passed)
+            for unit, most in limits.budgets.limited().items()
+            for amount in [getattr(used, unit)]
+        ]
+        users = [UserUse(row.owner, Spending(row.usd, row.kwh, row.device_hours)) for row in rows]
+        return ProjectUse(project, wanted.name, used, budgets, users)
+
     def archive_project(
         self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
     ) -> ProjectDetail:
@@ -292,9 +321,10 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
     return refused
 
 
-def spent_of(connection: Connection, project: str, now_s: float) -> Spending:
-    """Returns what a project has used in the calendar month until now."""
-    values = {"project": project, "start": month_of(now_s).start_s, "now": now_s}
+def spent_of(connection: Connection, project: str, until_s: float, month: Month | None = None) -> Spending:
+    """Returns what a project has used in a calendar month, by default that of `until_s`, until then."""
+    start_s = (month or month_of(until_s)).start_s
+    values = {"project": project, "start": start_s, "now": until_s}
     row = connection.execute(share_statements.SPENT, values).one()
     return Spending(row.usd or 0.0, row.kwh or 0.0, row.device_hours or 0.0)
 

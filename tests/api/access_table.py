@@ -89,7 +89,8 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
-            "list_held_devices", "list_examples", "get_spec_schema", "readyz", "list_projects", "list_tokens",
+            "list_held_devices", "list_shares", "list_examples",
+            "get_spec_schema", "readyz", "list_projects", "list_tokens",
             "list_subscriptions", "list_deleted_experiments",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",
             "decide_device_login",
@@ -104,7 +105,8 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
             "report_experiment", "get_run", "get_points", "get_measurements", "get_run_ledger", "get_summary",
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
             "get_trace", "get_kernel_trace", "get_predictions",
-            "stream_run", "get_project", "get_project_limits", "list_figures", "get_figure",
+            "stream_run", "get_project", "get_project_limits", "get_project_usage",
+            "list_figures", "get_figure",
         ),
         LOOK,
     ),

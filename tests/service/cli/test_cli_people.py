@@ -126,3 +126,20 @@ def test_limits_are_set_and_shown(house: House) -> None:
     for words in (("--weight", "0"), ("--ceiling", "cpu"), ("--ceiling", "cpus=1")):
         assert house.run("project", "limits", "nlp", *words).exit_code != 0
     assert house.json("project", "limits", "nlp") == limits
+
+
+def test_shares_and_use_are_shown(house: House) -> None:
+    assert house.run("shares").output == "nobody holds devices or waits for some\n"
+    house.submitted()
+    shown = house.run("shares").output
+    assert "entitled" in shown and "cpu" in shown and "default" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    (project, user) = house.json("shares")
+    assert (project["project"], project["user"], project["entitled_part"]) == ("default", None, 1.0)
+    assert (user["waits"], user["held_devices"]) == (True, 0.0)
+    house.run("project", "limits", "default", "--budget", "usd=5")
+    use = house.run("project", "usage", "default", "--month", "2026-02").output
+    assert "default, 2026-02" in use and "budget: 0 of 5 USD, 5 left" in use
+    assert house.json("project", "usage", "default", "--month", "2026-02")["users"] == []
+    wrong = house.run("project", "usage", "default", "--month", "February")
+    assert wrong.exit_code == 2 and "month" in wrong.stderr and wrong.stderr.count("\n") == 1
