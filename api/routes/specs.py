@@ -16,7 +16,7 @@ from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
 from service.config.examples import Example, examples
 from service.domain.records import Items
-from service.planner.forecasting import budget_problems, forecast_of
+from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.notes import notes_of
 from service.planner.preview import Preview, Validated, planned_runs
 from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
@@ -128,6 +128,9 @@ async def preview_spec(
         reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
         end = start + len(runs)
         forecast = forecast_of(spec, store, catalogue, reused=reuse.runs) if start == 0 else None
+        if forecast is not None:
+            further = beyond_projects_budget(spec, forecast, store)
+            forecast = replace(forecast, warnings=(*forecast.warnings, *further))
         return Preview(
             run_count=spec.run_count(),
             reused_count=len(reuse.runs),

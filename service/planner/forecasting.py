@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.db import history_statements
-from service.planner.forecast import Cell, GridForecast, Past, forecast, too_small
+from service.planner.forecast import Cell, Forecast, GridForecast, Past, Span, forecast, too_small
 from service.spec.experiment import ExperimentSpec, read_stored
 from service.spec.fields import Budget
 from service.spec.model_config import student_flops
-from service.store import Store
+from service.spec.project_limits import UNITS
+from service.store import NotFound, Store
 
+_SPANS: Mapping[str, Callable[[Forecast], Span]] = {
+    "usd": lambda found: found.cost_usd,
+    "kwh": lambda found: found.energy_kwh,
+    "device_hours": lambda found: found.device_hours,
+}
+"""What of a forecast counts towards a project's budget, by its unit."""
 MOST_CELLS = 500
 """Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
 MOST_PAST = 500
@@ -48,6 +56,22 @@ def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, 
         return []
     found = forecast_of(spec, store, catalogue)
     return [Problem("budget-too-small", path, message) for path, message in too_small(spec, found)]
+
+
+def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) -> tuple[str, ...]:
+    """Returns a line for each of its project's budgets of the month that a grid would use up."""
+    lines = []
+    with contextlib.suppress(NotFound):
+        use = store.project_use(spec.project)
+        for budget in use.budgets:
+            span, left = _SPANS[budget.unit](found), max(0.0, budget.left)
+            if span.middle > budget.left:
+                lines.append(
+                    f"project {spec.project} has {left:.4g} of {budget.budget:g} {UNITS[budget.unit]} left "
+                    f"for {use.month}, and these runs are forecast to take {span.middle:.4g} ({span.low:.4g} "
+                    f"to {span.high:.4g}); the last of them would wait for the next month or a larger budget"
+                )
+    return tuple(lines)
 
 
 def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:

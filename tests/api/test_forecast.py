@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.states import ExperimentState, RunState
+from service.spec.project_limits import ProjectLimits
 from tests.api.conftest import SPEC, Driver
 
 
@@ -63,3 +64,16 @@ def test_a_budget_that_no_run_fits_into_is_refused_and_one_that_ends_the_sweep_i
     (warning,) = preview(client, partial)["forecast"]["warnings"]
     assert "budget.hours 0.06 will be reached" in warning
     assert client.post("/api/v1/experiments", content=partial).status_code == 201
+
+
+def test_what_does_not_fit_into_the_projects_budget_is_said_before(
+    client: TestClient, history: None, driver: Driver
+) -> None:
+    driver.store.set_project_limits(
+        "default", ProjectLimits.model_validate({"budgets": {"device_hours": 0.05}})
+    )
+    (warning,) = preview(client, SPEC)["forecast"]["warnings"]
+    assert warning.startswith("project default has 0.05 of 0.05 device-hours left for ")
+    assert "these runs are forecast to take 0.1111 (" in warning
+    driver.store.set_project_limits("default", ProjectLimits.model_validate({"budgets": {"device_hours": 5}}))
+    assert preview(client, SPEC)["forecast"]["warnings"] == []
