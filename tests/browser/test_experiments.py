@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,8 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
 from service.domain.states import ExperimentState
+from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.queue import Queue
 from tests.browser.conftest import ready
 
 pytestmark = pytest.mark.slow
@@ -119,3 +122,18 @@ def test_runs_are_filtered_sorted_gathered_and_pinned(
     looked_at("runs")
     page.get_by_role("searchbox").fill("nonsense = 1")
     expect(page.get_by_role("alert")).to_contain_text("nonsense")
+
+
+def test_an_experiment_and_its_runs_link_their_job_in_rays_dashboard(
+    page: Page, site: str, app: FastAPI, seeded: dict[str, int]
+) -> None:
+    snapshot = ClusterSnapshot(time.time(), True, "http://ray.example:8265", ())
+    Queue(app.state.store).put_cluster(snapshot)
+    experiment = seeded["done"]
+    job = app.state.store.experiment(experiment).submission_id
+    run = app.state.store.runs(experiment_id=experiment).items[0]
+    for path in (f"/experiments/{experiment}", f"/runs/{run.id}"):
+        page.goto(f"{site}{path}")
+        ready(page)
+        link = page.get_by_role("link", name="job in the dashboard")
+        expect(link).to_have_attribute("href", f"http://ray.example:8265/#/jobs/{job}")

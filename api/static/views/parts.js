@@ -38,6 +38,10 @@ export const code = (text, label) => h("pre", { class: "code card pad", tabindex
 /** A link that downloads. */
 export const download = (path, text) => h("a", { href: path, download: "", class: "button" }, text);
 
+/** A link to an experiment's job in the dashboard of Ray; null where there is none. */
+export const jobLink = (cluster, experiment) => (cluster.dashboard_url && experiment.submission_id
+  ? h("a", { href: `${cluster.dashboard_url}/#/jobs/${encodeURIComponent(experiment.submission_id)}`, rel: "noopener", target: "_blank" }, "job in the dashboard") : null);
+
 /** What a map of counts says, such as "3 running, 1 failed". */
 export const counted = (counts) => Object.entries(counts).filter(([, many]) => many).map(([name, many]) => `${many} ${name}`).join(", ");
 

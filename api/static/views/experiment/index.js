@@ -6,6 +6,7 @@ import { duration, energy, money, progress, state, when } from "../../core/forma
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
 import { ended } from "../experiments.js";
+import { jobLink } from "../parts.js";
 import { actions } from "./actions.js";
 import { answer } from "./answer.js";
 
@@ -27,7 +28,7 @@ const MANY_RUNS = 1000;
 
 /** Shows an experiment. */
 export async function show(main, { id, tab = "runs" }, { signal }) {
-  const [experiment, who] = await Promise.all([get(`/experiments/${id}`, {}, { signal }), whoami()]);
+  const [experiment, who, cluster] = await Promise.all([get(`/experiments/${id}`, {}, { signal }), whoami(), get("/cluster", {}, { signal }).catch(() => ({}))]);
   const listeners = new Set();
   const context = { id: Number(id), experiment, onChange: (call) => listeners.add(call) };
   const head = h("div"), does = h("div"), said = h("div"), panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
@@ -36,7 +37,7 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
     h("a", { href: `/experiments/${id}/${name}`, "aria-current": name === found[0] ? "page" : null }, title)));
   const again = async () => { Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal })); draw(); };
   const draw = () => {
-    replace(head, header(experiment));
+    replace(head, header(experiment, cluster));
     replace(does, actions(experiment, who, again));
   };
   replace(main, head, said, does, tabs, panel);
@@ -67,7 +68,7 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
   return { title: experiment.name };
 }
 
-function header(experiment) {
+function header(experiment, cluster) {
   const done = ended(experiment.run_states);
   const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const until = experiment.ended_s || Date.now() / 1000;
@@ -79,6 +80,7 @@ function header(experiment) {
       fact("submitted", when(experiment.created_s)),
       experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
       experiment.totals ? [fact("cost", money(experiment.totals.cost_usd)), fact("energy", energy(experiment.totals.energy_kwh))] : null,
+      jobLink(cluster, experiment) ? fact("Ray", jobLink(cluster, experiment)) : null,
       experiment.waiting && experiment.state === "queued" ? fact("waits", experiment.waiting.reason) : null),
     experiment.tags.length ? h("p", {}, experiment.tags.map((tag) => [h("span", { class: "chip" }, tag), " "])) : null,
     experiment.notes ? h("p", { class: "notes" }, experiment.notes) : null,

@@ -6,7 +6,7 @@ import { announce, h, replace } from "../../core/dom.js";
 import { count, duration, energy, money, number, numeric, point, progress, relative, state, when } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
-import { facts } from "../parts.js";
+import { facts, jobLink } from "../parts.js";
 
 const TABS = [
   ["", "Overview", () => import("./overview.js")], ["curves", "Curves", () => import("./curves.js")], ["logs", "Log", () => import("./logs.js")],
@@ -56,7 +56,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
         Number.isFinite(numeric(run.test_score)) ? ["on the test part", number(run.test_score)] : null,
         Number.isFinite(numeric(run.cost_usd)) ? ["cost", money(run.cost_usd)] : null, Number.isFinite(numeric(run.energy_kwh)) ? ["energy", energy(run.energy_kwh), h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`)] : null,
         run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null, run.ended_s ? ["ended", relative(run.ended_s)] : null,
-        cluster.dashboard_url && experiment.submission_id ? ["Ray", h("a", { href: `${cluster.dashboard_url}/#/jobs/${encodeURIComponent(experiment.submission_id)}`, rel: "noopener", target: "_blank" }, "job in the dashboard")] : null,
+        jobLink(cluster, experiment) ? ["Ray", jobLink(cluster, experiment)] : null,
         ["batch", count(run.global_batch_size)], ["optimizer", run.optimizer], ["precision", run.precision], ["model", run.student],
       ]));
   }
