@@ -59,10 +59,11 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
         yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
         return
     if "model.encoder" not in spec.search.axes:
-        try:
-            ENCODERS[spec.model.encoder].require_device(hardware.device, hardware.name)
-        except ValueError as error:
-            yield Problem("invalid-value", "model.encoder", f"{prefix}{error}")
+        for field, where, encoder in _encoders(spec):
+            try:
+                ENCODERS[encoder].require_device(hardware.device, hardware.name)
+            except ValueError as error:
+                yield Problem("invalid-value", field, f"{prefix}{where}{error}")
     yield from _device_problems(spec, hardware, prefix)
     if "precision" not in spec.search.axes:
         yield from _precision_problems(spec, hardware, prefix)
@@ -82,6 +83,15 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
             f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
             f"computes on its {hardware.kind.noun}; use auto",
         )
+
+
+def _encoders(spec: SpecFields) -> Iterator[tuple[str, str, str]]:
+    """Yields (field, where, encoder) of a run, or of each of its stages."""
+    if spec.stages is None:
+        yield "model.encoder", "", spec.model.encoder
+    else:
+        for number, stage in enumerate(spec.each_stage(), start=1):
+            yield "stages", f"stage {number}: ", stage.model.encoder
 
 
 def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
