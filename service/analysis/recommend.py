@@ -55,7 +55,7 @@ class Constraint:
     Attributes:
         metric: name, with its unit.
         kind: `at_most` and `at_least` bound by `value`; `within_of_best` allows `value` less
-            than the best mean among all configurations (more, where lower is better).
+            than the best mean (more, where lower is better) among those that meet all other bounds.
         value: Value in the metric's unit.
         better: Winning direction; used by `within_of_best`.
     """
@@ -65,8 +65,13 @@ class Constraint:
     value: float
     better: Better = "higher"
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether it bounds a configuration by itself, without others to compare it with."""
+        return self.kind != "within_of_best"
+
     def __str__(self) -> str:
-        if self.kind == "within_of_best":
+        if not self.is_limit:
             return f"{self.metric} within {self.value:g} of the best"
         return f"{self.metric} {'<=' if self.kind == 'at_most' else '>='} {self.value:g}"
 
@@ -104,7 +109,8 @@ def recommend(
         raise AnalysisError("there is nothing to recommend: the experiment has no runs")
     excluded: dict[str, str] = {}
     eligible: list[Configuration] = []
-    bounds = [(constraint, _bound(constraint, configurations)) for constraint in constraints]
+    among = _within_limits(configurations, constraints)
+    bounds = [(constraint, _bound(constraint, among)) for constraint in constraints]
     for configuration in configurations:
         reason = _exclusion(configuration, objective, bounds)
         if reason is None:
@@ -134,8 +140,8 @@ def recommend(
         )
 
     claim, sure = _certainty(winner, runner_up, objective, better, test)
-    against_best, doubts = _against_best(winner, configurations, constraints, test)
-    overlooked = _not_shown_worse(winner, configurations, objective, sign, bounds, test)
+    against_best, doubts = _against_best(winner, among, constraints, test)
+    overlooked = _not_shown_worse(winner, among, objective, sign, bounds, test)
     sure = "; ".join((sure, *doubts, *overlooked))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
@@ -153,9 +159,17 @@ def recommend(
     )
 
 
+def _within_limits(
+    configurations: Sequence[Configuration], constraints: Sequence[Constraint]
+) -> Sequence[Configuration]:
+    """Returns those that meet the bounds that do not depend on others: the best is one of them."""
+    limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]
+    return [each for each in configurations if _missed(each, limits) is None] or configurations
+
+
 def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> float:
     """Returns the value that a mean must reach (or stay under)."""
-    if constraint.kind != "within_of_best":
+    if constraint.is_limit:
         return constraint.value
     means = [mean for c in configurations if (mean := c.mean(constraint.metric)) is not None]
     if not means:
@@ -171,6 +185,11 @@ def _exclusion(
         if configuration.failures:
             return "; ".join(sorted(set(configuration.failures.values())))
         return f"has no {objective}"
+    return _missed(configuration, bounds)
+
+
+def _missed(configuration: Configuration, bounds: Sequence[tuple[Constraint, float]]) -> str | None:
+    """Returns which bound the configuration's mean misses; None = none."""
     for constraint, bound in bounds:
         mean = configuration.mean(constraint.metric)
         if mean is None:
@@ -221,7 +240,7 @@ def _against_best(
     for constraint in constraints:
         metric = constraint.metric
         having = [c for c in configurations if c.mean(metric) is not None]
-        if constraint.kind != "within_of_best" or not having:
+        if constraint.is_limit or not having:
             continue
         pick = max if constraint.better == "higher" else min
         best = pick(having, key=lambda c: c.mean(metric) or 0.0)
@@ -265,8 +284,8 @@ def _not_shown_worse(
     """
     value = winner.mean(objective)
     assert value is not None
-    absolute = [each for each in bounds if each[0].kind != "within_of_best"]
-    relative = [constraint for constraint, _ in bounds if constraint.kind == "within_of_best"]
+    absolute = [each for each in bounds if each[0].is_limit]
+    relative = [constraint for constraint, _ in bounds if not constraint.is_limit]
     better = [
         (mean, configuration)
         for configuration in configurations

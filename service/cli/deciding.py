@@ -28,11 +28,15 @@ def recommend(
         list[str] | None,
         typer.Option(
             metavar="NAME=X",
-            help="At most X worse than the best mean; unset = 0.005 of the task's headline. Repeatable.",
+            help="At most X worse than the best mean of those within the limits; unset = 0.005 of the task's "
+            "headline. Repeatable.",
         ),
     ] = None,
     at_most: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=X", help="At most X, such as cost_usd=2. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--at-most", "--limit", metavar="NAME=X", help="At most X, such as cost_usd=2. Repeatable."
+        ),
     ] = None,
     at_least: Annotated[
         list[str] | None, typer.Option(metavar="NAME=X", help="At least X, such as accuracy=0.9. Repeatable.")

@@ -49,6 +49,14 @@ def test_an_objective_may_be_maximised_under_a_budget() -> None:
     assert recommend(GRID, objective="accuracy", better="higher", constraints=[budget]).winner == "bf16"
 
 
+def test_the_best_is_one_of_those_within_the_limits() -> None:
+    limit = Constraint("cost_usd", "at_most", 0.5)
+    answer = recommend(GRID, objective="cost_usd", constraints=[NO_LOSS, limit])
+    assert answer.winner == "tiny"
+    assert answer.excluded.keys() == {"fp32", "bf16"}
+    assert "it also has the best accuracy" in answer.sure
+
+
 def test_one_seed_is_recommended_but_not_claimed() -> None:
     grid = [configuration("a", 1.0, 0.9, seeds=1), configuration("b", 2.0, 0.9, seeds=1)]
     answer = recommend(grid, objective="cost_usd")
