@@ -162,7 +162,7 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
             **_model_facts(worker, model_origin, model),
             **model.built.facts(),
             **replica.facts(),
-            "resumed_from_s": taken.state["taken_s"] if taken else None,
+            "resumed_from_s": _kept_until_s(attempt, taken),
             "micro_size": sized.batch.micro_size,
             "micro_tokens": sized.batch.micro_tokens,
             "accumulation": sized.accumulation,
@@ -290,11 +290,18 @@ def _restore(
         worker.timeline.carry_over(attempt.before.spent_s)
     _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
     before = attempt.heartbeat.look_back(
-        kept_until_s=taken.state["taken_s"] if taken else None, submitted_s=attempt.submitted_s
+        kept_until_s=_kept_until_s(attempt, taken), submitted_s=attempt.submitted_s
     )
     worker.timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
     progress.usage.queue_s += before.queue_s
     return progress
+
+
+def _kept_until_s(attempt: _Attempt, taken: Snapshot | None) -> float | None:
+    """Returns when the state was saved that the attempt continues from, Unix time; None = it has none."""
+    if taken is not None:
+        return float(taken.state["taken_s"])
+    return None if attempt.before is None else attempt.before.ended_s
 
 
 def _worker_facts(worker: RunWorker) -> dict[str, object]:

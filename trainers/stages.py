@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class Ended:
         counters: Counters of `trainers.progress.Progress` that the whole run sums up, by name.
         usage: What it and those before it used; see `trainers.telemetry.usage.Usage`.
         spent_s: Their time by phase.
+        ended_s: when it ended, Unix time: work before it is kept.
     """
 
     checkpoint: str
@@ -49,6 +51,7 @@ class Ended:
     counters: Mapping[str, Any]
     usage: Mapping[str, Any]
     spent_s: Mapping[str, float]
+    ended_s: float
 
     def write(self, folder: Path, fence: Fence) -> None:
         """Writes the record; it survives a power cut.
@@ -134,7 +137,7 @@ def train(
                 stage,
                 counted,
                 stop,
-                clock=clock if number == 1 else Clock(clock.opened_s),
+                clock=clock,
                 fence=fence,
                 before=before,
                 last=last,
@@ -195,6 +198,7 @@ def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, t
                 counters={name: getattr(trainer.progress, name) for name in _SUMMED},
                 usage=asdict(trainer.progress.usage),
                 spent_s=trainer.timeline.spent_s(),
+                ended_s=time.time(),
             ).write(folder, fence)
         except CheckpointError as error:
             problem = str(error)

@@ -328,7 +328,7 @@ attempts = Table(
     Column("failure_message", Text),
     Column("facts", Document),
     Column("seen_s", Real),  # Last known to be alive.
-    Column("resumed_from_s", Real),  # When the checkpoint was taken that it went on from.
+    Column("resumed_from_s", Real),  # When the checkpoint was taken, or the stage ended, that it continues.
     Column("placement", Text),  # Devices that it ran on, see `placements`.
     Column("summary", Document),  # What it ended with, where the run was measured again since.
     sqlite_with_rowid=False,

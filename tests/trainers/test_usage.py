@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainers.conftest import Recorder
 from tests.trainers.replayed_device import ReplayedDevice
 from trainers.config import Precision
 from trainers.device_kinds.backend import Backend
@@ -17,7 +18,7 @@ from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
-from trainers.reporting import NeverStop, Provenance
+from trainers.reporting import Clock, NeverStop, Provenance, StopReason
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry import run_figures
 from trainers.telemetry.devices import Device
@@ -351,6 +352,38 @@ def test_a_folder_that_cannot_be_written_loses_the_figure_not_the_run(tmp_path):
     heartbeat = HeartbeatFile(tmp_path / "file" / "folder", 1.0)
     heartbeat.beat()
     assert heartbeat.look_back(kept_until_s=None, submitted_s=None).lost_s == 0.0
+
+
+class KilledInStage2(Recorder):
+    """A worker that dies in the second stage, before that stage's first checkpoint."""
+
+    def requested(self) -> StopReason | None:
+        if self.facts and self._step > 4:
+            raise RuntimeError("killed")
+        return None
+
+
+@pytest.mark.parametrize(("worked_s", "lost_s"), [(10.0, 10.0), (None, 0.0)], ids=["training", "loading"])
+def test_work_of_an_ended_stage_is_not_lost_with_the_next_one(configure, worked_s, lost_s):
+    stages = [{"length": {"steps": 4}}, {"optimizer": {"learning_rate": 2e-4}}]
+    config = configure(stages=stages, distillation={}, telemetry={"sample_every_s": 0.01})
+    first = Clock(opened_s=time.time() - 1000.0, submitted_s=time.time() - 1007.0)
+    killed = KilledInStage2()
+    with pytest.raises(RuntimeError, match="killed"):
+        train(config, killed, killed, clock=first)
+    root = Path(config.workspace.checkpoints)
+    ended_s = json.loads((root / "stages" / "1" / "stage.json").read_text())["ended_s"]
+    (alive,) = root.glob("alive-*")
+    if worked_s is None:
+        alive.unlink()  # Killed before the stage had a heartbeat.
+    else:
+        os.utime(alive, (ended_s + worked_s, ended_s + worked_s))
+    rest = Recorder()
+    again = Clock(opened_s=ended_s + 50.0, submitted_s=first.submitted_s)
+    summary = train(config, rest, NeverStop(), clock=again).summary
+    assert rest.facts["resumed_from_s"] == ended_s
+    assert summary["lost_since_checkpoint_time_s"] == pytest.approx(lost_s, abs=1e-3)
+    assert summary["queue_time_s"] == pytest.approx(7.0 + 50.0 - lost_s, abs=1e-3)
 
 
 @pytest.mark.slow
