@@ -198,6 +198,9 @@ def _missed(configuration: Configuration, bounds: Sequence[tuple[Constraint, flo
             constraint.kind == "within_of_best" and constraint.better == "lower"
         )
         if mean > bound if upper else mean < bound:
+            if constraint.is_limit:
+                side = "above" if upper else "below"
+                return f"{constraint.metric} {mean:.4g} is {side} the limit of {bound:g}"
             return (
                 f"{constraint.metric} {mean:.4g} misses {constraint} ({'<=' if upper else '>='} {bound:.4g})"
             )

@@ -57,6 +57,19 @@ def test_the_best_is_one_of_those_within_the_limits() -> None:
     assert "it also has the best accuracy" in answer.sure
 
 
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (Constraint("cost_usd", "at_most", 0.5), "cost_usd 2.003 is above the limit of 0.5"),
+        (Constraint("accuracy", "at_least", 0.95), "accuracy 0.9302 is below the limit of 0.95"),
+    ],
+)
+def test_a_missed_limit_is_said_with_the_value_and_the_limit_once(limit: Constraint, reason: str) -> None:
+    kept = configuration("kept", 0.1, 0.99)
+    answer = recommend([GRID[0], kept], objective="cost_usd", constraints=[limit])
+    assert answer.excluded == {"fp32": reason}
+
+
 def test_one_seed_is_recommended_but_not_claimed() -> None:
     grid = [configuration("a", 1.0, 0.9, seeds=1), configuration("b", 2.0, 0.9, seeds=1)]
     answer = recommend(grid, objective="cost_usd")
