@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import while_permitted
+from api.access import Caller, while_permitted
 from api.body import SPEC_BODY
 from api.deps import (
     CurrentUser,
@@ -153,9 +153,11 @@ def list_deleted_experiments(
 
 
 @router.get("/{experiment_id}", responses=_NO_SUCH, summary="Get an experiment")
-def get_experiment(experiment_id: ExperimentId, store: StoreDep, queue: QueueDep) -> ExperimentDetail:
+def get_experiment(
+    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
+) -> ExperimentDetail:
     """One experiment with its totals and, while it waits, its place in the queue."""
-    return _detail(store.experiment(experiment_id), store, queue)
+    return _detail(store.experiment(experiment_id), store, queue, user)
 
 
 @router.delete(
@@ -185,7 +187,7 @@ def restore_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
-    return _detail(store.restore(experiment_id, actor=user.actor), store, queue)
+    return _detail(store.restore(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -197,7 +199,7 @@ def cancel_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
-    return _detail(store.request_cancel(experiment_id, actor=user.actor), store, queue)
+    return _detail(store.request_cancel(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -209,7 +211,7 @@ def pause_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
-    return _detail(store.request_pause(experiment_id, actor=user.actor), store, queue)
+    return _detail(store.request_pause(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -221,7 +223,7 @@ def resume_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
-    return _detail(store.resume(experiment_id, actor=user.actor), store, queue)
+    return _detail(store.resume(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -241,7 +243,7 @@ def retry_experiment(
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     again = store.retry_disturbed if disturbed else store.retry
-    return _detail(again(experiment_id, actor=user.actor), store, queue)
+    return _detail(again(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.put(
@@ -268,7 +270,7 @@ def set_experiment_priority(
     """Move it among what waits."""
     project = store.experiment(experiment_id).project
     request.app.state.projects.refuse_priority(user, project, priority.priority)
-    return _detail(store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue)
+    return _detail(store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue, user)
 
 
 @router.patch("/{experiment_id}/tags", responses=_ORGANISE, summary="Change an experiment's tags")
@@ -277,7 +279,7 @@ def tag_experiment(
 ) -> ExperimentDetail:
     """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
     changed = store.tag(experiment_id, add=body.add, remove=body.remove, actor=user.actor)
-    return _detail(changed, store, queue)
+    return _detail(changed, store, queue, user)
 
 
 @router.put("/{experiment_id}/notes", responses=_ORGANISE, summary="Set an experiment's notes")
@@ -285,7 +287,7 @@ def annotate_experiment(
     experiment_id: ExperimentId, body: Notes, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Replace its notes."""
-    return _detail(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue)
+    return _detail(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue, user)
 
 
 @router.put("/{experiment_id}/archive", responses=_ORGANISE, summary="Archive an experiment")
@@ -293,7 +295,7 @@ def archive_experiment(
     experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Mark it as archived, or take it back; `archived_s IS NULL` in a filter leaves archived ones out."""
-    return _detail(store.archive(experiment_id, body.archived, actor=user.actor), store, queue)
+    return _detail(store.archive(experiment_id, body.archived, actor=user.actor), store, queue, user)
 
 
 @router.get(
@@ -417,11 +419,11 @@ def export_experiment(
     )
 
 
-def _detail(experiment: Experiment, store: Store, queue: Queue) -> ExperimentDetail:
+def _detail(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:
     waiting = None
     if experiment.state is ExperimentState.queued:
         with suppress(NotFound):  # A scheduler may have claimed it since it was read.
-            waiting = queue.position(experiment.id)
+            waiting = queue.position(experiment.id, user.visible)
     return ExperimentDetail.of(
         experiment,
         store.run_counts(experiment.id),

@@ -18,6 +18,7 @@ from service.config.examples import Example, examples
 from service.domain.records import Items
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.notes import notes_of
+from service.planner.planned_start import planned_start
 from service.planner.preview import Preview, Validated, planned_runs
 from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
 from service.spec.experiment import json_schema
@@ -112,7 +113,7 @@ async def preview_spec(
 
     A spec that no cluster and no budget would make valid is refused as a submission of it is.
     The first page has the forecast of the whole grid: money, energy and hours with an interval, what it
-    rests on, and what of it does not fit into the budget.
+    rests on, and what of it does not fit into the budget; and when it would start, and at whose expense.
     """
     start = _start(page_token)
 
@@ -142,6 +143,9 @@ async def preview_spec(
             next_page_token=f"r{end}" if runs and end < spec.run_count() else None,
             forecast=forecast,
             notes=notes_of(spec, catalogue) if start == 0 else (),
+            start=planned_start(spec, store, snapshot, owner=user.owner, visible=user.visible)
+            if snapshot is not None and start == 0
+            else None,
         )
 
     return await checks.heavy(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from service.domain.formats import (
 from service.domain.headlines import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.states import RUN_STATES_WITH_RESULT
+from service.fairness.explanations import duration_in_words
 from service.scheduling.pools import start_command
 from service.spec.project_limits import UNITS
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         QueueEntry,
         Span,
     )
+    from service.domain.outlook import StartForecast
     from service.domain.records import Attempt, Event, Run
     from service.domain.shares import ProjectUse, Share
 
@@ -467,18 +470,34 @@ def _print_events(console: Console, events: Sequence[Event]) -> None:
 
 
 def queue_table(entries: Sequence[QueueEntry]) -> Table:
-    """What waits, and why."""
+    """What waits, why, and until when."""
     several = any(entry.experiment and entry.experiment.pool != DEFAULT_POOL for entry in entries)
     pool = ("pool",) if several else ()
-    table = grid_table(*pool, "#", "id", "name", "owner", "priority", "reason", right=("#", "id", "priority"))
+    table = grid_table(
+        *pool, "#", "id", "name", "owner", "priority", "starts", "reason", right=("#", "id", "priority")
+    )
     for entry in entries:
         experiment = entry.experiment
         what = ("", "", "", "")
         if experiment is not None:
             what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
         its_pool = (experiment.pool if experiment is not None else "",) if several else ()
-        table.add_row(*its_pool, str(entry.position), *what, entry.reason)
+        table.add_row(*its_pool, str(entry.position), *what, _start(entry.start), entry.reason)
     return table
+
+
+def _start(forecast: StartForecast | None) -> str:
+    """When a waiting experiment will start, from now."""
+    if forecast is None:
+        return ""
+    if forecast.earliest_s is None:
+        return "not in sight"
+    now = time.time()
+    low = duration_in_words(max(0.0, forecast.earliest_s - now))
+    if forecast.latest_s is None:
+        return f"in {low} or later"
+    high = duration_in_words(max(0.0, forecast.latest_s - now))
+    return f"in {low}" if low == high else f"in {low} to {high}"
 
 
 def pools_table(pools: Sequence[Pool]) -> Table:

@@ -121,9 +121,10 @@ def scheduler(
         return
     if end_with_parent:
         _end_when_stdin_closes()
+    from service.planner.foresight import Foresight
     from service.scheduling.scheduler import main as run_scheduler
 
-    run_scheduler(settings)
+    run_scheduler(settings, [lambda store: Foresight(store, settings.pool)])
 
 
 def demo(

@@ -81,6 +81,8 @@ def preview(
             say(line)
         for warning in answer.forecast.warnings:
             note(f"warning: {warning}")
+    if answer.start is not None:
+        say(f"{answer.start.hardware}: {answer.start.words}")
     for line in answer.notes:
         note(f"note: {line}")
     if answer.cluster_age_s is None:

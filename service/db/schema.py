@@ -399,6 +399,34 @@ share_usage = Table(  # What people have used lately of each lane, in USD that h
     sqlite_with_rowid=False,
 )
 
+start_forecasts = Table(  # When experiments that wait will start, as a scheduler last forecast it.
+    "start_forecasts",
+    metadata,
+    # No foreign key: the next forecast of the pool removes the rows of experiments that ended.
+    Column("experiment_id", BigId, primary_key=True, autoincrement=False),
+    Column("pool", Text, nullable=False),
+    Column("at_s", Real, nullable=False),
+    Column("run_low_s", Real, nullable=False),  # Time of one of its runs: ends of an interval and its middle.
+    Column("run_median_s", Real, nullable=False),
+    Column("run_high_s", Real, nullable=False),
+    Column("start", Text),  # JSON of `StartForecast`, for all eyes; NULL = it does not wait.
+    # The first forecast, as it was played, to learn from once the experiment has started:
+    Column("first_s", Real),
+    Column("first_reason", Text),
+    Column("first_earliest_s", Real),
+    Column("first_latest_s", Real),
+    sqlite_with_rowid=False,
+)
+
+start_errors = Table(  # How far forecasts were from the starts that followed them, as logarithms.
+    "start_errors",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("reason", Text, nullable=False),
+    Column("early", Real, nullable=False),
+    Column("late", Real, nullable=False),
+)
+
 run_references = Table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
     "run_references",
     metadata,

@@ -79,6 +79,15 @@ def held(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
+def placed(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, hardware, placed_s) of devices that are held, the longest held first."""
+    return (
+        select(_p.experiment_id, _p.hardware, _p.placed_s)
+        .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
+        .order_by(_p.placed_s)
+    )
+
+
 HELD_BY_EVERYBODY = (
     select(
         _x.project,

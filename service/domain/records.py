@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import computed_field
 
 from service.domain.grid import REFERENCE_CELL, Point
+from service.domain.outlook import StartForecast
 from service.domain.serialization import Number, Serializable
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
@@ -567,6 +568,8 @@ class QueuePosition(Serializable):
     """From 1, in the order of claims."""
     reason: str
     """Why it waits, in one line."""
+    start: StartForecast | None
+    """When it will start, and what decides about it; null = not forecast, as for what is far back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ _WORDS: Final[Mapping[WaitingReason, Callable[[Waiting], str]]] = {
     WaitingReason.reclaiming: lambda each: "others stop for it at their next checkpoint",
     WaitingReason.reserved: lambda each: "free devices are kept for a larger run that has waited long",
     WaitingReason.share: lambda each: _over(each),
+    WaitingReason.places: lambda each: f"as many experiments run as may at a time ({each.detail})",
     WaitingReason.busy: lambda each: "all devices are in use, and no one holds more than their share of them",
 }
 
@@ -31,11 +32,16 @@ def explained(waiting: Waiting, project: str, start: Start | None = None) -> str
         project: whose experiment it is.
         start: when it will start; None = not forecast.
     """
-    what = f"waits for {waiting.devices:g} {waiting.hardware}: {_WORDS[waiting.reason](waiting)}"
-    parts = [what.replace("the project", f"project {project}", 1), ahead_in_words(waiting)]
+    parts = [reason_in_words(waiting, project), ahead_in_words(waiting)]
     if start is not None:
         parts.append(start_in_words(start))
     return "; ".join(parts)
+
+
+def reason_in_words(waiting: Waiting, project: str) -> str:
+    """Returns what an experiment's next run waits for."""
+    what = f"waits for {waiting.devices:g} {waiting.hardware}: {_WORDS[waiting.reason](waiting)}"
+    return what.replace("the project", f"project {project}", 1)
 
 
 def ahead_in_words(waiting: Waiting) -> str:

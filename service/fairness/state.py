@@ -237,6 +237,8 @@ class WaitingReason(StrEnum):
     """Its user or project has its share, or others with less than theirs are ahead."""
     busy = "busy"
     """All devices are in use, and no one holds more than their share."""
+    places = "places"
+    """As many experiments run as may at a time; a pass does not know that limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.config.hardware import Hardware, find
@@ -268,6 +268,12 @@ def forecast_run(
         basis=basis,
         from_history=bool(like),
     )
+
+
+def of_its_kind(spec: ExperimentSpec, past: Iterable[Past]) -> list[Past]:
+    """Returns the finished runs that a resolved spec may be forecast from, see the module."""
+    kind = _kind(spec)
+    return [one for one in past if _kind(one.spec) == kind]
 
 
 def _kind(spec: ExperimentSpec) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,18 @@ from pathlib import Path
 from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.db import history_statements
-from service.planner.forecast import Cell, Forecast, GridForecast, Past, Span, forecast, too_small
+from service.planner.forecast import (
+    Cell,
+    Forecast,
+    GridForecast,
+    Past,
+    RunForecast,
+    Span,
+    forecast,
+    forecast_run,
+    of_its_kind,
+    too_small,
+)
 from service.spec.experiment import ExperimentSpec, read_stored
 from service.spec.fields import Budget
 from service.spec.model_config import student_flops
@@ -27,6 +39,8 @@ _SPANS: Mapping[str, Callable[[Forecast], Span]] = {
 """What of a forecast counts towards a project's budget, by its unit."""
 MOST_CELLS = 500
 """Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
+FEW_CELLS = 12
+"""The same where only the time of a run is asked for."""
 MOST_PAST = 500
 """Finished runs that are looked at."""
 
@@ -48,6 +62,27 @@ def forecast_of(
     """
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
     return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
+
+
+def run_time_of(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> Span | None:
+    """Returns how long one of a spec's runs takes, in seconds, whichever it is; None = not known.
+
+    Args:
+        spec: valid, axes included.
+        store: Store with finished runs.
+        catalogue: known hardware.
+    """
+    cells = _cells(spec, catalogue, (), store.settings.roots("model"), most=FEW_CELLS)
+    past = read_past(store, [cell.spec for cell in cells])
+    found = [forecast_run(cell.spec, cell.student, of_its_kind(cell.spec, past), catalogue) for cell in cells]
+    times = [each.time_s for each in found if isinstance(each, RunForecast)]
+    if not times:
+        return None
+    return Span(
+        min(each.low for each in times),
+        statistics.median(each.middle for each in times),
+        max(each.high for each in times),
+    )
 
 
 def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> list[Problem]:
@@ -102,11 +137,15 @@ def _seconds(summary: Mapping[str, object] | None, name: str) -> float:
 
 
 def _cells(
-    spec: ExperimentSpec, catalogue: Mapping[str, Hardware], reused: Collection[int], roots: Sequence[Path]
+    spec: ExperimentSpec,
+    catalogue: Mapping[str, Hardware],
+    reused: Collection[int],
+    roots: Sequence[Path],
+    most: int = MOST_CELLS,
 ) -> list[Cell]:
     seeds = len(spec.seeds)
     count = spec.grid_count() // seeds
-    every = -(-count // MOST_CELLS)
+    every = -(-count // most)
     each_stands_for = count / len(range(0, count, every))
     taken_over = Counter(index // seeds for index in reused)
     flops_of = functools.cache(functools.partial(student_flops, roots=roots))

@@ -14,6 +14,7 @@ from typing import Any
 from service.config.document import SpecError
 from service.config.hardware import Hardware, find
 from service.domain.grid import REFERENCE_CELL, AxisValue, Point
+from service.domain.outlook import PlannedStart
 from service.domain.serialization import Serializable
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
@@ -80,6 +81,9 @@ class Preview(Serializable):
     """What the whole grid will take; with the first page only."""
     notes: tuple[str, ...] = ()
     """What to know before submitting; with the first page only."""
+    start: PlannedStart | None = None
+    """When it would start and at whose expense; with the first page only, null = the cluster is not known, or
+    could not run it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from service.domain.states import ExperimentState
 from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
 from service.scheduling.pools import no_scheduler, order_of_pool
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
+from service.scheduling.start_forecasts import start_forecasts
 from service.spec import models
 from service.spec.experiment import read_stored
 from service.store import Store
@@ -335,16 +336,20 @@ class Queue:
                     # One more shows whether a page follows.
                     found += _placed(connection, pool, waiting, in_pool, page_size + 1 - len(found))
             shown = found[:page_size]
-            explained = self._explained(connection, {each.experiment_id: each.place for each in shown})
+            places = {each.experiment_id: each.place for each in shown}
+            explained = self._explained(connection, places, visible)
             schedulers = self._schedulers_alive(connection)
         counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
         return QueueListing(
             [
                 QueueEntry(
-                    place.position, place.reason, ExperimentStatus.of(experiment, counts[experiment.id])
+                    place.position,
+                    place.reason,
+                    place.start,
+                    ExperimentStatus.of(experiment, counts[experiment.id]),
                 )
                 if visible.includes(experiment.project)
-                else QueueEntry(place.position, OUT_OF_SIGHT, None)
+                else QueueEntry(place.position, OUT_OF_SIGHT, None, None)
                 for experiment, place in explained
             ],
             shown[-1].turn.token(shown[-1].experiment_id) if len(found) > page_size else None,
@@ -352,8 +357,12 @@ class Queue:
             [scheduler.name for scheduler in schedulers],
         )
 
-    def position(self, experiment_id: int) -> QueuePosition:
+    def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
         """Returns where one waiting experiment stands.
+
+        Args:
+            experiment_id: of the experiment.
+            visible: projects that the reader sees.
 
         Raises:
             NotFound: it does not wait.
@@ -368,7 +377,7 @@ class Queue:
             rows = connection.execute(queue_statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
             place = ahead(found.owner, found.priority, waiting, _active_by_owner(connection, found.pool)) + 1
-            ((_, position),) = self._explained(connection, {experiment_id: place})
+            ((_, position),) = self._explained(connection, {experiment_id: place}, visible)
         return position
 
     def depth(self) -> int:
@@ -377,9 +386,9 @@ class Queue:
             return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
 
     def _explained(
-        self, connection: Connection, places: Mapping[int, int]
+        self, connection: Connection, places: Mapping[int, int], visible: Visibility
     ) -> list[tuple[Experiment, QueuePosition]]:
-        """Returns waiting experiments, in the order of their places, each with why it waits."""
+        """Returns waiting experiments, in the order of their places, each with why it waits and how long."""
         rows = connection.execute(statements.experiments_by_id(places)).mappings().all()
         specs: dict[int, str] = {
             row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(places)).all()
@@ -399,6 +408,7 @@ class Queue:
             for pool in {experiment.pool for experiment in found.values()}
         }
         catalogue = self._settings.catalogue()
+        starts = start_forecasts(connection, places, now, visible)
         explained = []
         for id, place in places.items():
             experiment = found[id]
@@ -416,7 +426,7 @@ class Queue:
             )
             lost = models.hopeless(references.get(id, ()))
             reason = f"{reason}; {lost}" if lost else reason
-            explained.append((experiment, QueuePosition(place, reason)))
+            explained.append((experiment, QueuePosition(place, reason, starts.get(id))))
         return explained
 
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:

@@ -29,8 +29,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from service.config import logs
 from service.config.logs import about
@@ -435,8 +437,19 @@ class _Pass:
         )
 
 
-def main(settings: Settings) -> None:
+class Beside(Protocol):
+    """Work of a scheduler's process next to its passes."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Goes on until `stop` is set."""
+
+
+def main(settings: Settings, beside: Sequence[Callable[[Store], Beside]] = ()) -> None:
     """Runs a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
+
+    Args:
+        settings: of the installation.
+        beside: make what else runs in this process, each in a thread of its own.
 
     Raises:
         UnusableDatabase: the database cannot be used.
@@ -449,20 +462,21 @@ def main(settings: Settings) -> None:
     freeze_loaded()
     queue = Queue(store, settings.pool)
     scheduler = Scheduler(store, queue, DashboardRayJobs(settings.ray_dashboard_url), settings)
-    beside = [
+    threads = [
         threading.Thread(target=run, args=(stop,), name=name)
         for name, run in (
             ("upkeep", Upkeep(store, settings).run),
             # Of its own: receivers that answer slowly must not hold up what is removed.
             ("courier", Courier(store, settings, scheduler.figures).run),
+            *((f"beside-{number}", make(store).run) for number, make in enumerate(beside)),
         )
     ]
-    for thread in beside:
+    for thread in threads:
         thread.start()
     try:
         scheduler.run(stop)
     finally:
         stop.set()
-        for thread in beside:
+        for thread in threads:
             thread.join()
         store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from service.db import schema
 from service.domain.access import Role, Scope
 from service.domain.records import Placement
 from service.domain.states import ExperimentState
+from service.planner.foresight import Foresight
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.queue import Queue
 from service.spec.experiment import validate
 from service.store import Store
 from tests.api.conftest import running
@@ -73,6 +76,27 @@ def test_a_viewer_sees_the_queue_without_buttons(page: Page, closed: str, team: 
     ready(page)
     assert page.locator(".head button").count() == 0
     assert page.get_by_role("link", name="Audit").count() == 0
+
+
+def test_the_queue_says_when_each_starts_and_what_decides(
+    page: Page, closed: str, team: FastAPI, looked_at: Callable[[str], None]
+) -> None:
+    store: Store = team.state.store
+    queue = Queue(store)
+    queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 1.0}, {}),)))
+    assert len(queue.claim("s", lease_s=600)) == 1
+    spec = validate({"name": "next", "project": "nlp", "task": {"name": "imdb"}})
+    store.submit(spec, list(spec.runs()), spec_text="name: next\n", owner="max")
+    Foresight(store).run_once()
+    enter(page, closed, team, "vera")
+    page.goto(f"{closed}/queue")
+    ready(page)
+    row = page.get_by_role("row").filter(has_text="next")
+    expect(row).to_contain_text(re.compile(r"in \d"))
+    row.locator("summary").click()
+    expect(row.get_by_text("entitled to").first).to_be_visible()
+    expect(row).to_contain_text("max inside it: score")
+    looked_at("queue-starts")
 
 
 @pytest.mark.parametrize("path", ["/audit", "/people"])

@@ -6,6 +6,7 @@ import { count, duration, money, percent, progress, relative, state, when } from
 import { query, setQuery } from "../core/router.js";
 import { empty, failed } from "../core/states.js";
 import { choice, counted, every, section, shortTable } from "./parts.js";
+import { startsIn, whyItWaits } from "./starts.js";
 import { priorityOf, steering } from "./steer.js";
 
 const REFRESH_S = 3, PAGE = 50, MOST_CELLS = 256, MOST_ACTIVE = 100;
@@ -93,7 +94,7 @@ export async function show(main, parameters, { signal }) {
       queue.schedulers_alive.length ? null : h("p", { class: "card pad problem" }, "No scheduler is running, so nothing will start. Start one with ", h("code", {}, "stillhouse scheduler"), "."),
       section(`Waiting (${count(queue.total)})`, shortTable("Waiting experiments, the next one first", [
         ["#", (one) => one.position, "num"], ["Experiment", (one) => (one.experiment ? link(one.experiment) : h("span", { class: "quiet" }, "of another project")), "wide"], ["Project", (one) => one.experiment?.project ?? "–"], ["Owner", (one) => one.experiment?.owner ?? "–"],
-        ["Priority", (one) => (one.experiment ? priorityOf(one.experiment, who, draw) : "–")], ["Since", (one) => (one.experiment ? h("span", {}, relative(one.experiment.queued_s)) : "–")], ["Why it waits", (one) => one.reason, "wide"],
+        ["Priority", (one) => (one.experiment ? priorityOf(one.experiment, who, draw) : "–")], ["Since", (one) => (one.experiment ? h("span", {}, relative(one.experiment.queued_s)) : "–")], ["Starts", (one) => startsIn(one.start)], ["Why it waits", (one) => whyItWaits(one.reason, one.start, one.experiment?.owner, one.experiment?.project), "wide"],
         ["", (one) => (one.experiment ? steering(one.experiment, who, draw) : null)]], queue.items.filter((one) => wanted(one.experiment)), "Nothing is waiting."),
       h("p", { class: "actions" }, token ? h("button", { type: "button", onclick: () => { token = null; setQuery({ page: null }); draw(); } }, "First page") : null,
         queue.next_page_token ? h("button", { type: "button", onclick: () => { token = queue.next_page_token; setQuery({ page: token }); draw(); } }, "Next page") : null)),

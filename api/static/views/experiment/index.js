@@ -9,6 +9,7 @@ import { ended } from "../experiments.js";
 import { jobLink } from "../parts.js";
 import { actions } from "./actions.js";
 import { answer } from "./answer.js";
+import { startsIn, whyItWaits } from "../starts.js";
 
 /** Tabs by the last part of the path, in their order. */
 const TABS = [
@@ -81,7 +82,7 @@ function header(experiment, cluster) {
       experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
       experiment.totals ? [fact("cost", money(experiment.totals.cost_usd)), fact("energy", energy(experiment.totals.energy_kwh))] : null,
       jobLink(cluster, experiment) ? fact("Ray", jobLink(cluster, experiment)) : null,
-      experiment.waiting && experiment.state === "queued" ? fact("waits", experiment.waiting.reason) : null),
+      experiment.waiting && experiment.state === "queued" ? [fact("starts", startsIn(experiment.waiting.start)), fact("waits", whyItWaits(experiment.waiting.reason, experiment.waiting.start, experiment.owner, experiment.project))] : null),
     experiment.tags.length ? h("p", {}, experiment.tags.map((tag) => [h("span", { class: "chip" }, tag), " "])) : null,
     experiment.notes ? h("p", { class: "notes" }, experiment.notes) : null,
     experiment.failure_message ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`) : null,

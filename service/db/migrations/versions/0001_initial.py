@@ -48,6 +48,30 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_table(
+        "start_forecasts",
+        sa.Column("experiment_id", _ID, autoincrement=False, nullable=False),
+        sa.Column("pool", sa.Text(), nullable=False),
+        sa.Column("at_s", _REAL, nullable=False),
+        sa.Column("run_low_s", _REAL, nullable=False),
+        sa.Column("run_median_s", _REAL, nullable=False),
+        sa.Column("run_high_s", _REAL, nullable=False),
+        sa.Column("start", sa.Text(), nullable=True),
+        sa.Column("first_s", _REAL, nullable=True),
+        sa.Column("first_reason", sa.Text(), nullable=True),
+        sa.Column("first_earliest_s", _REAL, nullable=True),
+        sa.Column("first_latest_s", _REAL, nullable=True),
+        sa.PrimaryKeyConstraint("experiment_id", name=op.f("pk_start_forecasts")),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "start_errors",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("early", _REAL, nullable=False),
+        sa.Column("late", _REAL, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_start_errors")),
+    )
+    op.create_table(
         "cluster_snapshots",
         sa.Column("pool", sa.Text(), nullable=False),
         sa.Column("at_s", _REAL, nullable=False),

@@ -1,0 +1,348 @@
+"""What a pool's scheduler sees before it divides devices: what there is, who runs, and who waits.
+
+Only the head of the queue is looked at, so that how much is queued does not matter to the cost of a look.
+What the cluster could not run even when idle is not limited: it waits for nodes, or fails, as without other
+claimants. Devices of different kinds are counted apart, also where both are CPUs of the same nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection
+
+from service.config.hardware import find, lookup
+from service.db import queue_statements, share_statements, statements
+from service.domain.access import DEFAULT_POOL
+from service.domain.records import Experiment
+from service.fairness.allowances import may_yield
+from service.fairness.state import (
+    Capacity,
+    Claimant,
+    Demand,
+    Lane,
+    ProjectTerms,
+    Situation,
+    Usage,
+    UsageTree,
+)
+from service.scheduling.budgets import BudgetWatch
+from service.scheduling.cluster import (
+    CPU,
+    SHARERS,
+    ClusterNode,
+    ClusterSnapshot,
+    devices_of,
+    exclusive_holds,
+    unsatisfiable,
+)
+from service.spec.experiment import ExperimentSpec, read_stored
+from service.store import Store
+
+logger = logging.getLogger(__name__)
+
+DEMAND_EVERY_S = 5.0
+"""How often the runs of an experiment that have not ended are counted."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of an experiment from one look to the next.
+
+    Attributes:
+        spec: its spec; None = this release cannot read it.
+        counted_s: when its runs were counted, monotonic.
+        demand: (devices, of the largest run) by hardware.
+        since: since when it has held devices for one run, for two, and so on, by hardware; monotonic.
+    """
+
+    spec: ExperimentSpec | None
+    counted_s: float = float("-inf")
+    demand: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    since: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A spec that nobody has submitted, as if it were the last in the queue.
+
+    Attributes:
+        spec: with its axes.
+        project, owner: whose it would be.
+        priority: that it would have.
+        demand: (devices of all its runs, of the largest) by hardware.
+        queued_s: Unix seconds.
+        id: of no experiment.
+    """
+
+    spec: ExperimentSpec
+    project: str
+    owner: str
+    priority: int
+    demand: Mapping[str, tuple[float, float]]
+    queued_s: float
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look found.
+
+    Attributes:
+        situation: to divide; its claimants are the active experiments, the waiting ones and the newcomer.
+        waiting: the head of the queue, in the order of claims.
+    """
+
+    situation: Situation
+    waiting: Sequence[Experiment]
+
+
+class Lookout:
+    """Looks at a pool, again and again; not for several threads.
+
+    Args:
+        store: the database.
+        pool: whose experiments and cluster are looked at.
+    """
+
+    def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
+        self._store = store
+        self._pool = pool
+        self._catalogue = store.settings.catalogue()
+        self._known: dict[int, _Known] = {}
+        self.budgets = BudgetWatch(store)
+
+    def look(
+        self,
+        cluster: ClusterSnapshot,
+        active: Sequence[Experiment],
+        considered: int,
+        newcomer: Newcomer | None = None,
+    ) -> Seen:
+        """Returns what may be divided now.
+
+        Args:
+            cluster: as it was a moment ago.
+            active: experiments of the pool that are starting or running.
+            considered: waiting experiments that are looked at, the first in the order of claims.
+            newcomer: who would wait as well.
+
+        Raises:
+            StoreUnavailable: the database is unavailable.
+        """
+        with self._store.database.read() as connection:
+            waiting = self._head_of_queue(connection, considered)
+            self._look_at([*active, *waiting], connection)
+            held = _held(connection, {experiment.id for experiment in active})
+            now_s = self._store.database_time(connection)
+            terms = _left_here(self._terms(connection, now_s), connection, self._pool)
+            usage = UsageTree(usage_by_user(connection))
+        candidates: list[Experiment | Newcomer] = [*active, *waiting]
+        if newcomer is not None:
+            candidates.append(newcomer)
+            self._known[newcomer.id] = _Known(newcomer.spec, demand=newcomer.demand)
+        devices = self._devices(cluster)
+        capacity = Capacity(
+            {Lane(self._pool, name): count for name, count in devices.items()},
+            {name: lookup(name, self._catalogue).price_usd_per_hour for name in devices},
+        )
+        claimants = [self._claimant(each, held.get(each.id, {}), cluster, devices) for each in candidates]
+        return Seen(Situation(now_s, capacity, claimants, terms, usage), waiting)
+
+    def hardware_of(self, experiment_id: int) -> Collection[str]:
+        """Returns the kinds of device that an experiment of the last look uses or waits for."""
+        return self._known[experiment_id].demand.keys()
+
+    def spec_of(self, experiment_id: int) -> ExperimentSpec | None:
+        """Returns the spec of an experiment of the last look; None = this release cannot read it."""
+        return self._known[experiment_id].spec
+
+    def _terms(self, connection: Connection, now_s: float) -> dict[str, ProjectTerms]:
+        """Returns what each project's limits say about devices."""
+        settings = {row.name: row.settings for row in connection.execute(share_statements.PROJECT_SETTINGS)}
+        holds = self.budgets.holds(connection, settings, now_s)
+        names = ("weight", "guaranteed", "ceiling", "concurrent_runs_per_user")
+        return {
+            project: ProjectTerms(
+                **{name: found[name] for name in names if name in found}, holds=holds.get(project)
+            )
+            for project, found in settings.items()
+        }
+
+    def _head_of_queue(self, connection: Connection, count: int) -> list[Experiment]:
+        """Returns the first experiments in the order of claims that could be claimed now."""
+        now, below = self._store.database_time(connection), 1 << 30
+        ids: list[int] = []
+        while len(ids) < count:
+            found = connection.execute(
+                queue_statements.next_to_claim(connection),
+                {
+                    "pool": self._pool,
+                    "below": below,
+                    "now": now,
+                    "count": count - len(ids),
+                    "passed_over": [],
+                },
+            ).all()
+            if not found:
+                break
+            ids += [row.id for row in found if row.id is not None]
+            below = found[0].priority
+        rows = connection.execute(statements.experiments_by_id(ids)).mappings()
+        experiments = {row["id"]: Experiment.from_row(row) for row in rows}
+        return [experiments[id] for id in ids]
+
+    def _look_at(self, experiments: Sequence[Experiment], connection: Connection) -> None:
+        """Reads the specs of experiments that are new here, and counts runs that were counted long ago."""
+        ids = {experiment.id for experiment in experiments}
+        self._known = {id: known for id, known in self._known.items() if id in ids}
+        new = ids - self._known.keys()
+        if new:
+            specs = {row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(new))}
+            self._known |= {id: _Known(_read(id, specs.get(id))) for id in new}
+        now = self._store.monotonic()
+        if new:
+            now_s = self._store.database_time(connection)
+            for row in connection.execute(share_statements.placed(new)):
+                held_for_s = max(0.0, now_s - row.placed_s)
+                self._known[row.experiment_id].since.setdefault(row.hardware, []).append(now - held_for_s)
+        due = sorted(id for id, known in self._known.items() if now - known.counted_s >= DEMAND_EVERY_S)
+        if not due:
+            return
+        demand: defaultdict[int, dict[str, tuple[float, float]]] = defaultdict(dict)
+        for row in connection.execute(share_statements.demand(due)):
+            demand[row.experiment_id][row.hardware] = float(row.devices), float(row.largest)
+        for id in due:
+            self._known[id].demand, self._known[id].counted_s = demand[id], now
+
+    def _claimant(
+        self,
+        experiment: Experiment | Newcomer,
+        held: Mapping[str, float],
+        cluster: ClusterSnapshot,
+        devices: Mapping[str, float],
+    ) -> Claimant:
+        known = self._known[experiment.id]
+        limited: list[Demand] = []
+        preemptible = False
+        if known.spec is not None and self._satisfiable(known.spec, cluster):
+            for name, counted in known.demand.items():
+                demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.nodes)
+                demand = replace(demand, yieldable=self._yieldable(known, demand))
+                if demand.devices <= devices.get(name, 0.0):
+                    limited.append(demand)
+            alone = known.spec.measure == "exclusive"
+            preemptible = not alone and known.spec.queue.may_be_preempted(experiment.priority)
+        return Claimant(
+            experiment.id,
+            experiment.project,
+            experiment.owner,
+            experiment.priority,
+            experiment.queued_s,
+            tuple(limited),
+            preemptible=preemptible,
+            pool=self._pool,
+        )
+
+    def _yieldable(self, known: _Known, demand: Demand) -> int:
+        """Returns for how many runs an experiment has had devices for a useful time, one after the other.
+
+        A run that follows another one on its devices does not begin anew: devices of short runs are given
+        back like those of long ones.
+        """
+        now = self._store.monotonic()
+        since = known.since.setdefault(demand.hardware, [])
+        del since[demand.running :]
+        since += [now] * (demand.running - len(since))
+        return sum(may_yield(now, each, 0.0) for each in since)
+
+    def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
+        """Returns whether the idle cluster could run it; what it lacks is its driver's to say."""
+        known = find(spec.hardware, self._catalogue) is not None
+        return known and unsatisfiable(spec, cluster, self._catalogue) is None
+
+    def _demand(
+        self,
+        spec: ExperimentSpec,
+        hardware: str,
+        devices: float,
+        largest: float,
+        held: float,
+        nodes: Sequence[ClusterNode],
+    ) -> Demand:
+        """Returns what an experiment holds and could use, in devices that its runs really take.
+
+        A run that shares its device takes a part of it; on CPUs, one that is measured alone takes a whole
+        node; an elastic one is content with the fewest workers.
+        """
+        runs, each = devices / largest, largest
+        at_a_time = min(runs, spec.queue.max_concurrent_runs or runs)
+        if spec.parallel.min_workers is not None:
+            fewest = each * spec.worker_numbers[-1] / spec.worker_numbers[0]
+            return _in_runs(hardware, fewest, at_a_time * each / fewest, held)
+        found = find(hardware, self._catalogue)
+        if spec.queue.share_device:
+            each, held = each / SHARERS, held / SHARERS
+        elif spec.measure == "exclusive" and found is not None and found.kind.counted_in_cpus:
+            alone = exclusive_holds(spec, nodes, self._catalogue) if spec.hardware == hardware else ()
+            each = max((hold.workers * hold.resources[CPU] for hold in alone[:1]), default=each)
+        return _in_runs(hardware, each, at_a_time, held)
+
+    def _devices(self, cluster: ClusterSnapshot) -> dict[str, float]:
+        """Returns how many devices there are of the kinds that somebody asks for and the cluster has."""
+        names = {name for known in self._known.values() for name in known.demand}
+        found = {name: find(name, self._catalogue) for name in names}
+        counts = {name: devices_of(each, cluster.nodes) for name, each in found.items() if each is not None}
+        return {name: count for name, count in counts.items() if count > 0}
+
+
+def _read(id: int, canonical: str | None) -> ExperimentSpec | None:
+    """Returns a stored spec; None where it cannot be read: such an experiment is not limited."""
+    try:
+        return None if canonical is None else read_stored(canonical)
+    except ValueError as error:
+        logger.warning("experiment %d: its spec cannot be read here: %s", id, error)
+        return None
+
+
+def usage_by_user(connection: Connection) -> dict[tuple[str, str, Lane], Usage]:
+    """Returns what was used lately, by (project, user, lane)."""
+    rows = connection.execute(share_statements.SHARE_USAGE)
+    return {(row.project, row.owner, Lane(row.pool, row.hardware)): Usage(row.usd, row.at_s) for row in rows}
+
+
+def _in_runs(hardware: str, devices: float, at_a_time: float, held: float) -> Demand:
+    """Returns a demand in runs; devices that are held count as runs, also while their workers start."""
+    running = math.ceil(held / devices - 1e-6)
+    return Demand(hardware, devices, running, max(0, math.floor(at_a_time + 1e-6) - running))
+
+
+def _held(connection: Connection, ids: Collection[int]) -> dict[int, dict[str, float]]:
+    held: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for id, hardware, devices in connection.execute(share_statements.held(ids)):
+        held[id][hardware] = float(devices)
+    return held
+
+
+def _left_here(
+    terms: Mapping[str, ProjectTerms], connection: Connection, pool: str
+) -> dict[str, ProjectTerms]:
+    """Returns the terms without the part of guarantees and ceilings that other pools' allowances fill."""
+    elsewhere: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for row in connection.execute(share_statements.ALLOWED_ELSEWHERE, {"in_pool": pool}):
+        elsewhere[row.project][row.hardware] = float(row.devices)
+
+    def less(devices: Mapping[str, float], project: str) -> dict[str, float]:
+        filled = elsewhere[project]
+        return {name: max(0.0, count - filled.get(name, 0.0)) for name, count in devices.items()}
+
+    return {
+        name: replace(own, guaranteed=less(own.guaranteed, name), ceiling=less(own.ceiling, name))
+        if name in elsewhere
+        else own
+        for name, own in terms.items()
+    }

@@ -1,0 +1,43 @@
+"""Forecasts of starts as people read them: what a scheduler stored last (`service.planner.foresight`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from service.db import outlook_statements
+from service.domain.access import EVERYTHING, Visibility
+from service.domain.outlook import StartForecast
+from service.domain.serialization import adapter
+
+STALE_AFTER_S = 60.0
+"""Forecasts older than this are not shown: no scheduler renews them."""
+
+
+def start_forecasts(
+    connection: Connection, experiment_ids: Collection[int], now_s: float, visible: Visibility = EVERYTHING
+) -> dict[int, StartForecast]:
+    """Returns when waiting experiments will start, by id, as far as that was forecast.
+
+    Args:
+        connection: reads.
+        experiment_ids: that wait.
+        now_s: Unix seconds by the database's clock.
+        visible: projects that the reader sees; experiments ahead of other projects are left out.
+    """
+    statement = outlook_statements.starts_of(experiment_ids, since_s=now_s - STALE_AFTER_S)
+    found = {
+        row.experiment_id: adapter(StartForecast).validate_json(row.start)
+        for row in connection.execute(statement)
+    }
+    ahead = {id for start in found.values() for id in start.ahead}
+    if not ahead or visible.projects is None:
+        return found
+    projects = connection.execute(outlook_statements.projects_of(ahead))
+    seen = {row.id for row in projects if visible.includes(row.project)}
+    return {
+        id: replace(start, ahead=[each for each in start.ahead if each in seen])
+        for id, start in found.items()
+    }
