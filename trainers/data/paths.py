@@ -6,6 +6,7 @@ anything.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,16 +68,21 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text:
         raise UnusablePath(f"{text!r} holds a NUL character; remove it")
     try:
-        candidates = [(root / text).resolve() for root in roots]
-        inside = [path for path, root in zip(candidates, roots, strict=True) if path.is_relative_to(root)]
+        # `os.path`, because every submission does this twice and pathlib takes three times as long.
+        candidates = [os.path.realpath(os.path.join(root, text)) for root in roots]
+        inside = [path for path, root in zip(candidates, roots, strict=True) if _lies_in(path, str(root))]
         for path in inside:
-            if path.exists():
-                return path
+            if os.path.exists(path):
+                return Path(path)
     except (OSError, RuntimeError, ValueError) as error:  # Too long, a loop of links, no permission.
         raise UnusablePath(f"'{text}' cannot be read: {error}") from None
     if not inside:
         raise OutsideRoots(f"'{text}' is outside the allowed folders ({shown})")
     raise UnusablePath(f"'{text}' does not exist under {shown}")
+
+
+def _lies_in(path: str, root: str) -> bool:
+    return path == root or path.startswith(os.path.join(root, ""))
 
 
 def resolve(text: str, roots: Sequence[str], what: str) -> Path:
