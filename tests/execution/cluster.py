@@ -63,6 +63,7 @@ class Running:
         store: the database.
         settings: of the installation.
         jobs: the cluster's jobs.
+        texts: a small data set.
     """
 
     def __init__(self, settings: Settings, texts: Path, local_ray: LocalRay) -> None:
@@ -71,7 +72,7 @@ class Running:
         self.queue = Queue(self.store)
         self.jobs = DashboardRayJobs(settings.ray_dashboard_url)
         self.local_ray = local_ray
-        self._texts = texts
+        self.texts = texts
         self._stop = threading.Event()
         scheduler = Scheduler(self.store, self.queue, self.jobs, settings)
         self._thread = threading.Thread(target=scheduler.run, args=(self._stop,))
@@ -81,7 +82,7 @@ class Running:
         """Submit a tiny experiment; fields override the spec's."""
         document: dict[str, Any] = {
             "name": "tiny",
-            "task": {"name": "imdb", "path": str(self._texts), "max_length": 16},
+            "task": {"name": "imdb", "path": str(self.texts), "max_length": 16},
             "model": {"student": "tiny"},
             "batch": {"global_size": 4},
             "length": {"steps": 4},

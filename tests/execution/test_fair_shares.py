@@ -1,63 +1,155 @@
-"""On a real Ray: a grid makes room for a newcomer at a step boundary, and its results stay the same."""
+"""Three people with their own tokens share two CPUs of a real Ray through REST, and lose nothing by it."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from typing import Any
 
-from service.db import share_statements
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from api.app import create_app
+from service.domain.access import Role, Scope
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
+from service.planner.foresight import Foresight
+from tests.api.conftest import running as served
 from tests.execution.cluster import Running
 from trainers.errors import FailureClass
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-LONG = {"length": {"steps": 1_000_000}, "seeds": [0]}
+OWN = "stillhouse-" + "o" * 32
+CHECKPOINT_S = 600.0
+"""Interval of the grid's checkpoints: nobody waits for one in this test."""
+MEMBERS = {"ada": "nlp", "bob": "nlp", "eve": "vision"}
 
 
-def losses(running: Running, run: Run, upto: int) -> list[tuple[int, float]]:
-    return [
-        (point.step, point.value)
-        for point in running.store.points(run.id, ["loss"])["loss"]
-        if point.step <= upto
-    ]
+class Person:
+    """Somebody with a token, who knows nothing but the address of the service."""
+
+    def __init__(self, url: str, token: str, texts: str) -> None:
+        self._http = httpx.Client(base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {token}"})
+        self._texts = texts
+
+    def submit(self, project: str, **fields: Any) -> int:
+        """Submits an experiment that ends only when it is cancelled; returns its number."""
+        document = {
+            "name": f"{project}-tiny",
+            "project": project,
+            "task": {"name": "imdb", "path": self._texts, "max_length": 16},
+            "model": {"student": "tiny"},
+            "batch": {"global_size": 4},
+            "length": {"steps": 1_000_000},
+            "seeds": [0],
+            **fields,
+        }
+        answer = self._http.post("/experiments", json=document)
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    def get(self, path: str) -> Any:
+        """Returns an answer."""
+        answer = self._http.get(path)
+        answer.raise_for_status()
+        return answer.json()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def cancel(self, experiment: int) -> int:
+        """Returns the status of the answer."""
+        return self._http.post(f"/experiments/{experiment}/cancel").status_code
 
 
-def preempted(running: Running, runs: list[Run]) -> list[Run]:
+@pytest.fixture
+def people(running: Running) -> Iterator[dict[str, Person]]:
+    """Ada and Bob of project nlp, Eve of project vision."""
+    settings = running.settings.model_copy(update={"token": SecretStr(OWN)})
+    tokens = {}
+    for project in ("nlp", "vision"):
+        running.store.create_project(project)
+    for name, project in MEMBERS.items():
+        running.store.add_user(name)
+        running.store.set_member(project, name, Role.member)
+        tokens[name] = running.store.create_token(name, name="laptop", scope=Scope.submit).secret
+    with served(create_app(settings)) as url:
+        found = {name: Person(url, token, str(running.texts)) for name, token in tokens.items()}
+        yield found
+        for person in found.values():
+            person.close()
+
+
+def losses(running: Running, run: int, upto: int) -> list[tuple[int, float]]:
+    points = running.store.points(run, ["loss"])["loss"]
+    return [(point.step, point.value) for point in points if point.step <= upto]
+
+
+def preempted(running: Running, experiment: int) -> list[Run]:
     """The runs with an attempt that was preempted."""
+    runs = running.store.runs(experiment_id=experiment).items
     ended = ((run, attempt) for run in runs for attempt in running.store.attempts(run.id))
     return [run for run, attempt in ended if attempt.failure_class is FailureClass.preempted]
 
 
-def test_a_newcomer_does_not_wait_for_a_run_of_a_grid_to_end(running: Running) -> None:
-    for project in ("nlp", "vision"):
-        running.store.create_project(project)
-    # All three runs train the same: what is interrupted can be compared with what is not.
-    grid = running.submit(project="nlp", search={"axes": {"checkpoint.every_s": [600.0, 601.0]}}, **LONG)
-    for run in running.runs(grid):
-        running.wait_until_training(run.id)
-    newcomer = running.submit(owner="eve", project="vision", **LONG)
-    (alone,) = running.runs(newcomer)
-    running.wait_until_training(alone.id, beyond_step=20)
+def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]) -> None:
+    ada, bob, eve = people.values()
+    # All runs train the same, so that what is interrupted can be compared with what is not.
+    axes = {"axes": {"checkpoint.every_s": [CHECKPOINT_S, CHECKPOINT_S + 1]}}
+    grid = ada.submit("nlp", search=axes)
+    ran = [run["id"] for run in ada.get(f"/experiments/{grid}/runs")["items"]]
+    for run in ran:
+        running.wait_until_training(run)
 
-    (interrupted,) = preempted(running, running.runs(grid))
+    newcomer = eve.submit("vision")
+    (alone,) = (run["id"] for run in eve.get(f"/experiments/{newcomer}/runs")["items"])
+    running.wait_until_training(alone, beyond_step=20)
+    wait_s = running.store.run(alone).started_s - running.store.experiment(newcomer).created_s
+    (interrupted,) = preempted(running, grid)
     assert (interrupted.own_failures, interrupted.infrastructure_failures) == (0, 0)
-    assert interrupted.checkpoint_step is not None  # Long before the next one was due.
-    states = sorted(run.state for run in running.runs(grid))
-    assert states == [RunState.queued, RunState.running], running.story()
+    assert wait_s < CHECKPOINT_S
+    assert interrupted.checkpoint_step is not None, "it stopped at a step boundary, with a checkpoint"
+    (undisturbed,) = (run for run in ran if run != interrupted.id)
 
-    compared = max(interrupted.checkpoint_step + 20, running.store.run(alone.id).step)
-    running.wait_until_training(alone.id, beyond_step=compared)
-    running.store.request_cancel(newcomer.id)
-    assert running.wait_until_ended(newcomer) is ExperimentState.cancelled
+    third = bob.submit("nlp")
+    Foresight(running.store).run_once()
+    waiting = bob.get(f"/experiments/{third}")["waiting"]
+    assert waiting["start"]["project"]["entitled_part"] == pytest.approx(0.5)
+    assert waiting["start"]["latest_s"] is None or waiting["start"]["latest_s"] > waiting["start"]["at_s"]
+    hidden = [entry["experiment"] for entry in eve.get("/queue")["items"]]
+    assert hidden == [None], "Eve sees that something of nlp waits, and not what"
+    assert (eve.cancel(grid), bob.cancel(grid)) == (404, 403)
+    assert bob.cancel(third) == 200
+
+    compared = max(interrupted.checkpoint_step + 20, running.store.run(alone).step)
+    running.wait_until_training(alone, beyond_step=compared)
+    assert eve.cancel(newcomer) == 200
     running.wait_until_training(interrupted.id, beyond_step=compared)
     assert running.store.attempts(interrupted.id)[-1].resumed_from_step == interrupted.checkpoint_step
-    expected = losses(running, alone, compared)
+    expected = losses(running, undisturbed, compared)
     assert expected[-1][0] == compared
-    assert losses(running, interrupted, compared) == expected
+    assert len(running.store.attempts(undisturbed)) == 1
+    assert losses(running, interrupted.id, compared) == expected
+    assert losses(running, alone, compared) == expected
 
-    running.store.request_cancel(grid.id)
-    assert running.wait_until_ended(grid) is ExperimentState.cancelled
-    with running.store.database.read() as connection:
-        used = {(row.project, row.owner): row.usd for row in connection.execute(share_statements.SHARE_USAGE)}
-    assert used["nlp", "ada"] > used["vision", "eve"] > 0.0
-    assert all(running.store.experiment_totals(each.id).cost_usd > 0.0 for each in (grid, newcomer))
+    assert ada.cancel(grid) == 200
+    for experiment in (grid, third, newcomer):
+        ended = running.store.experiment(experiment)
+        assert running.wait_until_ended(ended) is ExperimentState.cancelled
+    used = ada.get("/projects/nlp/usage"), eve.get("/projects/vision/usage")
+    assert [[user["user"] for user in each["users"]][:1] for each in used] == [["ada"], ["eve"]]
+    of_grid, of_newcomer = (each["used"]["usd"] for each in used)
+    assert of_grid > of_newcomer > 0.0
+    totals = ada.get(f"/experiments/{grid}")["totals"], eve.get(f"/experiments/{newcomer}")["totals"]
+    assert all(each["cost_usd"] > 0.0 for each in totals)
+    states = [running.store.run(run).state for run in (*ran, alone)]
+    assert states == [RunState.cancelled] * 3
+    print(
+        f"\nEve's run started {wait_s:.0f} s after she submitted it; the grid's checkpoints are "
+        f"{CHECKPOINT_S:.0f} s apart.\nAda's run {interrupted.id} stopped at step "
+        f"{interrupted.checkpoint_step} and continued there; run {undisturbed} was never interrupted.\n"
+        f"Their losses and Eve's are the same at all of {len(expected)} steps.\n"
+        f"Bob's experiment: {waiting['start']['reason']}.\n"
+        f"nlp is charged {of_grid:.6f} USD, vision {of_newcomer:.6f} USD."
+    )
