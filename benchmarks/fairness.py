@@ -33,7 +33,9 @@ the projects and users that have runs waiting in at least 99% of all passes afte
 others it is their own pauses that decide.
 
 **Figures**, the worst of the seeds each, `eta_width` the median: `share_error_pct`; `starved`: experiments of
-which nothing started for 72 h while runs of them waited; `utilisation_vs_fifo`: device time used over FIFO's;
+which nothing started for 72 h while runs of them waited; `starved_within_share`: those of people who asked
+for no more hours of such devices than an equal part of their project's share has; `utilisation_vs_fifo`:
+device time used over FIFO's;
 `small_job_wait_ratio`: median wait of one-run experiments over FIFO's; `preemption_waste_pct`: device time
 spent on restarts after a preemption, of all; `eta_covered_pct`: starts within the interval that was forecast
 when they were submitted (every third experiment; one without a latest start is a miss, and is counted as
@@ -75,8 +77,8 @@ BENCHMARK = Benchmark(
     "fairness",
     __doc__,
     fields=(
-        "share_error_pct", "starved", "utilisation_vs_fifo", "small_job_wait_ratio", "preemption_waste_pct",
-        "eta_covered_pct", "eta_width", "pass_ms_100k",
+        "share_error_pct", "starved", "starved_within_share", "utilisation_vs_fifo", "small_job_wait_ratio",
+        "preemption_waste_pct", "eta_covered_pct", "eta_width", "pass_ms_100k",
     ),
 )  # fmt: skip
 DEVICES = {"h100": 8, "a100": 16, "v100": 32}
@@ -581,12 +583,13 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
     fifo = Fifo({("", ""): submitted}, frozenset(), days, people.busy)
     fifo.run()
 
-    def starved(cluster: Cluster) -> int:
-        return sum(
-            max(each.longest_s, cluster.now_s - (each.served_s or each.of.at_s) if each.waiting else 0.0)
-            > STARVED_H * 3600.0
+    def starved(cluster: Cluster) -> list[Submission]:
+        return [
+            each.of
             for each in (*cluster.experiments.values(), *cluster.ended)
-        )
+            if max(each.longest_s, cluster.now_s - (each.served_s or each.of.at_s) if each.waiting else 0.0)
+            > STARVED_H * 3600.0
+        ]
 
     waits = [_small_waits(cluster) for cluster in (fair, fifo)]
     both = waits[0].keys() & waits[1].keys()
@@ -601,8 +604,9 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         "share_error_pct": 100 * max(errors.values(), default=0.0),
         "share_errors_pct": {name: round(100 * value, 2) for name, value in errors.items()},
         "fifo_share_error_pct": 100 * max(share_errors(fifo).values(), default=0.0),
-        "starved": starved(fair),
-        "fifo_starved": starved(fifo),
+        "starved": len(starved(fair)),
+        "starved_within_share": sum(_within_share(each, fair, days) for each in starved(fair)),
+        "fifo_starved": len(starved(fifo)),
         "utilisation": used / (sum(DEVICES.values()) * days * DAY_S),
         "utilisation_vs_fifo": used / fifo_used,
         "small_job_wait_s": medians[0],
@@ -618,6 +622,13 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         ),
         "experiments": len(fair.experiments) + len(fair.ended),
     }
+
+
+def _within_share(of: Submission, cluster: Cluster, days: float) -> bool:
+    """Returns whether a person asked for no more of a kind of device than the equal part of a share."""
+    asked_s = sum(asked[of.project, of.user, of.hardware] for asked in cluster.asked_s.values())
+    part = WEIGHTS[of.project] / sum(WEIGHTS.values()) / PEOPLE_PER_PROJECT
+    return asked_s <= part * DEVICES[of.hardware] * days * DAY_S
 
 
 def _small_waits(cluster: Cluster) -> dict[int, float]:
@@ -662,8 +673,9 @@ def measure(days: float, seeds: int, runs: int, rounds: int) -> dict[str, Any]:
     by_seed = [simulate(seed, days) for seed in range(seeds)]
     few, many = (pass_ms(runs, count, rounds) for count in (max(1, runs // 100), runs))
     worst = {
-        "share_error_pct": max, "starved": max, "utilisation_vs_fifo": min, "small_job_wait_ratio": max,
-        "preemption_waste_pct": max, "eta_covered_pct": min, "eta_width": statistics.median,
+        "share_error_pct": max, "starved": max, "starved_within_share": max, "utilisation_vs_fifo": min,
+        "small_job_wait_ratio": max, "preemption_waste_pct": max, "eta_covered_pct": min,
+        "eta_width": statistics.median,
     }  # fmt: skip
     return {
         **{name: choose(each[name] for each in by_seed) for name, choose in worst.items()},
