@@ -2,7 +2,7 @@
 
 import { h, replace } from "./dom.js";
 
-const SPARE_ROWS = 12;
+const SPARE_ROWS = 6, BLOCK_ROWS = 8;
 
 /**
  * A column.
@@ -66,13 +66,16 @@ export class VirtualTable {
     this.rows = rows;
     this.total = total;
     this.table.setAttribute("aria-rowcount", total + 1);
-    this.redraw();
+    this.first = -1;
+    this.paint(); // Rows that are the same objects stay as they are.
   }
 
   /** Draws one row again, if it is in view. */
   update(row) {
     const found = this.drawn.get(this.key(row));
-    if (found) this.fill(found.node, row, found.index);
+    if (!found) return;
+    found.row = row;
+    this.fill(found.node, row, found.index);
   }
 
   /** Marks what the rows are sorted by. */
@@ -111,8 +114,10 @@ export class VirtualTable {
 
   paint() {
     const height = this.node.clientHeight || 600;
-    const first = Math.max(0, Math.floor(this.node.scrollTop / this.rowHeight) - SPARE_ROWS);
-    const end = Math.min(this.total, Math.ceil((this.node.scrollTop + height) / this.rowHeight) + SPARE_ROWS);
+    // In whole blocks: what a change of the table's layout costs does not depend on how many rows change.
+    const top = this.node.scrollTop / this.rowHeight, bottom = top + height / this.rowHeight;
+    const first = Math.max(0, BLOCK_ROWS * Math.floor((top - SPARE_ROWS) / BLOCK_ROWS));
+    const end = Math.min(this.total, BLOCK_ROWS * Math.ceil((bottom + SPARE_ROWS) / BLOCK_ROWS));
     if (first === this.first && end === this.end) return;
     this.first = first;
     this.end = end;
@@ -124,7 +129,7 @@ export class VirtualTable {
       const key = row === undefined ? `unknown ${index}` : this.key(row);
       let found = this.drawn.get(key);
       if (found) this.drawn.delete(key);
-      else found = { node: this.fill(h("tr"), row, index), index };
+      if (!found || found.row !== row || found.index !== index) found = { node: this.fill(found?.node ?? h("tr"), row, index), row, index };
       if (before.nextSibling !== found.node) before.after(found.node);
       before = found.node;
       kept.set(key, found);
