@@ -41,6 +41,7 @@ def held_now(limit: int) -> Select[Any]:
     on_it = (active.c.experiment_id == _p.experiment_id) & (active.c.placement == _p.id)
     return (
         select(
+            _x.pool,
             _p.hardware,
             _p.devices,
             _p.workers,

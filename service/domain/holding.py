@@ -25,6 +25,8 @@ class Holder(Serializable):
 class HeldDevices(Serializable):
     """Devices that one experiment holds for one run at a time."""
 
+    pool: str
+    """Cluster that has the devices."""
     hardware: str
     """Name in the catalogue."""
     devices: int

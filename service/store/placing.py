@@ -92,11 +92,12 @@ class Placing(StorePart):
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.held_now(limit)).all()
         found = []
-        for hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
+        for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
             holder = Holder(*experiment)
             seen = visible.includes(holder.project)
             found.append(
                 HeldDevices(
+                    pool,
                     hardware,
                     devices,
                     workers,

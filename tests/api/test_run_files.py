@@ -99,6 +99,7 @@ def test_held_devices_name_their_run_where_it_may_be_seen(client: TestClient, dr
     driver.store.record_placements(experiment.id, 1, [held])
     (free,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (free["devices"], free["run_id"], free["experiment"]["owner"]) == (2, None, "ada")
+    assert free["pool"] == "default"
     driver.store.open_attempt(1, 1, placement="g", node="node-a")
     (busy,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (busy["run_id"], busy["node"], busy["experiment"]["id"]) == (1, "node-a", experiment.id)
