@@ -59,8 +59,10 @@ import numpy as np
 
 from benchmarks.options import Benchmark
 from service.domain.access import DEFAULT_POOL
-from service.fairness.allowances import USEFUL_S, Backlog, Division, divide, may_yield
+from service.fairness.allowances import Division, divide
+from service.fairness.backlog import Backlog
 from service.fairness.eta import Calibration, Holder, Outlook, Seconds, Start, Waiter, starts
+from service.fairness.rules import USEFUL_S, may_yield
 from service.fairness.state import (
     Capacity,
     Claimant,

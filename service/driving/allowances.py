@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from service.domain.allowance import Allowance
 from service.driving.live_turns import LiveTurn, LiveTurns
-from service.fairness.allowances import may_yield
+from service.fairness.rules import may_yield
 from service.scheduling.run_plan import Shape
 
 

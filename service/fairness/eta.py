@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from service.fairness.allowances import PATIENCE_S, PROMOTED_AFTER_S, PROMOTED_TO, ROUNDING
+from service.fairness.rules import PATIENCE_S, PROMOTED_AFTER_S, PROMOTED_TO, ROUNDING
 from service.fairness.state import Capacity, Lane, ProjectTerms, Usage, UsageTree, WaitingReason
 from service.fairness.tree import LAG_H, excesses, score_of
 from service.fairness.usage import by_project, decayed

@@ -106,7 +106,7 @@ class Demand:
         devices: devices that one run needs at once; a part of one where runs share it.
         running: runs that hold their devices.
         waiting: further runs that could start now, within the experiment's own limit.
-        yieldable: running ones that have worked long enough to be preempted (`allowances.may_yield`); None =
+        yieldable: running ones that have worked long enough to be preempted (`rules.may_yield`); None =
             all.
         next_checkpoint_s: when the first of those has its next checkpoint, Unix seconds; None = at once.
         room: how many of the waiting the nodes can hold next to what runs, by shape; None = not limited by

@@ -16,8 +16,9 @@ from sqlalchemy import Connection, Row
 
 from service.config.hardware import Hardware
 from service.db import outlook_statements
-from service.fairness.allowances import USEFUL_S, Division, divide
+from service.fairness.allowances import Division, divide
 from service.fairness.eta import Calibration, Holder, Outlook, Seconds, Start, Waiter, starts
+from service.fairness.rules import USEFUL_S
 from service.fairness.state import Claimant, Demand, Lane, Situation, Waiting, WaitingReason
 from service.planner.forecasting import run_time_of
 from service.scheduling.situation import Seen

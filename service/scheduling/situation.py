@@ -19,7 +19,7 @@ from service.config.hardware import find, lookup
 from service.db import queue_statements, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.records import Experiment
-from service.fairness.allowances import may_yield
+from service.fairness.rules import may_yield
 from service.fairness.state import (
     Capacity,
     Claimant,

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.fairness.allowances import (
+from service.fairness.allowances import Division, divide
+from service.fairness.backlog import Backlog
+from service.fairness.rules import (
     DRAINED_AFTER_S,
     PATIENCE_S,
     PROMOTED_AFTER_S,
     PROMOTED_TO,
     ROUNDING,
     USEFUL_S,
-    Backlog,
-    Division,
-    divide,
     may_yield,
 )
 from service.fairness.state import (

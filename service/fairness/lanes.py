@@ -1,0 +1,400 @@
+"""The state of the lanes while a pass is made: who holds what in each, who waits there, and who may stop.
+
+A lane has projects, a project has users, and a user has buckets of waiting runs; yielders are running runs
+that may stop for others. `Lanes` fills all of them from a situation and a backlog, and keeps count of what is
+given out and taken back. It makes no choice: the pass does (`allowances`, `preemptions`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from enum import Enum, auto
+from operator import itemgetter
+
+from service.fairness.backlog import Backlog, Entry
+from service.fairness.rules import (
+    PROMOTED_AFTER_S,
+    PROMOTED_TO,
+    ROUNDING,
+    USEFUL_S,
+    lane_of,
+    permitted,
+    waits_since_s,
+)
+from service.fairness.state import Claimant, Demand, Lane, ProjectTerms, Situation, WaitingReason
+from service.fairness.tree import excesses, score_of
+from service.fairness.usage import by_project, decayed
+
+_DEFAULT = ProjectTerms()
+
+
+class User:
+    """A user of one project in one lane, while a pass is made."""
+
+    __slots__ = ("buckets", "excess", "held", "name", "project", "rate", "runs")
+
+    def __init__(self, project: Project, name: str, runs: Counter[tuple[str, str]]) -> None:
+        self.project, self.name = project, name
+        self.runs = runs
+        """Runs of all users in all lanes, by (project, user)."""
+        self.rate = self.held = self.excess = 0.0
+        self.buckets: dict[int, dict[float, Bucket]] = {}
+        """Waiting runs by what their priority counts as, and by the devices of one."""
+
+    def score(self, more: float = 0.0) -> float:
+        """Returns the score inside the project, for `more` USD per hour above what is held."""
+        self.project.open()
+        return score_of(self.rate + more, self.excess, 1.0)
+
+    def bucket(self, priority: int, devices: float) -> Bucket:
+        """Returns where runs of one priority and size wait."""
+        return self.buckets.setdefault(priority, {}).setdefault(devices, Bucket())
+
+
+class Project:
+    """A project in one lane, while a pass is made."""
+
+    __slots__ = ("_open", "excess", "held", "name", "rate", "sizes", "terms", "users")
+
+    def __init__(
+        self,
+        name: str,
+        terms: ProjectTerms,
+        held: defaultdict[str, float],
+        opened: Callable[[Project], None],
+    ) -> None:
+        self.name, self.terms = name, terms
+        self.held = held
+        """Devices in all pools, by hardware."""
+        self.rate = self.excess = 0.0
+        self.users: dict[str, User] = {}
+        self.sizes: dict[int, float] = {}
+        """Fewest devices of a run that waits, by what its priority counts as."""
+        self._open: Callable[[Project], None] | None = opened
+
+    def open(self) -> None:
+        """Adds its users in the backlog, and what all of them have used."""
+        if self._open is not None:
+            opened, self._open = self._open, None
+            opened(self)
+
+    def score(self, more: float = 0.0) -> float:
+        """Returns the score in the lane, for `more` USD per hour above what is held."""
+        return score_of(self.rate + more, self.excess, self.terms.weight)
+
+    def guaranteed(self, hardware: str) -> float:
+        """Returns how many devices the project is guaranteed."""
+        return self.terms.guaranteed.get(hardware, 0.0)
+
+    def waits(self, priority: int, devices: float) -> None:
+        """Notes that a run waits."""
+        self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
+
+
+class Bucket:
+    """Waiting runs of one user, priority, lane and size; the oldest first."""
+
+    __slots__ = ("_at", "_new", "_old", "_stop", "_taken", "closed")
+
+    def __init__(self) -> None:
+        self._new: list[Entry] = []
+        """From the situation, as a heap once the first is asked for."""
+        self._old: list[Entry] = []
+        """From the backlog, in order; those in [_at, _stop) are left."""
+        self._at = self._stop = -1
+        self._taken = 0
+        self.closed: WaitingReason | None = None
+
+    def add(self, entry: Entry) -> None:
+        """Adds an experiment of the situation."""
+        heapq.heappush(self._new, entry)
+
+    def set_backlog(self, queue: list[Entry], start: int, stop: int) -> None:
+        """Adds a part of a queue of the backlog, which is not changed."""
+        if self._old:
+            for entry in queue[start:stop]:
+                self.add(entry)
+        else:
+            self._old, self._at, self._stop = queue, start, stop
+
+    def first(self) -> Entry | None:
+        """Returns the oldest experiment with a run that may start; None = there is none."""
+        if self.closed is not None:
+            return None
+        old = self._old[self._at] if self._at < self._stop else None
+        if not self._new:
+            return old
+        return self._new[0] if old is None or self._new[0][:3] < old[:3] else old
+
+    def take(self) -> None:
+        """Counts one run of the first experiment as started."""
+        entry = self.first()
+        assert entry is not None
+        demand = entry[4]
+        self._taken += 1
+        if self._taken >= (demand.waiting if demand.room is None else min(demand.waiting, demand.room)):
+            self.drop()
+
+    def drop(self) -> None:
+        """Leaves the first experiment out."""
+        if self._new and self.first() is self._new[0]:
+            heapq.heappop(self._new)
+        else:
+            self._at += 1
+        self._taken = 0
+
+
+class Yielder:
+    """Running runs of an experiment that may stop for others."""
+
+    __slots__ = ("claimant", "demand", "early", "left", "priority", "rate", "user")
+
+    def __init__(self, claimant: Claimant, demand: Demand, user: User, rate: float) -> None:
+        self.claimant, self.demand, self.user, self.rate = claimant, demand, user, rate
+        self.left = demand.running if demand.yieldable is None else min(demand.running, demand.yieldable)
+        """Those that have worked for a useful time."""
+        self.early = demand.running - self.left
+        """The others."""
+        self.priority = permitted(claimant.priority, user.project.terms)
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Sorts by who stops first: low priority, of useful work, high score, young."""
+        return (
+            self.priority,
+            not self.left,
+            -self.user.project.score(),
+            -self.user.score(),
+            -self.claimant.queued_s,
+            -self.claimant.id,
+        )
+
+
+class LaneState:
+    """The devices of one lane, while a pass is made."""
+
+    __slots__ = (
+        "capacity", "free", "hardware", "least", "pending", "price", "projects", "reserved_for", "smallest",
+        "weight", "yielders",
+    )  # fmt: skip
+
+    def __init__(self, hardware: str, capacity: float, price: float) -> None:
+        self.hardware = hardware
+        self.capacity = self.free = capacity
+        self.price = price
+        self.pending = 0.0
+        """Devices that become free at a checkpoint, beyond those that a run stopped for."""
+        self.weight = 0.0
+        """Of all projects."""
+        self.smallest = math.inf
+        """Fewest devices that a run holds."""
+        self.reserved_for: int | None = None
+        self.projects: dict[str, Project] = {}
+        self.yielders: dict[str, list[Yielder]] = {}
+        """Running runs that may stop, by project."""
+        self.least: dict[str, tuple[int, float]] = {}
+        """The lowest priority of those, and the lowest price per hour, by project."""
+
+    def add(self, yielder: Yielder) -> None:
+        """Adds running runs that may stop."""
+        name = yielder.user.project.name
+        self.yielders.setdefault(name, []).append(yielder)
+        priority, rate = self.least.get(name, (yielder.priority, yielder.rate))
+        self.least[name] = min(priority, yielder.priority), min(rate, yielder.rate)
+
+    def may_yield(self, name: str, base: int, own: float, mode: Mode) -> bool:
+        """Returns whether a project may have runs to give; False = surely none.
+
+        Args:
+            name: of the project.
+            base: priority of the run that asks.
+            own: score of its project, with it where shares decide.
+            mode: by which rule it asks.
+        """
+        priority, rate = self.least[name]
+        if mode is Mode.guaranteed or priority < base:
+            return True
+        return self.projects[name].score(-rate) >= own
+
+
+class Mode(Enum):
+    """By which rule a run takes devices of others."""
+
+    guaranteed = auto()
+    """Its project is guaranteed them."""
+    share = auto()
+    """Its score with them is no higher than theirs without."""
+    large = auto()
+    """It comes first, also once they have stopped, and needs those of several; equal scores go by name."""
+
+
+class Lanes:
+    """All lanes of a pass, with what its users hold at the moment.
+
+    Args:
+        situation: what there is, who runs, and who waits.
+        backlog: further ones that wait.
+    """
+
+    def __init__(self, situation: Situation, backlog: Backlog) -> None:
+        self.now_s = situation.now_s
+        self.terms = situation.terms
+        capacity = situation.capacity
+        self.states = {
+            lane: LaneState(lane.hardware, devices, capacity.price(lane.hardware))
+            for lane, devices in sorted(capacity.devices.items())
+        }
+        self.capacity = capacity
+        self._usage = situation.usage
+        self.used = by_project(situation.usage, situation.now_s)
+        """USD used lately, by (project, lane)."""
+        self._held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Devices of projects, by hardware."""
+        self.runs: Counter[tuple[str, str]] = Counter()
+        """Runs that hold devices, by (project, user)."""
+        self.given: dict[int, dict[str, float]] = {}
+        """Devices that experiments hold, by id and hardware."""
+        self.started: Counter[tuple[int, Lane, float]] = Counter()
+        """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
+        self.claimants, self.backlog = situation.claimants, backlog
+        self.recent: list[tuple[Entry, int, User]] = []
+        """Those of which a run started a moment ago, with what their priority counts as."""
+        holders: list[tuple[int, int, Claimant, Demand, User]] = []
+        for claimant in situation.claimants:
+            self._enter(claimant, holders)
+        for lane, name, sizes in backlog.projects():
+            project = self._project(lane, name)
+            for priority, devices in sizes:
+                for counts_as in (priority, PROMOTED_TO) if priority < PROMOTED_TO else (priority,):
+                    project.waits(permitted(counts_as, project.terms), devices)
+        # Sums of floating-point numbers depend on their order, and nothing may depend on the claimants'.
+        for *_, claimant, demand, user in sorted(holders, key=lambda each: each[:2]):
+            self._hold(claimant, demand, user)
+        for lane, state in self.states.items():
+            state.projects = dict(sorted(state.projects.items()))
+            used = {name: self.used.get((name, lane), 0.0) for name in state.projects}
+            weights = {name: project.terms.weight for name, project in state.projects.items()}
+            state.weight = math.fsum(weights.values())
+            found = excesses(weights, used, state.capacity * state.price)
+            for name, project in state.projects.items():
+                project.excess = found[name]
+
+    def _enter(self, claimant: Claimant, holders: list[tuple[int, int, Claimant, Demand, User]]) -> None:
+        """Adds an experiment to its user's queues, and to the holders."""
+        for number, demand in enumerate(claimant.demands):
+            if not (demand.running or demand.waiting):
+                continue  # Not active: its project and user take no part unless they have others.
+            user = self._user(lane_of(claimant, demand), claimant.project, claimant.user)
+            if demand.running:
+                holders.append((claimant.id, number, claimant, demand, user))
+            if demand.waiting:
+                priority = self.priority(claimant, user.project.terms)
+                entry = waits_since_s(claimant), claimant.id, number, claimant, demand
+                user.bucket(priority, demand.devices)
+                user.project.waits(priority, demand.devices)
+                is_recent = claimant.served_s is not None and self.now_s - claimant.served_s < USEFUL_S
+                if is_recent and not user.project.guaranteed(demand.hardware):
+                    self.recent.append((entry, priority, user))
+                else:
+                    user.bucket(priority, demand.devices).add(entry)
+
+    def _project(self, lane: Lane, name: str) -> Project:
+        state = self.states.get(lane)
+        if state is None:  # Nobody has such devices; who asks for them is told so.
+            state = self.states[lane] = LaneState(lane.hardware, 0.0, self.capacity.price(lane.hardware))
+        project = state.projects.get(name)
+        if project is None:
+            terms = self.terms.get(name, _DEFAULT)
+            project = Project(name, terms, self._held[name], lambda project: self._open(lane, project))
+            state.projects[name] = project
+        return project
+
+    def _user(self, lane: Lane, project_name: str, name: str) -> User:
+        project = self._project(lane, project_name)
+        user = project.users.get(name)
+        if user is None:
+            user = project.users[name] = User(project, name, self.runs)
+        return user
+
+    def _open(self, lane: Lane, project: Project) -> None:
+        """Adds a project's users in the backlog; the old part of each queue counts with a higher priority."""
+        for name, queues in self.backlog.users(lane, project.name).items():
+            user = self._user(lane, project.name, name)
+            for (priority, devices), queue in queues.items():
+                bounds = [len(queue)]
+                if priority < PROMOTED_TO:
+                    bounds.insert(0, bisect_right(queue, self.now_s - PROMOTED_AFTER_S, key=itemgetter(0)))
+                start = 0
+                for end in bounds:
+                    if end > start:
+                        counts_as = self.priority(queue[start][3], project.terms)
+                        user.bucket(counts_as, devices).set_backlog(queue, start, end)
+                        start = end
+        project.users = dict(sorted(project.users.items()))
+        used = {name: self.used_by(lane, project.name, name) for name in project.users}
+        found = excesses(dict.fromkeys(used, 1.0), used, self.entitled(lane, project))
+        for name, user in project.users.items():
+            user.excess = found[name]
+
+    def used_by(self, lane: Lane, project: str, user: str) -> float:
+        """Returns what a user has used lately in a lane, in USD."""
+        usage = self._usage.by_user.get((project, user, lane))
+        return 0.0 if usage is None else decayed(usage, self.now_s)
+
+    def entitled(self, lane: Lane, project: Project) -> float:
+        """Returns the price per hour of the devices that a project's weight entitles it to."""
+        state = self.states[lane]
+        return state.capacity * state.price * project.terms.weight / state.weight
+
+    def priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
+        """Returns what its priority counts as for its turn."""
+        priority = claimant.priority
+        if priority < PROMOTED_TO and self.now_s - waits_since_s(claimant) >= PROMOTED_AFTER_S:
+            priority = PROMOTED_TO
+        return permitted(priority, terms)
+
+    def _hold(self, claimant: Claimant, demand: Demand, user: User) -> None:
+        state = self.states[lane_of(claimant, demand)]
+        devices = demand.running * demand.devices
+        self.change(user, state, devices, demand.running)
+        given = self.given.setdefault(claimant.id, {})
+        given[demand.hardware] = given.get(demand.hardware, 0.0) + devices
+        state.free -= devices
+        state.smallest = min(state.smallest, demand.devices)
+        if claimant.preemptible and demand.devices > 0:
+            yielder = Yielder(claimant, demand, user, demand.devices * state.price)
+            state.add(yielder)
+
+    def change(self, user: User, state: LaneState, devices: float, runs: int) -> None:
+        """Counts devices as held by a user, or (negative) as given back."""
+        user.held += devices
+        user.rate += devices * state.price
+        user.project.rate += devices * state.price
+        user.project.held[state.hardware] += devices
+        self.runs[user.project.name, user.name] += runs
+
+    def no_turn(self, lane: Lane, user: User) -> WaitingReason:
+        """Returns why a run that is not limited by itself has no devices."""
+        state, project = self.states[lane], user.project
+        if state.reserved_for is not None:
+            return WaitingReason.reserved
+        entitled = self.entitled(lane, project)
+        project.open()
+        over = project.rate > entitled or user.rate > entitled / len(project.users)
+        return WaitingReason.share if over else WaitingReason.busy
+
+    def limit(self, user: User, hardware: str, devices: float) -> WaitingReason | None:
+        """Returns which limit a further run of a user would exceed; None = none."""
+        terms = user.project.terms
+        if terms.holds is not None:
+            return WaitingReason.budget
+        cap, ceiling = terms.concurrent_runs_per_user, terms.ceiling.get(hardware)
+        if cap is not None and self.runs[user.project.name, user.name] >= cap:
+            return WaitingReason.user_cap
+        if ceiling is not None and user.project.held[hardware] + devices > ceiling + ROUNDING:
+            return WaitingReason.ceiling
+        return None

@@ -1,0 +1,234 @@
+"""What people are told after a pass: scores of projects and users, who waits in which order, and why.
+
+Scores include what the pass gave out and took back. Turns continue from there: shares are filled further than
+the devices reach, with one run of each experiment that waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+
+from service.fairness.lanes import Lanes, Project, User
+from service.fairness.rules import ROUNDING, lane_of, waits_since_s
+from service.fairness.state import (
+    MOST_AHEAD,
+    Claimant,
+    Demand,
+    Lane,
+    Preemption,
+    ShareScore,
+    Waiting,
+    WaitingReason,
+)
+from service.fairness.tree import Level
+
+_Queued = tuple[float, int, Claimant, Demand]
+"""Age, id; claimant, demand."""
+_Turn = tuple[int, Lane, User, int, Claimant, Demand]
+"""Position, lane, user, what the priority counts as; claimant, demand."""
+
+
+class Standings:
+    """Where projects, users and waiting experiments stand after a pass.
+
+    Args:
+        lanes: as the pass left them.
+        preemptions: what it decided.
+    """
+
+    def __init__(self, lanes: Lanes, preemptions: Sequence[Preemption]) -> None:
+        self._lanes = lanes
+        self._preemptions = preemptions
+
+    def project_score(self, name: str, lane: Lane | None) -> ShareScore:
+        """Returns the score of an active project."""
+        if lane is None:
+            return _summed(
+                [
+                    self.project_score(name, each)
+                    for each, state in self._lanes.states.items()
+                    if name in state.projects
+                ],
+                name,
+            )
+        state = self._lanes.states[lane]
+        level = Level(
+            {each: project.terms.weight for each, project in state.projects.items()},
+            {each: self._lanes.used.get((each, lane), 0.0) for each in state.projects},
+            state.capacity * state.price,
+        )
+        return level.score(name, state.projects[name].rate)
+
+    def share_errors(self) -> dict[str, float]:
+        """Returns how far each active project's part of recent use is from what it is entitled to."""
+        excess: defaultdict[str, float] = defaultdict(float)
+        totals: defaultdict[str, float] = defaultdict(float)
+        for lane, state in self._lanes.states.items():
+            used = {name: self._lanes.used.get((name, lane), 0.0) for name in state.projects}
+            total_usd = math.fsum(used.values())
+            weights = math.fsum(project.terms.weight for project in state.projects.values())
+            for name, project in state.projects.items():
+                excess[name] += used[name] - total_usd * project.terms.weight / weights
+                totals[name] += total_usd
+        return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
+
+    def user_score(self, name: str, user: str, lane: Lane | None) -> ShareScore:
+        """Returns the score of an active user inside the project."""
+        for state in self._lanes.states.values():
+            if name in state.projects:
+                state.projects[name].open()
+        if lane is None:
+            return _summed(
+                [
+                    self.user_score(name, user, each)
+                    for each, state in self._lanes.states.items()
+                    if name in state.projects and user in state.projects[name].users
+                ],
+                user,
+            )
+        project = self._lanes.states[lane].projects[name]
+        level = Level(
+            dict.fromkeys(project.users, 1.0),
+            {each: self._lanes.used_by(lane, name, each) for each in project.users},
+            self._lanes.entitled(lane, project),
+        )
+        return level.score(user, project.users[user].rate)
+
+    def waiting(self, limit: int | None) -> Iterator[Waiting]:
+        """Yields who waits: the first of all lanes, then the second ones."""
+        reclaimed = {each.for_experiment_id for each in self._preemptions}
+        turns = heapq.merge(*self._turns().values(), key=itemgetter(0, 1))
+        ahead: defaultdict[Lane, list[int]] = defaultdict(list)
+        scores: dict[tuple[str, ...], ShareScore] = {}
+        for number, (position, lane, user, priority, claimant, demand) in enumerate(turns):
+            if limit is not None and number >= limit:
+                return
+            state, project = self._lanes.states[lane], user.project
+            reason = self._reason(lane, user, priority, claimant, demand)
+            if claimant.id in reclaimed:
+                reason = WaitingReason.reclaiming
+            of_project, of_user = (*lane, project.name), (*lane, project.name, user.name)
+            if of_project not in scores:
+                scores[of_project] = self.project_score(project.name, lane)
+            if of_user not in scores:
+                scores[of_user] = self.user_score(project.name, user.name, lane)
+            yield Waiting(
+                claimant.id,
+                demand.hardware,
+                demand.devices,
+                reason,
+                position,
+                scores[of_project],
+                scores[of_user],
+                tuple(ahead[lane]),
+                max(0.0, state.free),
+                self._detail(user, reason, demand.hardware),
+            )
+            if len(ahead[lane]) < MOST_AHEAD:
+                ahead[lane].append(claimant.id)
+
+    def _reason(
+        self, lane: Lane, user: User, priority: int, claimant: Claimant, demand: Demand
+    ) -> WaitingReason:
+        state, project = self._lanes.states[lane], user.project
+        project.open()
+        reason = user.buckets[priority][demand.devices].closed
+        if reason is not None and reason not in (WaitingReason.busy, WaitingReason.share):
+            return reason
+        reason = self._lanes.limit(user, lane.hardware, demand.devices)
+        if reason is not None:
+            return reason
+        if demand.devices > state.capacity + ROUNDING:
+            return WaitingReason.no_capacity
+        started = self._lanes.started[claimant.id, lane, demand.devices]
+        if demand.room is not None and started >= demand.room:
+            return WaitingReason.shape
+        return self._lanes.no_turn(lane, user)
+
+    def _detail(self, user: User, reason: WaitingReason, hardware: str) -> str | None:
+        terms = user.project.terms
+        runs = self._lanes.runs[user.project.name, user.name]
+        limits = {
+            WaitingReason.budget: terms.holds,
+            WaitingReason.user_cap: f"{runs} of {terms.concurrent_runs_per_user} runs",
+            WaitingReason.ceiling: (
+                f"{user.project.held[hardware]:g} of {terms.ceiling.get(hardware, 0.0):g} devices"
+            ),
+        }
+        return limits.get(reason)
+
+    def _turns(self) -> dict[Lane, Iterator[_Turn]]:
+        """Returns who waits in each lane: shares are filled further, with one run of each experiment."""
+        lanes: dict[Lane, dict[int, dict[Project, dict[User, list[_Queued]]]]] = {}
+        for claimant in chain(self._lanes.claimants, self._lanes.backlog):
+            for demand in claimant.demands:
+                lane = lane_of(claimant, demand)
+                if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
+                    project = self._lanes.states[lane].projects[claimant.project]
+                    project.open()
+                    priority = self._lanes.priority(claimant, project.terms)
+                    of_user = lanes.setdefault(lane, {}).setdefault(priority, {}).setdefault(project, {})
+                    entries = of_user.setdefault(project.users[claimant.user], [])
+                    entries.append((waits_since_s(claimant), claimant.id, claimant, demand))
+                    break
+        return {lane: self._turns_of(lane, queues) for lane, queues in sorted(lanes.items())}
+
+    def _turns_of(
+        self, lane: Lane, queues: Mapping[int, Mapping[Project, Mapping[User, list[_Queued]]]]
+    ) -> Iterator[_Turn]:
+        more: defaultdict[User | Project, float] = defaultdict(float)
+        position = 0
+        for priority in sorted(queues, reverse=True):
+            projects = []
+            for project, of_user in queues[priority].items():
+                users = []
+                for user, entries in of_user.items():
+                    entries.sort(key=lambda each: each[:2], reverse=True)
+                    users.append((user.score(more[user]), user.name, user, entries))
+                heapq.heapify(users)
+                projects.append((project.score(more[project]), project.name, project, users))
+            heapq.heapify(projects)
+            while projects:
+                _, name, project, users = projects[0]
+                _, user_name, user, entries = users[0]
+                _, _, claimant, demand = entries.pop()
+                position += 1
+                yield position, lane, user, priority, claimant, demand
+                rate = demand.devices * self._lanes.states[lane].price
+                more[project] += rate
+                more[user] += rate
+                if entries:
+                    heapq.heapreplace(users, (user.score(more[user]), user_name, user, entries))
+                else:
+                    heapq.heappop(users)
+                if users:
+                    heapq.heapreplace(projects, (project.score(more[project]), name, project, users))
+                else:
+                    heapq.heappop(projects)
+
+
+def _summed(scores: Sequence[ShareScore], name: str) -> ShareScore:
+    """Returns the score over several lanes.
+
+    Raises:
+        KeyError: there is none.
+    """
+    if not scores:
+        raise KeyError(name)
+    totals = {
+        each: math.fsum(getattr(score, each) for score in scores)
+        for each in ("score", "held_usd_per_hour", "used_usd", "entitled_usd_per_hour", "excess_usd")
+    }
+    there = math.fsum(score.entitled_usd_per_hour / score.entitled_part for score in scores)
+    used = math.fsum(score.used_usd / score.used_part for score in scores if score.used_part)
+    return ShareScore(
+        weight=scores[0].weight,
+        entitled_part=totals["entitled_usd_per_hour"] / there if there else 0.0,
+        used_part=totals["used_usd"] / used if used else 0.0,
+        **totals,
+    )
