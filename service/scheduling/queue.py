@@ -2,8 +2,8 @@
 
 Each pool has a queue of its own: its schedulers claim, adopt and count nothing else. Order of claims:
 priority, then fair share (the owner with the fewest experiments starting or running in the pool), then age.
-A scheduler takes the first of them that `fair_pass` allows devices. `ahead` and `explain` are pure, and so is
-what `queue_pages` does.
+`claims` gives a scheduler the first of them that `fair_pass` allows devices. `ahead` and `explain` are pure,
+and so is what `queue_pages` does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from service.domain.records import (
     StoredRecord,
 )
 from service.domain.states import ExperimentState
+from service.scheduling.claims import Claim, serve
 from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
 from service.scheduling.pools import no_scheduler, order_of_pool
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
@@ -171,15 +172,6 @@ def explain(
     return "next in line; the scheduler will claim it shortly"
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    scheduler: str
-    lease_s: float
-    limit: int
-    max_active: int | None
-    among: tuple[int, ...] | None = None
-
-
 class Queue:
     """The queue of a store's database.
 
@@ -197,9 +189,7 @@ class Queue:
         self._database = store.database
         self._settings = store.settings
         self._clock = store.clock
-        self._group = GroupCommit[_Claim, list[Experiment]](
-            self._claim_group, lambda claim: claim.limit, 1000
-        )
+        self._group = GroupCommit[Claim, list[Experiment]](self._claim_group, lambda claim: claim.limit, 1000)
 
     def claim(
         self,
@@ -223,14 +213,14 @@ class Queue:
             among: only these experiments, in this order; None = any, in the order of claims.
         """
         chosen = None if among is None else tuple(among)
-        return self._group(_Claim(storable(scheduler), lease_s, limit, max_active, chosen))
+        return self._group(Claim(storable(scheduler), lease_s, limit, max_active, chosen))
 
-    def _claim_group(self, take: Callable[[], list[_Claim]]) -> list[list[Experiment] | BaseException]:
+    def _claim_group(self, take: Callable[[], list[Claim]]) -> list[list[Experiment] | BaseException]:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
                 connection.execute(queue_statements.CLAIMS_IN_TURN)
             now = self._store.database_time(connection)
-            return _claim(connection, self.pool, take(), now, self._clock())
+            return serve(connection, self.pool, take(), now, self._clock())
 
         return list(self._database.write(body))
 
@@ -573,95 +563,3 @@ def _missing(
     if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)
-
-
-def _claim(
-    connection: Connection, pool: str, claims: Sequence[_Claim], now: float, at_s: float
-) -> list[list[Experiment]]:
-    """Returns what each of the claims gets, as if they had come one after the other.
-
-    Args:
-        connection: in a transaction.
-        pool: whose experiments are claimed.
-        claims: in their order.
-        now: Unix seconds by the database's clock.
-        at_s: date of the events.
-    """
-    places = _places(connection, pool, claims)
-    answers: list[list[Experiment]] = [[] for _ in claims]
-    for place in [place for place in places if claims[place].among is not None]:
-        answers[place] += _claim_among(connection, pool, claims[place], now, at_s)
-    places = [place for place in places if claims[place].among is None]
-    passed_over: set[int] = set()
-    below = 1 << 30
-    while places:
-        found = connection.execute(
-            queue_statements.next_to_claim(connection),
-            {
-                "pool": pool,
-                "below": below,
-                "now": now,
-                "count": len(places),
-                "passed_over": list(passed_over),
-            },
-        ).all()
-        if not found:
-            break
-        chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
-        if len(chosen) < len(places):
-            below = found[0].priority  # There is no more to claim at this one.
-        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now, at_s)
-        unserved = places[len(chosen) :]
-        for id, place in chosen.items():
-            if id in claimed:
-                answers[place].append(claimed[id])
-            else:
-                passed_over.add(id)
-                unserved.append(place)
-        places = sorted(unserved)
-    return answers
-
-
-def _claim_among(
-    connection: Connection, pool: str, claim: _Claim, now: float, at_s: float
-) -> list[Experiment]:
-    """Claims the first of the experiments that a claim names and that can be had; at most one."""
-    assert claim.among is not None
-    rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
-    claimable = set(rows.scalars())
-    for id in filter(claimable.__contains__, claim.among):
-        if claimed := _take(connection, {id: claim}, now, at_s):
-            return list(claimed.values())
-    return []
-
-
-def _places(connection: Connection, pool: str, claims: Sequence[_Claim]) -> list[int]:
-    """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
-    active = 0
-    if any(claim.max_active is not None for claim in claims):
-        active = connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
-    places: list[int] = []
-    for place, claim in enumerate(claims):
-        room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)
-        places += [place] * min(claim.limit, room)
-    return places
-
-
-def _take(
-    connection: Connection, chosen: Mapping[int, _Claim], now: float, at_s: float
-) -> dict[int, Experiment]:
-    """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
-    leases: dict[tuple[str, float], list[int]] = {}
-    for id, claim in chosen.items():
-        leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)
-    claimed: dict[int, Experiment] = {}
-    one_statement = connection.dialect.name == "postgresql"
-    for (scheduler, lease_s), ids in leases.items():
-        rows = connection.execute(
-            queue_statements.CLAIM_AND_NOTE if one_statement else queue_statements.CLAIM,
-            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "now": at_s},
-        ).mappings()
-        claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
-    if claimed and not one_statement:
-        connection.execute(queue_statements.NOTE_CLAIMS, {"ids": list(claimed), "now": at_s})
-    return claimed

@@ -1,0 +1,127 @@
+"""Claims: which scheduler gets which of the waiting experiments.
+
+`serve` runs in one transaction for several claims, as if they had come one after the other. First the claims
+share out places, within their limits; then the next experiments in the order of claims are taken for these
+places. What cannot be taken any more is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from service.db import queue_statements
+from service.domain.records import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a scheduler asks for.
+
+    Attributes:
+        scheduler: name of the claimer.
+        lease_s: length of the claim without renewal.
+        limit: most experiments.
+        max_active: most that may be starting or running in the pool; None = no such limit.
+        among: only these experiments, in this order; None = any, in the order of claims.
+    """
+
+    scheduler: str
+    lease_s: float
+    limit: int
+    max_active: int | None
+    among: tuple[int, ...] | None = None
+
+
+def serve(
+    connection: Connection, pool: str, claims: Sequence[Claim], now: float, at_s: float
+) -> list[list[Experiment]]:
+    """Returns what each of the claims gets, as if they had come one after the other.
+
+    Args:
+        connection: in a transaction.
+        pool: whose experiments are claimed.
+        claims: in their order.
+        now: Unix seconds by the database's clock.
+        at_s: date of the events.
+    """
+    places = _places(connection, pool, claims)
+    answers: list[list[Experiment]] = [[] for _ in claims]
+    for place in [place for place in places if claims[place].among is not None]:
+        answers[place] += _claim_among(connection, pool, claims[place], now, at_s)
+    places = [place for place in places if claims[place].among is None]
+    passed_over: set[int] = set()
+    below = 1 << 30
+    while places:
+        found = connection.execute(
+            queue_statements.next_to_claim(connection),
+            {
+                "pool": pool,
+                "below": below,
+                "now": now,
+                "count": len(places),
+                "passed_over": list(passed_over),
+            },
+        ).all()
+        if not found:
+            break
+        chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
+        if len(chosen) < len(places):
+            below = found[0].priority  # There is no more to claim at this one.
+        claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now, at_s)
+        unserved = places[len(chosen) :]
+        for id, place in chosen.items():
+            if id in claimed:
+                answers[place].append(claimed[id])
+            else:
+                passed_over.add(id)
+                unserved.append(place)
+        places = sorted(unserved)
+    return answers
+
+
+def _claim_among(
+    connection: Connection, pool: str, claim: Claim, now: float, at_s: float
+) -> list[Experiment]:
+    """Claims the first of the experiments that a claim names and that can be had; at most one."""
+    assert claim.among is not None
+    rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
+    claimable = set(rows.scalars())
+    for id in filter(claimable.__contains__, claim.among):
+        if claimed := _take(connection, {id: claim}, now, at_s):
+            return list(claimed.values())
+    return []
+
+
+def _places(connection: Connection, pool: str, claims: Sequence[Claim]) -> list[int]:
+    """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
+    active = 0
+    if any(claim.max_active is not None for claim in claims):
+        active = connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
+    places: list[int] = []
+    for place, claim in enumerate(claims):
+        room = claim.limit if claim.max_active is None else claim.max_active - active - len(places)
+        places += [place] * min(claim.limit, room)
+    return places
+
+
+def _take(
+    connection: Connection, chosen: Mapping[int, Claim], now: float, at_s: float
+) -> dict[int, Experiment]:
+    """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
+    leases: dict[tuple[str, float], list[int]] = {}
+    for id, claim in chosen.items():
+        leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)
+    claimed: dict[int, Experiment] = {}
+    one_statement = connection.dialect.name == "postgresql"
+    for (scheduler, lease_s), ids in leases.items():
+        rows = connection.execute(
+            queue_statements.CLAIM_AND_NOTE if one_statement else queue_statements.CLAIM,
+            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "now": at_s},
+        ).mappings()
+        claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
+    if claimed and not one_statement:
+        connection.execute(queue_statements.NOTE_CLAIMS, {"ids": list(claimed), "now": at_s})
+    return claimed
