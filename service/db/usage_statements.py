@@ -14,6 +14,7 @@ from sqlalchemy import Insert, Select, Update, bindparam, func, select, update
 
 from service.db.schema import Real, attempt_usage, attempts, measurements, placements, runs
 from service.db.statements import VISIBLE_RUN
+from service.domain.states import UNFINISHED_RUN_STATES, RunState
 from trainers.errors import FAILURES_OF_MACHINES
 from trainers.telemetry.energy import J_PER_KWH
 
@@ -117,10 +118,12 @@ def experiments_with_usage() -> Select[Any]:
     )
 
 
-_experiment, _now = bindparam("experiment", type_=sa.BigInteger()), bindparam("now", type_=Real)
+_experiments = bindparam("experiments", expanding=True, type_=sa.BigInteger())
+_now = bindparam("now", type_=Real)
 _time_s = _largest(func.coalesce(_u.until_s, _now) - _u.started_s, 0.0)
 _charged = (
     select(
+        _u.experiment_id,
         _u.placement,
         func.sum(_time_s).label("time_s"),
         func.sum(_time_s * _u.devices).label("device_s"),
@@ -130,8 +133,8 @@ _charged = (
         ).label("energy_kwh"),
         func.sum(_smallest(_time_s, _u.overhead_s) * _u.price_usd_per_hour).label("overhead"),
     )
-    .where(_u.experiment_id == _experiment)
-    .group_by(_u.placement)
+    .where(_u.experiment_id.in_(_experiments))
+    .group_by(_u.experiment_id, _u.placement)
     .cte("charged")
 )  # fmt: skip
 _ends_s = func.coalesce(_p.released_s, _now)
@@ -141,18 +144,64 @@ _outside_s = _start_s + _largest(_held_s - _start_s - func.coalesce(_charged.c.t
 
 TOTALS = sa.union_all(
     select(
+        _charged.c.experiment_id,
         func.sum(_charged.c.device_s).label("device_s"),
         func.sum(_charged.c.cost).label("cost"),
         func.sum(_charged.c.energy_kwh).label("energy_kwh"),
         func.sum(_charged.c.overhead).label("overhead"),
-    ),
+    ).group_by(_charged.c.experiment_id),
     select(
+        _p.experiment_id,
         func.sum(_outside_s * _p.devices),
         func.sum(_outside_s * _p.price_usd_per_hour),
         func.sum(_outside_s * _p.power_w / J_PER_KWH),
         func.sum(_outside_s * _p.price_usd_per_hour),
     )
-    .outerjoin_from(placements, _charged, _charged.c.placement == _p.id)
-    .where(_p.experiment_id == _experiment),
+    .outerjoin_from(
+        placements,
+        _charged,
+        (_charged.c.experiment_id == _p.experiment_id) & (_charged.c.placement == _p.id),
+    )
+    .where(_p.experiment_id.in_(_experiments))
+    .group_by(_p.experiment_id),
 )
-"""(device seconds, USD x s/h, kWh, USD x s/h of overhead) inside attempts, and on devices outside them."""
+"""(experiment, device seconds, USD x s/h, kWh, USD x s/h of overhead) inside attempts, and on devices outside
+them; no row = nothing."""
+
+_done = (_r.state == RunState.succeeded) & _r.reused_from.is_(None)
+_cost = func.coalesce(_r.cost_usd, _r.total_time_s * _r.price_usd_per_hour / 3600)
+_done_steps = _r.step - func.coalesce(_a.resumed_from_step, 0)
+_moves = (
+    (_r.state == RunState.running) & _u.until_s.is_(None) & (_done_steps > 0) & _r.total_steps.is_not(None)
+)
+_step_usd = (
+    _largest(_now - _u.started_s, 0.0)
+    * _u.price_usd_per_hour
+    / 3600
+    / sa.cast(func.nullif(_done_steps, 0), Real)
+)
+
+
+def _sum_where(chosen: sa.ColumnElement[bool], value: Any) -> sa.ColumnElement[Any]:
+    return func.coalesce(func.sum(sa.case((chosen, value))), 0)
+
+
+PROSPECTS = (
+    select(
+        _r.experiment_id,
+        _sum_where(_r.state.in_(sorted(UNFINISHED_RUN_STATES)), 1).label("unfinished"),
+        _sum_where(_done & _cost.is_not(None), 1).label("done"),
+        _sum_where(_done, _cost).label("done_usd"),
+        _sum_where(_moves, 1).label("moving"),
+        _sum_where(_moves, _step_usd * _r.total_steps).label("moving_usd"),
+        _sum_where(_moves, _step_usd * _largest(_r.total_steps - _r.step, 0)).label("moving_rest_usd"),
+    )
+    .outerjoin(attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+    .outerjoin(
+        attempt_usage,
+        (_u.experiment_id == _r.experiment_id) & (_u.run_id == _r.id) & (_u.number == _r.attempt),
+    )
+    .where(_r.experiment_id.in_(_experiments))
+    .group_by(_r.experiment_id)
+)
+"""What the rest of several experiments is forecast from, see `Prospect`."""

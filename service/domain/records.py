@@ -547,6 +547,25 @@ class ExperimentStatus(Experiment):
 
 
 @dataclass(frozen=True, slots=True)
+class ExperimentCost(Serializable):
+    """What an experiment costs: so far, and until it ends."""
+
+    so_far_usd: Number
+    """All devices that it held, lost work and overhead included, in USD."""
+    rest_usd: Number | None
+    """Forecast of what is still to come, from the pace of its own runs, in USD; null before
+    any has made a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedExperiment(ExperimentStatus):
+    """One experiment as lists of experiments and the stream of all of them show it."""
+
+    cost: ExperimentCost | None
+    """What it costs; null in a list that did not ask for costs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals(Serializable):
     """What an experiment has used so far: all devices that it held, lost work and overhead included."""
 

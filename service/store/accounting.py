@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -23,7 +23,8 @@ from service.domain.ledger import (
     charged_until_s,
     ledger,
 )
-from service.domain.records import Placement, Totals
+from service.domain.prospects import Prospect
+from service.domain.records import ExperimentCost, Placement, Totals
 from service.store.base import StorePart, lock_experiment, read_experiment, read_run
 from trainers.telemetry.timeline import OVERHEAD
 
@@ -41,17 +42,26 @@ class Accounting(StorePart):
         Raises:
             NotFound: there is no such experiment.
         """
-        now = self.clock()
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            parts = connection.execute(
-                usage_statements.TOTALS, {"experiment": experiment_id, "now": now}
-            ).all()
-        device_s, cost, energy_kwh, overhead = (
-            math.fsum(value or 0.0 for value in column) for column in zip(*parts, strict=True)
-        )
-        # Prices are per hour, times in seconds.
-        return Totals(cost / 3600, energy_kwh, device_s / 3600, overhead / 3600)
+            return _totals(connection, [experiment_id], self.clock())[experiment_id]
+
+    def experiment_costs(self, experiment_ids: Collection[int]) -> dict[int, ExperimentCost]:
+        """Returns what several experiments cost so far, and will cost, in two statements for all of them."""
+        if not experiment_ids:
+            return {}
+        now = self.clock()
+        chosen = {"experiments": list(experiment_ids), "now": now}
+        with self.database.read() as connection:
+            totals = _totals(connection, experiment_ids, now)
+            prospects = {
+                row.experiment_id: Prospect(*row[1:])
+                for row in connection.execute(usage_statements.PROSPECTS, chosen)
+            }
+        return {
+            id: ExperimentCost(total.cost_usd, prospects[id].rest_usd() if id in prospects else None)
+            for id, total in totals.items()
+        }
 
     def ledger(self, experiment_id: int) -> Ledger:
         """Returns what every attempt at the experiment's runs is charged; open attempts count up to now.
@@ -111,6 +121,22 @@ class Accounting(StorePart):
             )
 
         self.database.write(body)
+
+
+def _totals(connection: Connection, experiment_ids: Collection[int], now: float) -> dict[int, Totals]:
+    """Returns what each of these experiments has used so far."""
+    parts: dict[int, list[Sequence[float | None]]] = {id: [(0.0,) * 4] for id in experiment_ids}
+    chosen = {"experiments": list(experiment_ids), "now": now}
+    for id, *figures in connection.execute(usage_statements.TOTALS, chosen):
+        parts[id].append(figures)
+    totals = {}
+    for id, rows in parts.items():
+        device_s, cost, energy_kwh, overhead = (
+            math.fsum(value or 0.0 for value in column) for column in zip(*rows, strict=True)
+        )
+        # Prices are per hour, times in seconds.
+        totals[id] = Totals(cost / 3600, energy_kwh, device_s / 3600, overhead / 3600)
+    return totals
 
 
 def _usage(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[AttemptUsage]:
