@@ -112,6 +112,7 @@ RULES: Mapping[str, Rule] = {
     "list_events": _SEE,
     "get_ledger": _SEE,
     "stream_experiment": _SEE,
+    "stream_changes": SIGNED_IN,
     "export_experiment": _SEE,
     # Answers
     "compare_experiment": _SEE_ALL,
@@ -487,8 +488,9 @@ def _belongings(store: Store, on: On, ids: Sequence[int]) -> dict[int, Belonging
 async def while_permitted(
     request: Request, frames: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the frames of a stream until its reader may not read it any more."""
+    """Yields the frames of a stream until its reader may not read it, or does not see the same any more."""
     async with aclosing(frames):
+        visible = request.state.caller.visible
         next_look_s = time.monotonic() + RECHECK_S
         async for frame in frames:
             yield frame
@@ -501,3 +503,5 @@ async def while_permitted(
                 return
             except StoreError:
                 continue  # Unavailable: it is asked again at the next look.
+            if request.state.caller.visible != visible:
+                return

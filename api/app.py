@@ -22,6 +22,7 @@ from api.principals import Principals
 from api.project_view import ProjectView
 from api.routes import (
     analysis,
+    changes,
     docs,
     experiments,
     figures,
@@ -89,7 +90,7 @@ def include_routes(app: FastAPI) -> None:
     """Adds all routes, each behind its rule but for the health check, which touches nothing."""
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
-    about_runs = (experiments, analysis, figures, runs, run_files, queue, specs)
+    about_runs = (experiments, analysis, figures, runs, run_files, queue, specs, changes)
     for module in (*about_runs, people, projects, notices, system, docs, vendor):
         app.include_router(module.router, dependencies=guarded)
     for router in (experiments.deleted, logins.router, device.router):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -48,19 +48,22 @@ SnapshotT = TypeVar("SnapshotT", bound=Snapshot[Any])
 
 
 class Source(Protocol[SnapshotT]):
-    """Reads one thing; its methods are called in worker threads."""
+    """Reads one thing; its methods are called in worker threads.
 
-    def poll(self, last: SnapshotT | None) -> tuple[SnapshotT, bytes]:
+    Frames are bytes, or something as long as they are that is made into those of a follower.
+    """
+
+    def poll(self, last: SnapshotT | None) -> tuple[SnapshotT, Sized]:
         """Returns the present snapshot, and frames of what has changed since the last one."""
 
-    def catch_up(self, place: Any, snapshot: SnapshotT) -> Iterator[bytes]:
+    def catch_up(self, place: Any, snapshot: SnapshotT) -> Iterator[Sized]:
         """Yields frames from a follower's place to a snapshot, each after a read of bounded size."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Update(Generic[SnapshotT]):
     number: int
-    data: bytes
+    data: Sized
     snapshot: SnapshotT
 
 
@@ -101,7 +104,7 @@ class _Feed(Generic[SnapshotT]):
             self._finished = True
             self.wake()
 
-    def _add(self, snapshot: SnapshotT, data: bytes) -> None:
+    def _add(self, snapshot: SnapshotT, data: Sized) -> None:
         if self.newest is not None and not data and snapshot.end is None:
             self.newest = _Update(self.newest.number, b"", snapshot)
             return
@@ -161,13 +164,16 @@ class Feeds:
         for feed in self._feeds.values():
             feed.wake()
 
-    async def follow(self, key: Hashable, source: Source[Any], place: Any) -> AsyncGenerator[bytes, None]:
+    async def follow(
+        self, key: Hashable, source: Source[Any], place: Any, shown: Callable[[Any], bytes] = bytes
+    ) -> AsyncGenerator[bytes, None]:
         """Yields everything after a place in pieces, until the thing ends, is deleted or cannot be read.
 
         Args:
             key: what is followed; followers of the same share one feed.
             source: reads it, if no one follows it yet.
             place: how far the follower is.
+            shown: makes the source's frames into those that this follower may see.
         """
         feed = self._join(key, source)
         try:
@@ -182,12 +188,12 @@ class Feeds:
                     return
                 if updates := feed.kept_after(number):
                     for update in updates:
-                        for piece in _pieces(update.data):
+                        for piece in _pieces(shown(update.data)):
                             yield piece
                     newest = updates[-1]
                 else:
                     async for data in self._caught_up(feed.source, place, newest.snapshot):
-                        for piece in _pieces(data):
+                        for piece in _pieces(shown(data)):
                             yield piece
                 number, place = newest.number, newest.snapshot.place
                 if newest.snapshot.end is not None:
@@ -198,7 +204,7 @@ class Feeds:
         finally:
             self._leave(key, feed)
 
-    async def _caught_up(self, source: Source[Any], place: Any, snapshot: Any) -> AsyncIterator[bytes]:
+    async def _caught_up(self, source: Source[Any], place: Any, snapshot: Any) -> AsyncIterator[Sized]:
         reads = source.catch_up(place, snapshot)
         while not self._closing:
             data = await to_thread.run_sync(next, reads, None, limiter=self._catching_up)
@@ -226,6 +232,12 @@ class Feeds:
         """Whoever comes after this starts a feed of their own."""
         if self._feeds.get(key) is feed:
             del self._feeds[key]
+
+
+def frame(event: str, data: str, id: str | None = None) -> bytes:
+    """Returns one server-sent event; JSON has no line breaks, so its data is one line."""
+    last = "" if id is None else f"id: {id}\n"
+    return f"event: {event}\ndata: {data}\n{last}\n".encode()
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.examples import EXAMPLES
 from api.problems import MEDIA_TYPE
-from api.stream import EXPERIMENT_EVENTS, RUN_EVENTS
+from api.stream import CHANGES_EVENTS, EXPERIMENT_EVENTS, RUN_EVENTS
 from service.domain.serialization import NUMBER_SCHEMA, adapter
 from service.spec.experiment import json_schema
 
@@ -95,6 +95,7 @@ def build(app: FastAPI) -> dict[str, Any]:
 
 
 _STREAMS = {
+    "/api/v1/stream": CHANGES_EVENTS,
     "/api/v1/experiments/{experiment_id}/stream": EXPERIMENT_EVENTS,
     "/api/v1/runs/{run_id}/stream": RUN_EVENTS,
 }

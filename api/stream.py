@@ -15,21 +15,29 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-from api.feeds import Feeds, Snapshot
+from api.changes import ChangesSource
+from api.feeds import Feeds, Snapshot, frame
 from api.problems import ProblemError
+from service.domain.access import Visibility
 from service.domain.records import (
     Attempt,
+    DeletedId,
     Event,
+    ExperimentCost,
     ExperimentStatus,
     LatestPoint,
+    ListedExperiment,
     LogLine,
+    ManyChanges,
     NewSeries,
     PointRow,
+    QueueCounts,
     Run,
     RunProgress,
 )
 from service.domain.serialization import adapter, to_json
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
+from service.scheduling.queue import Queue
 from service.store import Store
 
 INTERVAL_S = 0.5
@@ -78,6 +86,14 @@ RUN_EVENTS: Mapping[str, Any] = {
     "end": RunProgress,
 }
 """What the data of each event of a run's stream is."""
+CHANGES_EVENTS: Mapping[str, Any] = {
+    "experiment": ListedExperiment,
+    "deleted": DeletedId,
+    "costs": dict[int, ExperimentCost],
+    "queue": QueueCounts,
+    "many": ManyChanges,
+}
+"""What the data of each event of the stream of all changes is."""
 
 
 class Streams:
@@ -85,6 +101,7 @@ class Streams:
 
     def __init__(self, store: Store, interval_s: float = INTERVAL_S) -> None:
         self._store = store
+        self._changes = ChangesSource(store, Queue(store))
         self._feeds = Feeds(interval_s)
 
     @property
@@ -95,6 +112,15 @@ class Streams:
     def close(self) -> None:
         """Ends all streams, so that the server can stop; clients connect again by themselves."""
         self._feeds.close()
+
+    def follow_changes(self, visible: Visibility, after_s: float | None) -> AsyncGenerator[bytes, None]:
+        """Experiments that a reader sees and that change, and the queue when it changes; never ends.
+
+        Args:
+            visible: what the reader sees.
+            after_s: place that an id of this stream names; None = now.
+        """
+        return self._feeds.follow("changes", self._changes, after_s, lambda frames: frames.seen_by(visible))
 
     def follow_experiment(self, experiment_id: int, after: int) -> AsyncGenerator[bytes, None]:
         """Events after number `after` without a gap, runs and the experiment as they change, then `end`.
@@ -154,10 +180,10 @@ class ExperimentSource:
                 frames += map(_event_frame, page)
         before = last.runs if last is not None else {}
         runs = self._views(before, named)
-        frames += [_frame("run", view.payload) for id, view in runs.items() if view is not before.get(id)]
+        frames += [frame("run", view.payload) for id, view in runs.items() if view is not before.get(id)]
         if last is None or summary != last.summary:
-            frames.append(_frame("experiment", summary))
-        end = _frame("end", summary) if experiment.state in TERMINAL_EXPERIMENT_STATES else None
+            frames.append(frame("experiment", summary))
+        end = frame("end", summary) if experiment.state in TERMINAL_EXPERIMENT_STATES else None
         return ExperimentSnapshot(number, end, summary, runs), b"".join(frames) if last is not None else b""
 
     def catch_up(self, place: int, snapshot: ExperimentSnapshot) -> Iterator[bytes]:
@@ -166,8 +192,8 @@ class ExperimentSource:
             yield b"".join(_event_frame(event) for event in page if event.number <= snapshot.place)
             if page[-1].number >= snapshot.place:
                 break
-        yield b"".join(_frame("run", view.payload) for view in snapshot.runs.values())
-        yield _frame("experiment", snapshot.summary)
+        yield b"".join(frame("run", view.payload) for view in snapshot.runs.values())
+        yield frame("experiment", snapshot.summary)
 
     def _events(self, after: int) -> Iterator[list[Event]]:
         while page := self.store.events(self.experiment_id, after=after, limit=_EVENTS_PER_READ):
@@ -280,29 +306,29 @@ class RunSource:
         else:
             place = last.place.resumed(attempts)
             if payload != last.payload:
-                frames.append(_frame("run", payload, str(place)))
+                frames.append(frame("run", payload, str(place)))
             for lines in self._lines(place.line):
                 for line in lines:
                     place = replace(place, line=line.cursor)
-                    frames.append(_frame("log", to_json(line), str(place)))
+                    frames.append(frame("log", to_json(line), str(place)))
             for fresh in self._points(place, _visible_steps(latest, attempts)):
                 place = place.with_points(fresh)
                 frames.append(_points_frame(fresh, str(place)))
-        end = _frame("end", payload, str(place)) if run.state in TERMINAL_RUN_STATES else None
+        end = frame("end", payload, str(place)) if run.state in TERMINAL_RUN_STATES else None
         return RunSnapshot(place, end, payload, attempts), b"".join(frames)
 
     def catch_up(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
         """Yields the run, then its log and its points up to a snapshot."""
         if place.newest:
-            yield _frame("run", snapshot.payload, str(snapshot.place))
+            yield frame("run", snapshot.payload, str(snapshot.place))
             return
-        yield _frame("run", snapshot.payload, str(place))
+        yield frame("run", snapshot.payload, str(place))
         place = place.resumed(snapshot.attempts)
         for lines in self._lines(place.line, snapshot.place.line):
             frames = []
             for line in lines:
                 place = replace(place, line=line.cursor)
-                frames.append(_frame("log", to_json(line), str(place)))
+                frames.append(frame("log", to_json(line), str(place)))
             yield b"".join(frames)
         # An id tells what is complete: until the last of the metrics is sent, points have none.
         waiting: dict[str, NewSeries] = {}
@@ -368,6 +394,19 @@ def parse_event_number(text: str | None) -> int:
     return int(text)
 
 
+def parse_moment(text: str | None) -> float | None:
+    """Returns the place in the stream of all changes that a Last-Event-ID names; None = now.
+
+    Raises:
+        ProblemError: `invalid-parameter` when it is no number.
+    """
+    if text is None:
+        return None
+    if not _is_number(text):
+        raise _foreign_id()
+    return int(text) / 1000
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
 
@@ -376,18 +415,12 @@ def _foreign_id() -> ProblemError:
     return ProblemError("invalid-parameter", "header Last-Event-ID is not an id of this stream; leave it out")
 
 
-def _frame(event: str, data: str, id: str | None = None) -> bytes:
-    """Returns one server-sent event; JSON has no line breaks, so its data is one line."""
-    last = "" if id is None else f"id: {id}\n"
-    return f"event: {event}\ndata: {data}\n{last}\n".encode()
-
-
 def _event_frame(event: Event) -> bytes:
-    return _frame("event", to_json(event), str(event.number))
+    return frame("event", to_json(event), str(event.number))
 
 
 def _points_frame(fresh: dict[str, NewSeries], id: str | None) -> bytes:
-    return _frame("points", adapter(dict[str, NewSeries]).dump_json(fresh).decode(), id)
+    return frame("points", adapter(dict[str, NewSeries]).dump_json(fresh).decode(), id)
 
 
 def _run_payload(run: Run, latest: list[PointRow], line: LogLine | None = None) -> str:

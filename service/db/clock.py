@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
-# SQLite's clock is that of the one machine that a file can be used on.
-_SQLITE = sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")
-# Not now(), which is the time at which the transaction began: it may have waited for a lock since.
-_POSTGRESQL = sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+
+class DatabaseNow(FunctionElement[float]):
+    """Unix seconds by the clock of the database's server, at the time of the statement."""
+
+    type = sa.Float(53)
+    inherit_cache = True
+
+
+@compiles(DatabaseNow, "sqlite")
+def _sqlite(element: DatabaseNow, compiler: Any, **options: Any) -> str:
+    # SQLite's clock is that of the one machine that a file can be used on.
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(DatabaseNow, "postgresql")
+def _postgresql(element: DatabaseNow, compiler: Any, **options: Any) -> str:
+    # Not now(), which is the time at which the transaction began: it may have waited for a lock since.
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+_NOW = sa.select(DatabaseNow())
 
 
 def database_time(connection: Connection) -> float:
     """Returns Unix seconds by the clock of the database's server."""
-    statement = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
-    return float(connection.execute(statement).scalar_one())
+    return float(connection.execute(_NOW).scalar_one())
 
 
 def clock_skew_s(connection: Connection) -> float:

@@ -50,7 +50,7 @@ def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
     return kinds
 
 
-EXPERIMENT_NAMES = names_of(experiments, hidden=("event_count",))
+EXPERIMENT_NAMES = names_of(experiments, hidden=("event_count", "changed_s"))
 RUN_NAMES = names_of(runs, hidden=("point", "config_sha256", "price_usd_per_hour", "power_w"))
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.sql.dml import Delete, Insert, ReturningUpdate
 
+from service.db.clock import DatabaseNow
 from service.db.schema import (
     ACTIVE,
     QUEUED,
@@ -223,6 +224,7 @@ def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
             lease_s=bindparam("lease"),
             silent_since_s=None,
             event_count=_x.event_count + 1,
+            changed_s=DatabaseNow(),
             failure_class=None,
             failure_message=None,
         )
@@ -262,6 +264,12 @@ def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Sel
 
 COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 """How many experiments wait."""
+
+COUNT_WAITING_AND_ACTIVE = select(
+    select(func.count()).select_from(experiments).where(QUEUED).scalar_subquery(),
+    select(func.count()).select_from(experiments).where(ACTIVE).scalar_subquery(),
+)
+"""How many experiments wait and how many are at work, in all pools."""
 
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
 """How many experiments of a pool are starting or running."""

@@ -142,6 +142,8 @@ experiments = Table(
     Column("tags", Text, nullable=False, server_default=""),  # Each between spaces, see `tags_text`.
     Column("notes", Text, nullable=False, server_default=""),
     Column("archived_s", Real),
+    # By the database's clock, with each new number of an event; for those who follow all experiments.
+    Column("changed_s", Real, nullable=False, server_default="0"),
     sqlite_autoincrement=True,
 )
 DELETED = experiments.c.deleted_s.is_not(None)
@@ -171,6 +173,7 @@ Index(
     sqlite_where=ACTIVE,
     postgresql_where=ACTIVE,
 )
+Index("ix_experiments_changed_s", experiments.c.changed_s)
 Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
 Index("ix_experiments_project_owner", experiments.c.project, experiments.c.owner, experiments.c.id)
 Index("ix_experiments_deleted", experiments.c.id, sqlite_where=DELETED, postgresql_where=DELETED)

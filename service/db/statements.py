@@ -17,9 +17,12 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.sql.dml import Delete, Insert
 
+from service.db.clock import DatabaseNow
 from service.db.schema import (
+    ACTIVE,
     DELETED,
     SUMMARY_COLUMNS,
+    Real,
     attempts,
     cell_specs,
     events,
@@ -364,12 +367,35 @@ def events_after(experiment_id: int, after: int, limit: int) -> Select[Any]:
     )
 
 
+def changed_since(since_s: float, limit: int) -> Select[Any]:
+    """(id, number of the last event) of experiments that have changed since a time, the latest first."""
+    return (
+        select(_x.id, _x.event_count)
+        .where(_x.changed_s > sa.literal(since_s, Real))
+        .order_by(_x.changed_s.desc())
+        .limit(limit)
+    )
+
+
+def experiments_and_deleted_by_id(ids: Iterable[int]) -> Select[Any]:
+    """Several experiments, those that people have deleted as well."""
+    return select(*EXPERIMENT_COLUMNS, _x.deleted_s).where(_x.id.in_(list(ids)))
+
+
+def active_experiments(limit: int) -> Select[Any]:
+    """(id, project) of the experiments of all pools that are starting or running."""
+    return select(_x.id, _x.project).where(ACTIVE).order_by(_x.id.desc()).limit(limit)
+
+
 # -- Events ----------------------------------------------------------------------------------
 
 ADVANCE_EVENTS = (
     update(experiments)
     .where(_x.id == bindparam("experiment"), VISIBLE)
-    .values(event_count=_x.event_count + bindparam("count"))
+    .values(
+        event_count=_x.event_count + bindparam("count"),
+        changed_s=sa.case((bindparam("count", type_=sa.Integer()) > 0, DatabaseNow()), else_=_x.changed_s),
+    )
     .returning(
         _x.event_count,
         _x.state,

@@ -566,6 +566,32 @@ class ListedExperiment(ExperimentStatus):
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedId(Serializable):
+    """An experiment that was deleted while it was followed."""
+
+    id: int
+    """Its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts(Serializable):
+    """The queue of all pools, after a change of its order or of what the clusters have."""
+
+    waiting: int
+    """Experiments that wait."""
+    active: int
+    """Experiments that are starting or running."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManyChanges(Serializable):
+    """More has changed than is sent one by one: lists are to be read again."""
+
+    at_s: float
+    """By when it had changed, by the database's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals(Serializable):
     """What an experiment has used so far: all devices that it held, lost work and overhead included."""
 

@@ -2,11 +2,12 @@
 
 `Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
 `reading`, `series` and `curves` (lists, records, points), `principals` (who asks), `accounting` (what was
-used), `requests` (what people ask of an experiment), `organising` (tags, notes, archive), `removal` (what
-goes), `driving` (what the driver of an experiment does to it) and `attempts` (what it does to the runs), both
-fenced by attempts, `placing` (which devices it holds, and what its runs wait for) and `recording` (batches
-of points, logs and measurements); `noticing` (who is told what) and `figures` (what processes measure of
-themselves); `people`, `projects`, `sessions` (who is logged in) and `audit` (who changed what).
+used), `following` (what has changed), `requests` (what people ask of an experiment), `organising` (tags,
+notes, archive), `removal` (what goes), `driving` (what the driver of an experiment does to it) and `attempts`
+(what it does to the runs), both fenced by attempts, `placing` (which devices it holds, and what its runs wait
+for) and `recording` (batches of points, logs and measurements); `noticing` (who is told what) and `figures`
+(what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in) and `audit` (who
+changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -33,19 +34,19 @@ from service.db.errors import (
     StoreUnavailable,
     UnusableDatabase,
 )
-from service.store.accounting import Accounting
 from service.store.attempts import Attempts
 from service.store.audit import Audit
 from service.store.curves import Curves
 from service.store.driving import Driving, Requests
 from service.store.figures import FigureRows
+from service.store.following import Following
 from service.store.noticing import Noticing
 from service.store.organising import Organising
 from service.store.people import People
 from service.store.placing import Held, Placing
 from service.store.principals import Principals
 from service.store.projects import Projects
-from service.store.reading import QueuedRun, Reading
+from service.store.reading import QueuedRun
 from service.store.recording import (
     AliveRow,
     CheckpointRow,
@@ -93,9 +94,8 @@ logger = logging.getLogger(__name__)
 
 class Store(
     Submission,
-    Reading,
+    Following,
     Principals,
-    Accounting,
     Series,
     Curves,
     Requesting,

@@ -13,6 +13,7 @@ from service.config.document import Problem, SpecError
 from service.config.hardware import lookup
 from service.config.settings import Settings
 from service.db import reuse_statements, schema, share_statements, statements
+from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
 from service.db.group_commit import GroupCommit
@@ -495,8 +496,11 @@ def _claim_keys(
 def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], now: float) -> None:
     if not fresh:
         return
+    changed_s = database_time(connection)
     statements.insert_rows(
-        connection, schema.experiments, [{**item.experiment, "id": id} for id, item in fresh]
+        connection,
+        schema.experiments,
+        [{**item.experiment, "id": id, "changed_s": changed_s} for id, item in fresh],
     )
     statements.insert_rows(
         connection,

@@ -89,7 +89,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
-            "list_held_devices", "list_shares", "list_examples",
+            "list_held_devices", "list_shares", "list_examples", "stream_changes",
             "get_spec_schema", "readyz", "list_projects", "list_tokens",
             "list_subscriptions", "list_deleted_experiments",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",

@@ -47,6 +47,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClien
     )
     Store.open(settings, migrate=True).close()
     app = create_app(settings)
+    app.state.streams.close()  # One that never ends could not be read to its end.
     with TestClient(app, base_url=BASE_URL) as client:
         yield client, populate(app.state.store)
 

@@ -113,8 +113,11 @@ def test_everyone_may_do_what_the_table_says(server: tuple[httpx.Client, World])
     for name, (method, template) in operations.items():
         for column in (*REFUSED, *ACCEPTED):
             path = world.path(template, steers=EXPECTED[name] is STEER)
-            answer = client.request(method, path, headers=headers_of(column), **body_of(name))
-            refused = answer.headers.get("content-type") == "application/problem+json"
+            # Not read to their end: a stream has none.
+            with client.stream(method, path, headers=headers_of(column), **body_of(name)) as answer:
+                refused = answer.headers.get("content-type") == "application/problem+json"
+                if refused:
+                    answer.read()
             found = outcome(answer.status_code, answer.json()["type"] if refused else None)
             if found != EXPECTED[name][column] or answer.status_code >= 500:
                 wrong.append((name, column, answer.status_code, EXPECTED[name][column]))

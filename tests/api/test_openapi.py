@@ -94,6 +94,7 @@ def test_a_number_that_need_not_be_finite_is_one_component(openapi: dict[str, An
     ("path", "events"),
     [
         ("/api/v1/experiments/{experiment_id}/stream", {"event", "run", "experiment", "end"}),
+        ("/api/v1/stream", {"experiment", "deleted", "costs", "queue", "many"}),
         ("/api/v1/runs/{run_id}/stream", {"run", "log", "points", "end"}),
     ],
 )

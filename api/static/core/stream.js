@@ -4,11 +4,11 @@ import { whoami } from "./api.js";
 
 const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000;
 
-/** Says in the header how live the page is: "live", "reconnecting" or "" (nothing to follow). */
+/** Says in the header how live the page is: "connecting", "live", "reconnecting" or "" (nothing to follow). */
 export function showLive(state) {
   const place = document.getElementById("live");
   place.dataset.state = state;
-  place.textContent = state === "live" ? "live" : state === "reconnecting" ? "reconnecting …" : "";
+  place.textContent = state.endsWith("ing") ? `${state} …` : state;
 }
 
 /**
@@ -28,6 +28,7 @@ export function follow(path, handlers, { signal, again } = {}) {
     showLive("");
   };
   const connect = () => {
+    if (!seen) showLive("connecting");
     source = new EventSource(path);
     source.addEventListener("open", () => {
       showLive("live");
@@ -54,6 +55,30 @@ export function follow(path, handlers, { signal, again } = {}) {
   signal?.addEventListener("abort", close);
   if (!signal?.aborted) connect();
   return close;
+}
+
+/**
+ * Follows everything that one sees, on a page of several experiments.
+ * @param {{experiment?: Function, deleted?: Function, costs?: Function, queue?: Function}} handlers
+ * @param {() => Promise<any>} read reads all again, after a reconnect or when too much has changed at a time
+ */
+export function followAll(handlers, read, signal) {
+  const all = { experiment() {}, deleted() {}, costs() {}, queue() {}, ...handlers };
+  return follow("/api/v1/stream", { ...all, many: read }, { signal, again: read });
+}
+
+/** Calls `read` at once, then again at most every so many milliseconds, however often the result is called; only while seen. */
+export function rarely(read, wait, signal) {
+  let timer = null, wanted = false;
+  const run = () => {
+    if (!wanted || timer !== null || document.hidden || signal.aborted) return;
+    wanted = false;
+    timer = setTimeout(() => { timer = null; run(); }, wait);
+    read();
+  };
+  document.addEventListener("visibilitychange", run, { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
+  return () => { wanted = true; run(); };
 }
 
 /** Calls `draw` at most once a frame however often the result is called; nothing is drawn after the signal. */

@@ -5,11 +5,13 @@ import { debounced, h, replace } from "../core/dom.js";
 import { count, duration, progress, relative, state, when } from "../core/format.js";
 import { go, query, setQuery } from "../core/router.js";
 import { empty, failure } from "../core/states.js";
+import { followAll, rarely } from "../core/stream.js";
 import { VirtualTable } from "../core/table.js";
+import { every } from "./parts.js";
 
 const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
 const STATES = ["queued", "starting", "running", "paused", ...ENDED];
-const EVERY_MS = 3000, PAGE = 200, KEPT_COLUMNS = "stillhouse-experiment-columns";
+const READ_AGAIN_MS = 3000, TICK_S = 10, PAGE = 200, KEPT_COLUMNS = "stillhouse-experiment-columns";
 
 /** How many of an experiment's runs have ended. */
 export const ended = (states) => ENDED.reduce((sum, name) => sum + (states[name] || 0), 0);
@@ -49,7 +51,7 @@ function filterOf(parameters) {
 
 /** Shows the list. */
 export async function show(main, _parameters, { signal }) {
-  let tokens = [null], orders = query().get("order_by");
+  let tokens = [null], orders = query().get("order_by"), rows = [], full = false;
   const note = h("div"), pager = h("p", { class: "tools" });
   const compare = h("a", { class: "button", hidden: true }, "Compare");
   const table = new VirtualTable({
@@ -68,7 +70,9 @@ export async function show(main, _parameters, { signal }) {
   const read = () => get("/experiments", { page_size: PAGE, page_token: tokens.at(-1), filter: filterOf(query()), order_by: orders }, { signal });
   const draw = (page) => {
     const filtered = Boolean(filterOf(query()));
-    table.setRows(page.items);
+    rows = page.items;
+    full = Boolean(page.next_page_token);
+    table.setRows(rows);
     table.node.hidden = !page.items.length;
     replace(note, page.items.length ? null
       : filtered ? empty("No experiment matches.", h("button", { type: "button", onclick: () => go("/") }, "Show all"))
@@ -82,8 +86,17 @@ export async function show(main, _parameters, { signal }) {
   const first = await read().catch((error) => { if (error.name === "AbortError" || error.status !== 400) throw error; return error; });
   replace(main, h("h1", {}, "Experiments"), tools({ changed, table, signal }), h("p", { class: "tools" }, compare), note, table.node, pager);
   if (first instanceof Error) { table.node.hidden = true; replace(note, failure(first)); } else draw(first);
-  const timer = setInterval(() => { if (document.visibilityState === "visible" && tokens.length === 1) refresh(); }, EVERY_MS);
-  return { title: "Experiments", leave: () => clearInterval(timer) };
+  const again = rarely(refresh, READ_AGAIN_MS, signal);
+  const changedOne = (one) => {
+    const place = rows.findIndex(({ id }) => id === one.id);
+    if (place >= 0) { rows[place] = one; table.update(one); }
+    if (tokens.length > 1) return;
+    // Where the server decides what is listed in which order, it has to be asked again.
+    if (orders || filterOf(query()) || (place < 0 && (!full || one.id > rows.at(-1).id))) again();
+  };
+  followAll({ experiment: changedOne, deleted: ({ id }) => { if (rows.some((one) => one.id === id)) again(); } }, again, signal);
+  every(TICK_S, async () => { if (!table.node.contains(document.activeElement)) table.redraw(); }, signal); // Times go on.
+  return { title: "Experiments" };
 }
 
 function sortedBy(orders) {

@@ -5,11 +5,12 @@ import { h, replace } from "../core/dom.js";
 import { count, duration, money, percent, progress, relative, state, when } from "../core/format.js";
 import { query, setQuery } from "../core/router.js";
 import { empty, failed } from "../core/states.js";
+import { followAll, rarely } from "../core/stream.js";
 import { choice, counted, every, section, shortTable } from "./parts.js";
 import { startsIn, whyItWaits } from "./starts.js";
 import { priorityOf, steering } from "./steer.js";
 
-const REFRESH_S = 3, PAGE = 50, MOST_CELLS = 256, MOST_ACTIVE = 100;
+const READ_AGAIN_MS = 3000, TICK_S = 60, PAGE = 50, MOST_CELLS = 256, MOST_ACTIVE = 100;
 const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
 const OWN_RESOURCE = /^(node:|accelerator_type:|memory$|object_store_memory$)/;
 
@@ -82,7 +83,7 @@ export async function show(main, parameters, { signal }) {
       if (error.name !== "AbortError") replace(problem, failed(error, draw));
       return;
     }
-    if (main.querySelector("dialog[open]") || area.contains(document.activeElement) && document.activeElement.matches("select")) return; // Someone chooses.
+    if (main.querySelector("dialog[open]") || area.contains(document.activeElement) && document.activeElement.matches("select")) { again(); return; } // Someone chooses.
     const [queue, cluster, { items: held }, active, paused, over] = found, chosen = query().get("project") || "";
     for (const one of [...active.items, ...paused.items, ...queue.items.map((entry) => entry.experiment)]) if (one) projects.add(one.project);
     const wanted = (one) => !chosen || one?.project === chosen, focus = document.activeElement?.getAttribute("aria-label");
@@ -105,8 +106,10 @@ export async function show(main, parameters, { signal }) {
     if (focus) area.querySelector(`[aria-label="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
 
+  const again = rarely(draw, READ_AGAIN_MS, signal);
   await draw();
   replace(main, h("div", { class: "head" }, h("h1", {}, "Queue"), tools), problem, area);
-  every(REFRESH_S, draw, signal);
+  followAll({ queue: again, experiment: again, deleted: again }, again, signal);
+  every(TICK_S, draw, signal); // Reasons that speak of time, and what each has held for.
   return { title: "Queue" };
 }

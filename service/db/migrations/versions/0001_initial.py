@@ -112,6 +112,7 @@ def upgrade() -> None:
         sa.Column("tags", sa.Text(), server_default="", nullable=False),
         sa.Column("notes", sa.Text(), server_default="", nullable=False),
         sa.Column("archived_s", _REAL, nullable=True),
+        sa.Column("changed_s", _REAL, server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
         sqlite_autoincrement=True,
     )
@@ -139,6 +140,7 @@ def upgrade() -> None:
         sqlite_where=sa.text("deleted_s IS NOT NULL"),
         postgresql_where=sa.text("deleted_s IS NOT NULL"),
     )
+    op.create_index("ix_experiments_changed_s", "experiments", ["changed_s"], unique=False)
     op.create_index("ix_experiments_owner_id", "experiments", ["owner", "id"], unique=False)
     op.create_index("ix_experiments_project_owner", "experiments", ["project", "owner", "id"], unique=False)
     op.create_table(

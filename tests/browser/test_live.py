@@ -1,0 +1,102 @@
+"""The list of experiments and the queue follow what changes, without asking every few seconds."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Page, expect
+
+from api.app import create_app
+from service.config.settings import Settings
+from service.spec.experiment import validate
+from service.store import Store
+from tests.api.conftest import running
+from tests.browser.conftest import ready
+
+pytestmark = pytest.mark.slow
+
+
+def submit(store: Store, name: str, **fields: object) -> int:
+    spec = validate({"name": name, "task": {"name": "imdb"}, **fields})
+    return store.submit(spec, list(spec.runs()), spec_text=f"name: {name}\n", owner="ada")[0].id
+
+
+def asked(page: Page) -> list[str]:
+    """Paths of the API that the page asks for from now on."""
+    paths: list[str] = []
+    page.on("request", lambda request: paths.append(request.url.partition("/api/v1")[2].partition("?")[0]))
+    return paths
+
+
+def live(page: Page) -> None:
+    expect(page.locator("#live")).to_have_text("live")
+
+
+def test_the_list_changes_in_place_and_is_read_again_for_what_is_new(
+    page: Page, app: FastAPI, site: str, seeded: dict[str, int]
+) -> None:
+    store: Store = app.state.store
+    paths = asked(page)
+    page.goto(site)
+    ready(page)
+    live(page)
+    rows = page.locator("table[aria-label=Experiments] tbody tr:not(.gap)")
+    expect(rows).to_have_count(4)
+    page.wait_for_timeout(500)  # What was submitted just before is sent once more.
+    before = paths.count("/experiments")
+    store.request_cancel(seeded["queued"])
+    expect(rows.filter(has_text="waiting").locator(".state")).to_have_text("cancelled")
+    assert paths.count("/experiments") == before
+    submit(store, "brand new")
+    expect(rows.first).to_contain_text("brand new")
+    store.delete(seeded["done"])
+    expect(rows).to_have_count(4)
+    assert paths.count("/stream") == 1
+
+
+def test_a_filtered_list_is_read_again_when_something_changes(
+    page: Page, app: FastAPI, site: str, seeded: dict[str, int]
+) -> None:
+    page.goto(f"{site}/?state=queued")
+    ready(page)
+    live(page)
+    rows = page.locator("table[aria-label=Experiments] tbody tr:not(.gap)")
+    expect(rows).to_have_count(2)
+    app.state.store.request_cancel(seeded["queued"])
+    expect(rows).to_have_count(1)
+
+
+def test_the_queue_shows_who_came_and_who_moved_ahead(page: Page, app: FastAPI, site: str) -> None:
+    store: Store = app.state.store
+    submit(store, "older")
+    paths = asked(page)
+    page.goto(f"{site}/queue")
+    ready(page)
+    live(page)
+    rows = page.get_by_role("region", name="Waiting experiments").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    younger = submit(store, "younger")
+    expect(rows.nth(1)).to_contain_text("younger")
+    store.set_priority(younger, 75)
+    expect(rows.first).to_contain_text("younger")
+    page.wait_for_timeout(3500)
+    quiet = len(paths)
+    page.wait_for_timeout(3500)
+    assert len(paths) == quiet, "nothing changes, nothing is asked for"
+    assert paths.count("/stream") == 1
+
+
+def test_the_list_is_read_again_when_its_server_is_back(
+    page: Page, app: FastAPI, settings: Settings, seeded: dict[str, int]
+) -> None:
+    with running(app) as url:
+        page.goto(url)
+        ready(page)
+        live(page)
+    expect(page.locator("#live")).to_contain_text("reconnecting")
+    again = create_app(settings)
+    submit(again.state.store, "meanwhile")
+    with running(again, int(url.rpartition(":")[2])):
+        expect(page.locator("#live")).to_have_text("live", timeout=20_000)
+        expect(page.locator("table[aria-label=Experiments]")).to_contain_text("meanwhile")
+        page.goto("about:blank")
