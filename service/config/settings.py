@@ -86,7 +86,7 @@ class Settings(BaseSettings):
     """Pool whose experiments a scheduler claims for its Ray cluster; all schedulers of a pool share one."""
     lease_s: float = Field(default=30.0, gt=0)
     """How long a claim lasts without a heartbeat, in seconds: 3 heartbeats."""
-    max_concurrent_experiments: int = Field(default=4, ge=1)
+    max_concurrent_experiments: int = Field(default=8, ge=1)
     """Experiments that have a driver at a time, in each pool."""
     prune_after_days: float | None = Field(default=None, ge=0)
     """Days after its end at which an experiment's points are thinned; unset = never."""

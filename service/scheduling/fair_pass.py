@@ -8,7 +8,7 @@ pools.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -66,7 +66,8 @@ class FairPass:
             active: experiments of the pool that are starting or running.
             places: how many more drivers may be started.
 
-        Waiting experiments that get none are given the reason.
+        Waiting experiments that get none are given the reason. Where no more drivers may be started, one
+        makes room for an owner who has none.
 
         Returns:
             The waiting experiments that may hold something, at most `places`, in the order of claims.
@@ -75,12 +76,16 @@ class FairPass:
             StoreUnavailable: the database is unavailable; nothing is lost.
         """
         going = {experiment.id for experiment in active}
-        seen = self._lookout.look(cluster, active, CONSIDERED if places > 0 else 0)
+        seen = self._lookout.look(cluster, active, CONSIDERED)
         claimants, terms = seen.situation.claimants, seen.situation.terms
         self._division = divide(seen.situation)
         first = _allowed(self._division, claimants)
-        chosen = [each.id for each in seen.waiting if self._has_some(each.id, first)][:places]
-        at_work = [each for each in claimants if each.id in going or each.id in chosen]
+        could = [each for each in seen.waiting if self._has_some(each.id, first)]
+        chosen = [each.id for each in could[: max(0, places)]]
+        leaving = _leaving(claimants[: len(active)], could) if places <= 0 else None
+        at_work = [
+            each for each in claimants if each.id in chosen or (each.id in going and each is not leaving)
+        ]
         allowed = first
         if len(at_work) < len(claimants):
             allowed = _allowed(divide(replace(seen.situation, claimants=at_work)), at_work)
@@ -180,6 +185,26 @@ class FairPass:
 
         self._store.database.write(body)
         self._charged_s = self._store.monotonic()
+
+
+def _leaving(active: Sequence[Claimant], waiting: Sequence[Experiment]) -> Claimant | None:
+    """Returns the experiment whose driver makes room for somebody who has none, where no more may run.
+
+    It is the newest of whoever has the most, and of no higher priority; it is queued again.
+
+    Args:
+        active: those that have a driver.
+        waiting: those that might hold devices, in the order of claims.
+    """
+    drivers = Counter((each.project, each.user) for each in active)
+    newcomer = next((each for each in waiting if not drivers[each.project, each.owner]), None)
+    if newcomer is None or max(drivers.values(), default=0) < 2:
+        return None
+    able = [
+        each for each in active if each.demands and each.preemptible and each.priority <= newcomer.priority
+    ]
+    found = max(able, key=lambda each: (drivers[each.project, each.user], each.id), default=None)
+    return found if found is not None and drivers[found.project, found.user] > 1 else None
 
 
 def _in_turn(connection: Connection) -> None:

@@ -93,6 +93,38 @@ def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(
     assert divided() == (2, 2)
 
 
+def test_who_has_no_driver_gets_the_place_of_whoever_has_most(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    four = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 4.0}, {}),))
+    old, new = submit(2), submit(2)
+    for _ in (old, new):
+        started(store, queue)
+
+    def divided() -> list[float]:
+        assert fair_pass.divide(four, queue.active(), 0) == [], "there is no place"
+        return [allowances(store, each.id)["cpu"].devices for each in (old, new)]
+
+    submit(owner="ada")
+    assert divided() == [2, 2], "nobody is without a driver"
+    newcomer = submit(owner="bob")
+    assert divided() == divided() == [2, 0]
+    reason = allowances(store, new.id)["cpu"].reason
+    assert reason is not None
+    store.release_experiment(new.id, 1, delay_s=0.0, yielded=reason)
+    assert fair_pass.divide(four, queue.active(), 1) == [newcomer.id]
+
+
+def test_a_driver_stays_where_everybody_has_one(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    grid = submit(20)
+    started(store, queue)
+    submit(owner="bob")
+    fair_pass.divide(CLUSTER, queue.active(), 0)
+    assert allowances(store, grid.id)["cpu"].devices == 2
+
+
 def test_others_projects_are_not_named(
     store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
 ) -> None:
