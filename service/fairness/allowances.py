@@ -230,6 +230,7 @@ class _Pass:
         *_, claimant, demand = entry
         lane, devices, project = lane_of(claimant, demand), demand.devices, user.project
         state = self._lanes.states[lane]
+        project.open()  # Before its users are looked at one by one: that adds those of the backlog.
         least = min((min(each.sizes.values()) for each in state.projects.values() if each.sizes), default=0.0)
         more = least * state.price
         if (

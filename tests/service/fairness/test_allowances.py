@@ -429,6 +429,17 @@ def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
     assert list(first.waiting()) == list(second.waiting())
 
 
+def test_a_large_run_goes_on_beside_users_in_the_backlog() -> None:
+    large = experiment(1, running=1, waiting=2, devices=4.0, served_s=NOW_S - 1)
+    beside = experiment(2, running=8, waiting=1, user="bob", served_s=NOW_S - 2)
+    later = experiment(3, waiting=1, user="cem")
+    backlog = Backlog()
+    backlog.put(later)
+    split = divide(Situation(NOW_S, capacity(h100=17), [large, beside]), backlog)
+    whole = divide(Situation(NOW_S, capacity(h100=17), [large, beside, later]))
+    assert split.allowances == whole.allowances
+
+
 def test_a_backlog_forgets_what_is_removed() -> None:
     backlog = Backlog()
     for each in (experiment(1, waiting=1), experiment(2, waiting=2), experiment(1, waiting=3)):
