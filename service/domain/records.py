@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import computed_field
@@ -21,6 +22,12 @@ from trainers.errors import FailureClass
 Item = TypeVar("Item")
 
 
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """Returns the names of a record's fields; asked for with every record."""
+    return tuple(field.name for field in fields(kind))
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Serializable):
     """Base of the records that are one row of a table."""
@@ -28,7 +35,7 @@ class StoredRecord(Serializable):
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
         """Builds the record from a row that has a column for each field."""
-        return cls(**{field.name: row[field.name] for field in fields(cls)})
+        return cls(**{name: row[name] for name in _names(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class Experiment(StoredRecord):
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
         """Builds the record from a row that has a column for each field."""
-        columns = {field.name: row[field.name] for field in fields(cls)}
+        columns = {name: row[name] for name in _names(cls)}
         return cls(**{**columns, "tags": columns["tags"].split()})
 
 
@@ -542,7 +549,7 @@ class ExperimentStatus(Experiment):
     @classmethod
     def of(cls, experiment: Experiment, run_counts: Mapping[RunState, int], **more: Any) -> Self:
         """Returns an experiment with how many of its runs are in each state, and what a subclass adds."""
-        record = {field.name: getattr(experiment, field.name) for field in fields(Experiment)}
+        record = {name: getattr(experiment, name) for name in _names(Experiment)}
         return cls(**record, run_states={state: n for state, n in run_counts.items() if n}, **more)
 
 
