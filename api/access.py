@@ -173,6 +173,10 @@ RULES: Mapping[str, Rule] = {
     "remove_subscription": _SUBMIT,
     "test_subscription": _SUBMIT,
     "list_deliveries": SIGNED_IN,
+    # Saved views: their own, and those of projects that they see
+    "list_views": SIGNED_IN,
+    "save_view": _SUBMIT,
+    "delete_view": _SUBMIT,
     # Queue and specs
     "get_queue": SIGNED_IN,
     "list_hardware": SIGNED_IN,

@@ -600,6 +600,21 @@ tokens = Table(
     sqlite_autoincrement=True,
 )
 
+views = Table(  # The list of experiments as people have saved it.
+    "views",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False),
+    # No foreign key: who is let in by the first token or on loopback is not in `users`.
+    Column("owner", Text, nullable=False),
+    Column("project", Text, ForeignKey(projects.c.name)),
+    Column("shared", sa.Boolean, nullable=False),
+    Column("query", Text, nullable=False),  # Of the list's address.
+    Column("created_s", Real, nullable=False),
+    sa.UniqueConstraint("owner", "name"),
+    sqlite_autoincrement=True,
+)
+
 sessions = Table(  # Browsers that are logged in.
     "sessions",
     metadata,

@@ -74,6 +74,8 @@ class Action(StrEnum):
     """The same with what others submitted, and priorities."""
     organise = "organise"
     """Tags, notes and archive; those of others' experiments as `steer_any`."""
+    share = "share"
+    """Views of lists, for everyone in a project."""
     manage_project = "manage_project"
     """Members, quotas and settings of a project."""
     operate = "operate"
@@ -98,6 +100,7 @@ _RULES: Final[Mapping[Action, _Rule]] = {
     Action.steer_own: _Rule(Scope.submit, Role.member, "steering your own experiments"),
     Action.steer_any: _Rule(Scope.operate, Role.maintainer, "steering others' experiments"),
     Action.organise: _Rule(Scope.submit, Role.member, "changing tags, notes and archive"),
+    Action.share: _Rule(Scope.submit, Role.member, "sharing a view"),
     Action.manage_project: _Rule(Scope.operate, Role.maintainer, "managing the project"),
     Action.operate: _Rule(Scope.operate, None, "operating the service"),
     Action.administer: _Rule(Scope.admin, None, "administration"),

@@ -6,8 +6,8 @@ used), `following` (what has changed), `requests` (what people ask of an experim
 notes, archive), `removal` (what goes), `driving` (what the driver of an experiment does to it) and `attempts`
 (what it does to the runs), both fenced by attempts, `placing` (which devices it holds, and what its runs wait
 for) and `recording` (batches of points, logs and measurements); `noticing` (who is told what) and `figures`
-(what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in) and `audit` (who
-changed what).
+(what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in), `views` (lists
+under a name) and `audit` (who changed what).
 `service.scheduling.queue.Queue` claims from the same database.
 """
 
@@ -60,6 +60,7 @@ from service.store.requests import Requesting
 from service.store.series import Series
 from service.store.sessions import Sessions
 from service.store.submission import Keyed, NewExperiment, Submission, body_sha256
+from service.store.views import Views
 
 __all__ = [
     "AliveRow",
@@ -111,6 +112,7 @@ class Store(
     Noticing,
     FigureRows,
     Sessions,
+    Views,
 ):
     """The database of one installation.
 

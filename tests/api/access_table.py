@@ -91,7 +91,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
             "list_held_devices", "list_shares", "list_examples", "stream_changes",
             "get_spec_schema", "readyz", "list_projects", "list_tokens",
-            "list_subscriptions", "list_deleted_experiments",
+            "list_subscriptions", "list_deleted_experiments", "list_views",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",
             "decide_device_login",
         ),
@@ -122,6 +122,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "create_token", "revoke_token", "add_subscription", "remove_subscription", "test_subscription",
+            "save_view", "delete_view",
         ),
         WITH_SUBMIT,
     ),

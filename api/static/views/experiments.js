@@ -8,6 +8,7 @@ import { empty, failure } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
 import { VirtualTable } from "../core/table.js";
 import { every } from "./parts.js";
+import { savedViews } from "./saved.js";
 
 const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
 const STATES = ["queued", "starting", "running", "paused", ...ENDED];
@@ -106,7 +107,12 @@ function sortedBy(orders) {
 
 function tools({ changed, table, signal }) {
   const typed = debounced((event) => changed({ filter: event.target.value }), 300, signal);
-  return h("div", { class: "tools" },
+  const current = () => {
+    const parameters = query();
+    parameters.set("columns", table.columns.map((column) => column.key).join(","));
+    return parameters;
+  };
+  return h("div", { class: "tools" }, savedViews(current, signal),
     h("label", { class: "field grow" }, "Search, or filter like owner = 'ada' and created_s > 0",
       h("input", { type: "search", value: query().get("filter") || "", placeholder: "name", oninput: typed, spellcheck: "false" })),
     h("label", { class: "field" }, "State",

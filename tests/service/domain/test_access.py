@@ -29,9 +29,10 @@ def person(role: Role | None = None, scope: Scope = Scope.admin, **fields: objec
 ALLOWED: dict[Role | None, set[Action]] = {
     None: set(),
     Role.viewer: {Action.see},
-    Role.member: {Action.see, Action.submit, Action.steer_own, Action.organise},
+    Role.member: {Action.see, Action.submit, Action.steer_own, Action.organise, Action.share},
     Role.maintainer: {
-        Action.see, Action.submit, Action.steer_own, Action.steer_any, Action.organise, Action.manage_project,
+        Action.see, Action.submit, Action.steer_own, Action.steer_any, Action.organise, Action.share,
+        Action.manage_project,
     },
 }  # fmt: skip
 
@@ -51,7 +52,7 @@ def test_an_administrator_may_do_everything_everywhere() -> None:
 
 SCOPED = {
     Scope.read: {Action.see},
-    Scope.submit: {Action.see, Action.submit, Action.steer_own, Action.organise},
+    Scope.submit: {Action.see, Action.submit, Action.steer_own, Action.organise, Action.share},
     Scope.operate: set(Action) - {Action.administer},
     Scope.admin: set(Action),
 }

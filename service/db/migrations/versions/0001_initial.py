@@ -626,6 +626,20 @@ def _create_people() -> None:
     )
     op.create_index(op.f("ix_tokens_user"), "tokens", ["user"], unique=False)
     op.create_table(
+        "views",
+        sa.Column("id", _ID, autoincrement=True, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("project", sa.Text(), nullable=True),
+        sa.Column("shared", sa.Boolean(), nullable=False),
+        sa.Column("query", sa.Text(), nullable=False),
+        sa.Column("created_s", _REAL, nullable=False),
+        sa.ForeignKeyConstraint(["project"], ["projects.name"], name=op.f("fk_views_project")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_views")),
+        sa.UniqueConstraint("owner", "name", name=op.f("uq_views_owner_name")),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
         "sessions",
         sa.Column("sha256", sa.Text(), nullable=False),
         sa.Column("user", sa.Text(), nullable=False),

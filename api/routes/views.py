@@ -1,0 +1,97 @@
+"""Saved views of the list of experiments: one's own, and those that are shared with projects."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.access import MAX_ID
+from api.deps import CurrentUser, StoreDep
+from api.problems import ProblemError, declared
+from service.db.errors import NotFound
+from service.domain.access import NAME_PATTERN, Action
+from service.domain.records import Items
+from service.domain.views import LONGEST_NAME, LONGEST_QUERY, View
+
+router = APIRouter(prefix="/api/v1", tags=["experiments"])
+
+ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.", examples=[3])]
+
+
+class NewView(BaseModel):
+    """A view to be saved."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "name": "failed this week",
+                "query": "filter=owner+%3D+%27ada%27&state=failed&order_by=ended_s+desc",
+                "project": "nlp",
+                "shared": True,
+            }
+        },
+    )
+
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, description="Name for people.")
+    query: str = Field(
+        max_length=LONGEST_QUERY,
+        description="filter, state, order_by and columns, as the query of the list's address.",
+    )
+    project: str | None = Field(
+        default=None, pattern=NAME_PATTERN, description="Project that it is meant for; null = none."
+    )
+    shared: bool = Field(default=False, description="Whether whoever sees the project sees the view.")
+
+
+@router.get("/views", responses=declared(), summary="List saved views of the list of experiments")
+def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
+    """Your own, and those of others that are shared with a project that you see, by name."""
+    return Items(store.views(user.principal.user, user.visible))
+
+
+@router.post(
+    "/views",
+    status_code=201,
+    responses=declared(
+        "invalid-body", "malformed-request", "not-found", "forbidden", "conflict", "storage-full"
+    ),
+    summary="Save a view of the list of experiments",
+)
+def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
+    """Save filter, order and columns under a name; a view of yours with this name is replaced.
+
+    To share it takes the role of a member in the project.
+    """
+    if wanted.project is not None:
+        if not user.principal.sees(wanted.project):
+            raise NotFound("project", wanted.project)
+        if wanted.shared and (reason := user.principal.lacks(Action.share, wanted.project)):
+            raise ProblemError("forbidden", reason)
+    return store.save_view(
+        user.principal.user, wanted.name, wanted.query, project=wanted.project, shared=wanted.shared
+    )
+
+
+@router.delete(
+    "/views/{view_id}",
+    status_code=204,
+    responses=declared("not-found", "forbidden", "storage-full"),
+    summary="Delete a saved view",
+)
+def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response:
+    """Its owner may, and of a shared one also the maintainers of its project."""
+    view = store.view(view_id)
+    if view.owner != user.principal.user:
+        if not view.shared or view.project is None or not user.principal.sees(view.project):
+            raise NotFound("view", view_id)
+        if user.principal.lacks(Action.manage_project, view.project):
+            raise ProblemError(
+                "forbidden",
+                f"view {view_id} belongs to {view.owner}; they or a maintainer of project {view.project} can "
+                "delete it",
+            )
+    store.delete_view(view_id)
+    return Response(status_code=204)

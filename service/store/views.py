@@ -1,0 +1,82 @@
+"""Saved views of the list of experiments."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from service.db import schema, statements, view_statements
+from service.db.errors import BadValue, Conflict, NotFound
+from service.domain.access import Visibility
+from service.domain.views import MOST_VIEWS, View, canonical_query
+from service.store.base import StorePart, storable
+
+
+class Views(StorePart):
+    """The part of the store that keeps views."""
+
+    def views(self, owner: str, visible: Visibility) -> list[View]:
+        """Returns someone's own views, and those that are shared with a project in sight, by name."""
+        with self.database.read() as connection:
+            rows = connection.execute(view_statements.visible_views(owner, visible)).mappings()
+            return [View.from_row(row) for row in rows]
+
+    def view(self, id: int) -> View:
+        """Returns one view, whoever it belongs to.
+
+        Raises:
+            NotFound: there is none with this id.
+        """
+        with self.database.read() as connection:
+            row = connection.execute(view_statements.view(id)).mappings().one_or_none()
+        if row is None:
+            raise NotFound("view", id)
+        return View.from_row(row)
+
+    def save_view(
+        self, owner: str, name: str, query: str, *, project: str | None = None, shared: bool = False
+    ) -> View:
+        """Saves a view, in the place of the owner's view of this name if there is one.
+
+        Args:
+            owner: user whom it belongs to.
+            name: for people.
+            query: filter, state, order and columns as the query of the list's address.
+            project: that it is meant for.
+            shared: whether whoever sees the project sees it.
+
+        Raises:
+            BadValue: the name is empty, the query has other parameters, or it is shared with no project.
+            NotFound: there is no such project.
+            Conflict: the owner has too many views.
+        """
+        name = " ".join(storable(name).split())
+        if not name:
+            raise BadValue("name", "it is empty; give the view a name")
+        if shared and project is None:
+            raise BadValue("project", "null: a shared view needs a project; name one, or set shared to false")
+        try:
+            query = canonical_query(storable(query))
+        except ValueError as error:
+            raise BadValue("query", str(error)) from None
+        content = {"project": project, "shared": shared, "query": query}
+        values = {"owner": owner, "name": name, "created_s": self.clock(), **content}
+
+        def body(connection: Connection) -> View:
+            if project is not None and not connection.execute(view_statements.project_exists(project)).all():
+                raise NotFound("project", project)
+            replace = view_statements.replace_view(owner, name, **content)
+            saved = connection.execute(replace).mappings().one_or_none()
+            if saved is None:
+                if connection.execute(view_statements.views_of(owner)).scalar_one() >= MOST_VIEWS:
+                    raise Conflict(f"{owner} has {MOST_VIEWS} views, which is the most; delete one first")
+                insert = statements.insert_or_keep(connection, schema.views, ("owner", "name"))
+                connection.execute(insert, values)
+                # Read back like this, it is there even if another window saved it at the same moment.
+                saved = connection.execute(replace).mappings().one()
+            return View.from_row(saved)
+
+        return self.database.write(body)
+
+    def delete_view(self, id: int) -> None:
+        """Removes a view; it is not an error that there is none."""
+        self.database.write(lambda connection: connection.execute(view_statements.remove_view(id)))
