@@ -112,6 +112,34 @@ def test_the_log_follows_is_searched_and_leads_to_a_line(
     expect(log.locator(".here")).to_be_in_viewport()
 
 
+def test_a_search_finds_lines_of_earlier_attempts_and_says_of_which(
+    page: Page, app: FastAPI, site: str, run: Run, looked_at: Callable[[str], None]
+) -> None:
+    store: Store = app.state.store
+    store.finish_run(run.id, 1, RunState.queued, retry_delay_s=0.0)
+    second = store.open_attempt(run.id, 1)
+    store.run_started(run.id, second, total_steps=60, resumed_from_step=0, facts={})
+    line = LogLine(run.id, second, 1, time.time(), "info", "a second needle")
+    store.record(RecordBatch(logs=[line]))
+    page.goto(f"{site}/runs/{run.id}/logs?attempt=2")
+    ready(page)
+    log = page.get_by_role("log")
+    expect(log.locator("li")).to_have_count(1)
+    page.get_by_label("Search the log").fill("needle")
+    expect(log.locator("li")).to_have_count(2)
+    expect(log.locator("li").first).to_contain_text("attempt 1")
+    expect(log.locator("li").last).to_contain_text("attempt 2")
+    expect(page.get_by_text("2 lines with “needle” in attempts 1, 2")).to_be_visible()
+    expect(page.get_by_label("Attempt", exact=True)).to_be_disabled()
+    looked_at("run-logs-search")
+    store.record(RecordBatch(logs=[LogLine(run.id, second, 2, time.time(), "info", "needle, live")]))
+    expect(log.locator("li")).to_have_count(3)
+    log.get_by_role("link").first.click()
+    expect(log.locator(".here")).to_contain_text("a needle")
+    expect(log.get_by_text("step 499 of many")).to_be_visible()
+    expect(page.get_by_label("Attempt", exact=True)).to_have_value("1")
+
+
 def test_curves_grow_while_one_looks(page: Page, app: FastAPI, site: str, run: Run) -> None:
     store: Store = app.state.store
     page.goto(f"{site}/runs/{run.id}/curves?metric=loss")

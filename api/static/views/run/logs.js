@@ -1,4 +1,4 @@
-// The log of a run: its last lines, which follow; earlier ones on demand; and a search over all of it.
+// The log of a run: its last lines, which follow; earlier ones on demand; and a search over all attempts.
 
 import { get } from "../../core/api.js";
 import { debounced, h, replace } from "../../core/dom.js";
@@ -31,22 +31,35 @@ export async function show(panel, context, { signal }) {
   const search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", value: view.search, maxlength: 200 });
   const follows = h("input", { type: "checkbox", checked: view.follow });
   const earlier = h("button", { type: "button" }, "Earlier lines");
-  const attempts = choice("attempt", [["", "all attempts"], ...Array.from({ length: context.run.attempt }, (_, i) => [String(i + 1), `attempt ${i + 1}`])], view.attempt, { "aria-label": "Attempt" });
-  const parameters = (more) => ({ attempt: view.attempt, contains: view.search, ...more });
+  const attempts = choice("attempt", [["", "all attempts"]], "", { "aria-label": "Attempt" });
+  // What one looks for may be why an earlier attempt ended.
+  const attempt = () => (view.search ? "" : view.attempt);
+  const several = () => context.run.attempt > 1;
+  const parameters = (more) => ({ attempt: attempt(), contains: view.search, ...more });
+
+  function drawAttempts() {
+    for (let number = attempts.options.length; number <= context.run.attempt; number++) attempts.append(h("option", { value: number }, `attempt ${number}`));
+    attempts.hidden = !several();
+    attempts.disabled = Boolean(view.search);
+    attempts.title = view.search ? "A search looks through all attempts" : "";
+    attempts.value = attempt();
+  }
 
   const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const row = (line) => h("li", { id: `line-${line.cursor}`, class: `${line.level} ${line.cursor === view.line ? "here" : ""}` },
     h("a", { class: "at", href: `?line=${line.cursor}`, title: `${new Date(line.at_s * 1000).toLocaleString()}: show the lines around this one`, onclick: (event) => { event.preventDefault(); around(line.cursor); } }, time.format(new Date(line.at_s * 1000))),
+    several() && !attempt() ? h("span", { class: "attempt" }, `attempt ${line.attempt}`) : null,
     h("span", { class: "level" }, line.level === "info" ? "" : line.level), h("span", { class: "message" }, marked(line.message, view.search)));
 
   function told() {
-    note.textContent = view.search ? `${count(lines.length)} line${lines.length === 1 ? "" : "s"} with “${view.search}”${lines.length >= MOST_FOUND ? ", the last ones" : ""}` : lines.length ? "" : "No lines yet.";
+    const found = [...new Set(lines.map((line) => line.attempt))], where = several() && found.length ? ` in attempt${found.length === 1 ? "" : "s"} ${found.join(", ")}` : "";
+    note.textContent = view.search ? `${count(lines.length)} line${lines.length === 1 ? "" : "s"} with “${view.search}”${where}${reached ? "" : ", the last ones"}` : lines.length ? "" : "No lines yet.";
     earlier.hidden = reached || !lines.length;
   }
 
   function taken(fresh) {
     const last = lines.at(-1)?.cursor ?? -1;
-    const wanted = fresh.filter((line) => line.cursor > last && (!view.attempt || String(line.attempt) === view.attempt) && (!view.search || line.message.toLowerCase().includes(view.search.toLowerCase())));
+    const wanted = fresh.filter((line) => line.cursor > last && (!attempt() || String(line.attempt) === attempt()) && (!view.search || line.message.toLowerCase().includes(view.search.toLowerCase())));
     if (!wanted.length || (view.line && !view.follow)) return;
     lines.push(...wanted);
     list.append(...wanted.map(row));
@@ -59,6 +72,7 @@ export async function show(panel, context, { signal }) {
     ready = false;
     const mine = ++first;
     box.setAttribute("aria-busy", "true");
+    drawAttempts();
     let items;
     const limit = view.search ? MOST_FOUND : PAGE;
     if (view.line && !view.search) {
@@ -83,10 +97,12 @@ export async function show(panel, context, { signal }) {
   }
 
   function around(cursor) {
-    Object.assign(view, { line: cursor, search: "", follow: false });
+    // Around a line that was found, whichever attempt was shown before.
+    const own = String(Math.floor(cursor / 2 ** 32));
+    Object.assign(view, { line: cursor, search: "", follow: false, attempt: view.attempt && own });
     search.value = "";
     follows.checked = false;
-    setQuery({ line: cursor, search: null });
+    setQuery({ line: cursor, search: null, attempt: view.attempt });
     return load();
   }
 
@@ -111,10 +127,11 @@ export async function show(panel, context, { signal }) {
     const end = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
     if (ready && view.follow && !end) { view.follow = false; follows.checked = false; }
   }, { signal, passive: true });
+  context.on("run", drawAttempts);
   context.on("again", () => { if (!view.line) load().catch(() => {}); });
 
   await load();
-  replace(panel, h("div", { class: "tools" }, h("span", { class: "grow" }, search), context.run.attempt > 1 ? attempts : null, h("label", {}, follows, " follow"), note), earlier, box);
+  replace(panel, h("div", { class: "tools" }, h("span", { class: "grow" }, search), attempts, h("label", {}, follows, " follow"), note), earlier, box);
   const here = view.line && list.querySelector(".here");
   if (here) box.scrollTop = here.offsetTop - box.clientHeight / 2; else box.scrollTop = box.scrollHeight;
 }
