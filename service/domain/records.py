@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import computed_field
@@ -22,12 +21,6 @@ from trainers.errors import FailureClass
 Item = TypeVar("Item")
 
 
-@cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    """Returns the names of a record's fields; asked for with every record."""
-    return tuple(field.name for field in fields(kind))
-
-
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Serializable):
     """Base of the records that are one row of a table."""
@@ -35,7 +28,7 @@ class StoredRecord(Serializable):
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
         """Builds the record from a row that has a column for each field."""
-        return cls(**{name: row[name] for name in _names(cls)})
+        return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ class Experiment(StoredRecord):
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
         """Builds the record from a row that has a column for each field."""
-        columns = {name: row[name] for name in _names(cls)}
+        columns = {field.name: row[field.name] for field in fields(cls)}
         return cls(**{**columns, "tags": columns["tags"].split()})
 
 
@@ -539,6 +532,9 @@ class RunSummary(Serializable):
     """By name, as `docs/metrics.md` defines them; empty until the run ends."""
 
 
+_OF_EXPERIMENT = tuple(field.name for field in fields(Experiment))
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentStatus(Experiment):
     """One experiment with the states of its runs, as lists show it: no spec text, no series."""
@@ -549,7 +545,7 @@ class ExperimentStatus(Experiment):
     @classmethod
     def of(cls, experiment: Experiment, run_counts: Mapping[RunState, int], **more: Any) -> Self:
         """Returns an experiment with how many of its runs are in each state, and what a subclass adds."""
-        record = {name: getattr(experiment, name) for name in _names(Experiment)}
+        record = {name: getattr(experiment, name) for name in _OF_EXPERIMENT}
         return cls(**record, run_states={state: n for state, n in run_counts.items() if n}, **more)
 
 
