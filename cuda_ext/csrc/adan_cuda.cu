@@ -10,6 +10,14 @@ namespace {
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
+// kernel<<<blocks, kThreads, 0, stream>>>(arguments...), in C++: tests/cuda_ext/host_cuda runs this file on a CPU.
+template <typename... Parameters>
+const char* run(void (*kernel)(Parameters...), unsigned int blocks, void* stream, const Parameters&... arguments) {
+  void* pointers[] = {const_cast<Parameters*>(&arguments)...};
+  return text_of(
+      cudaLaunchKernel(kernel, dim3{blocks}, dim3{kThreads}, pointers, 0, static_cast<cudaStream_t>(stream)));
+}
+
 const char* multiprocessors(int* count) {
   int device = 0;
   if (const char* error = text_of(cudaGetDevice(&device))) return error;
@@ -72,8 +80,7 @@ const char* store_rows(const AdanTensor* rows, int64_t count, AdanTensor* device
   for (int64_t begin = 0; begin < count; begin += kRowsPerStore) {
     const int of_piece = static_cast<int>(std::min<int64_t>(kRowsPerStore, count - begin));
     std::memcpy(piece.rows, rows + begin, of_piece * sizeof(AdanTensor));
-    store_rows_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(piece, of_piece, device_rows + begin);
-    if (const char* error = text_of(cudaGetLastError())) return error;
+    if (const char* error = run(store_rows_kernel, 1, stream, piece, of_piece, device_rows + begin)) return error;
   }
   return nullptr;
 }
@@ -99,8 +106,7 @@ const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void
   }
   unsigned int blocks = 0;
   if (const char* error = grid_for(launch.chunk_count, &blocks)) return error;
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
-  return text_of(cudaGetLastError());
+  return run(kernel, blocks, stream, a);
 }
 
 NormKernel norm_kernel_for(Storage storage) {
@@ -123,8 +129,7 @@ const char* gradient_norm(const AdanTensor* rows, const AdanTensor* device_rows,
   a.ticket = ticket_in(workspace);
   unsigned int blocks = 0;
   if (const char* error = grid_for(chunk_count, &blocks)) return error;
-  norm_kernel_for(storage)<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
-  return text_of(cudaGetLastError());
+  return run(norm_kernel_for(storage), blocks, stream, a);
 }
 
 }  // namespace stillhouse::cuda
