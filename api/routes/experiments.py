@@ -41,6 +41,7 @@ from service.domain.records import (
     ExperimentDetail,
     ExperimentStatus,
     Items,
+    ListedExperiment,
     Page,
     Run,
 )
@@ -128,7 +129,10 @@ def list_experiments(
     order_by: ExperimentOrderBy = None,
     page_size: PageSize = 50,
     page_token: PageToken = None,
-) -> Page[ExperimentStatus]:
+    costs: Annotated[
+        bool, Query(description="Also what each costs so far, and is forecast to cost until it ends.")
+    ] = False,
+) -> Page[ListedExperiment]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
     page = store.experiments(
         filter=filter,
@@ -137,9 +141,7 @@ def list_experiments(
         page_token=page_token,
         visible=user.visible,
     )
-    states = store.run_counts_of([experiment.id for experiment in page.items])
-    items = [ExperimentStatus.of(experiment, states[experiment.id]) for experiment in page.items]
-    return Page(items, page.next_page_token)
+    return Page(store.listed(page.items, costs=costs), page.next_page_token)
 
 
 @deleted.get("", responses=declared(), summary="List what can be restored")

@@ -51,6 +51,16 @@ def test_pages_join_to_the_whole_list(client: TestClient) -> None:
     assert page["items"][0]["run_states"] == {"queued": 4}
 
 
+def test_costs_are_listed_on_request(client: TestClient, driver: Driver) -> None:
+    experiment = driver.submit()
+    driver.start(experiment)
+    listed = [client.get("/api/v1/experiments", params=asked).json() for asked in ({}, {"costs": True})]
+    without, with_costs = (page["items"][0]["cost"] for page in listed)
+    assert without is None
+    assert with_costs["so_far_usd"] > 0.0
+    assert with_costs["rest_usd"] is None, "no step is made yet"
+
+
 def test_runs_are_filtered_and_ordered(client: TestClient, grid: list[dict[str, Any]]) -> None:
     params = {"filter": "precision = 'bf16' and axis.precision = 'bf16'", "order_by": "seed desc"}
     runs = client.get(f"{API}/runs", params=params).json()["items"]

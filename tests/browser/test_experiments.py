@@ -65,6 +65,24 @@ def test_columns_order_and_selection(page: Page, site: str, seeded: dict[str, in
     assert link.get_attribute("href") == f"/compare?ids={seeded['done']},{seeded['running']}"
 
 
+def test_costs_are_columns_that_follow_what_runs(page: Page, site: str, seeded: dict[str, int]) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(site)
+    ready(page)
+    assert not any("costs" in url for url in asked), "what is not shown is not asked for"
+    page.get_by_text("Columns").click()
+    page.get_by_role("checkbox", name="cost so far").check()
+    page.get_by_role("checkbox", name="forecast of the rest").check()
+    rows = page.locator("table[aria-label=Experiments] tbody tr:not(.gap)")
+    running = rows.filter(has_text="precision again").locator("td")
+    expect(running.nth(11)).to_have_text("0.00 USD")  # All its steps are made.
+    expect(rows.filter(has_text="waiting").locator("td").nth(11)).to_have_text("–")
+    expect(running.nth(10)).to_contain_text("USD")
+    before = running.nth(10).inner_text()
+    expect(running.nth(10)).not_to_have_text(before, timeout=15_000)
+
+
 def test_an_experiment_is_cancelled_tagged_and_deleted_with_a_way_back(
     page: Page, site: str, app: FastAPI, seeded: dict[str, int], looked_at: Callable[[str], None]
 ) -> None:

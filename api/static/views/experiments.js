@@ -2,7 +2,7 @@
 
 import { get } from "../core/api.js";
 import { debounced, h, replace } from "../core/dom.js";
-import { count, duration, progress, relative, state, when } from "../core/format.js";
+import { count, duration, money, progress, relative, state, when } from "../core/format.js";
 import { go, query, setQuery } from "../core/router.js";
 import { empty, failure } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
@@ -34,6 +34,8 @@ const COLUMNS = [
   { key: "priority", title: "priority", numeric: true, width: 90, sortable: true, render: (one) => one.priority },
   { key: "pool", title: "pool", width: 110, render: (one) => one.pool },
   { key: "failure", title: "failure", width: 220, render: (one) => h("span", { title: one.failure_message || null }, one.failure_class || "") },
+  { key: "cost", title: "cost so far", numeric: true, width: 130, costs: true, render: (one) => money(one.cost?.so_far_usd) },
+  { key: "rest", title: "forecast of the rest", numeric: true, width: 160, costs: true, render: (one) => money(one.cost?.rest_usd) },
   { key: "notes", title: "notes", width: 260, render: (one) => h("span", { title: one.notes || null }, one.notes) },
 ];
 
@@ -68,7 +70,7 @@ export async function show(main, _parameters, { signal }) {
       compare.textContent = `Compare ${keys.size}`;
     },
   });
-  const read = () => get("/experiments", { page_size: PAGE, page_token: tokens.at(-1), filter: filterOf(query()), order_by: orders }, { signal });
+  const read = () => get("/experiments", { page_size: PAGE, page_token: tokens.at(-1), filter: filterOf(query()), order_by: orders, costs: table.columns.some((column) => column.costs) || null }, { signal });
   const draw = (page) => {
     const filtered = Boolean(filterOf(query()));
     rows = page.items;
@@ -85,7 +87,7 @@ export async function show(main, _parameters, { signal }) {
   const refresh = () => read().then(draw, (error) => { if (error.name !== "AbortError") { table.node.hidden = true; replace(note, failure(error, refresh)); } });
   const changed = (changes) => { setQuery(changes); tokens = [null]; refresh(); };
   const first = await read().catch((error) => { if (error.name === "AbortError" || error.status !== 400) throw error; return error; });
-  replace(main, h("h1", {}, "Experiments"), tools({ changed, table, signal }), h("p", { class: "tools" }, compare), note, table.node, pager);
+  replace(main, h("h1", {}, "Experiments"), tools({ changed, refresh, table, signal }), h("p", { class: "tools" }, compare), note, table.node, pager);
   if (first instanceof Error) { table.node.hidden = true; replace(note, failure(first)); } else draw(first);
   const again = rarely(refresh, READ_AGAIN_MS, signal);
   const changedOne = (one) => {
@@ -95,7 +97,10 @@ export async function show(main, _parameters, { signal }) {
     // Where the server decides what is listed in which order, it has to be asked again.
     if (orders || filterOf(query()) || (place < 0 && (!full || one.id > rows.at(-1).id))) again();
   };
-  followAll({ experiment: changedOne, deleted: ({ id }) => { if (rows.some((one) => one.id === id)) again(); } }, again, signal);
+  const costsChanged = (costs) => {
+    for (const one of rows) if (costs[one.id]) { one.cost = costs[one.id]; table.update(one); }
+  };
+  followAll({ experiment: changedOne, costs: costsChanged, deleted: ({ id }) => { if (rows.some((one) => one.id === id)) again(); } }, again, signal);
   every(TICK_S, async () => { if (!table.node.contains(document.activeElement)) table.redraw(); }, signal); // Times go on.
   return { title: "Experiments" };
 }
@@ -105,7 +110,7 @@ function sortedBy(orders) {
   return key ? { key, descending: direction === "desc" } : null;
 }
 
-function tools({ changed, table, signal }) {
+function tools({ changed, refresh, table, signal }) {
   const typed = debounced((event) => changed({ filter: event.target.value }), 300, signal);
   const current = () => {
     const parameters = query();
@@ -127,6 +132,7 @@ function tools({ changed, table, signal }) {
           localStorage.setItem(KEPT_COLUMNS, names.join(","));
           setQuery({ columns: names.join(",") });
           table.setColumns(chosenColumns());
+          if (table.columns.some((column) => column.costs)) refresh();
         },
       }), ` ${column.title}`))));
 }
