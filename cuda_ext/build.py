@@ -50,7 +50,8 @@ _AVX512 = _INSTRUCTION_SETS["avx512"]
 _BINARY_SETS = _INSTRUCTION_SETS | {"avx512": (*_AVX512, "-mavx512vpopcntdq")}
 # A product and its bias are rounded one after the other, as PyTorch rounds them. Integer sums are not made
 # a tree, which would not fit the registers.
-_BINARY_LOOPS = (*_LOOPS, "-ffp-contract=off", "-fno-tree-reassoc")
+BINARY_LOOPS = (*_LOOPS, "-ffp-contract=off", "-fno-tree-reassoc")
+"""Flags of the products with packed weights, whose sums have one order on every processor."""
 ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
 _PTX = "+PTX"
@@ -161,7 +162,7 @@ def cpu_plan() -> Plan:
             f"binary_rows_{name}",
             cxx,
             "binary_rows.cpp",
-            (*_BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"),
+            (*BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"),
         )
         for name, flags in binary_sets.items()
     )
