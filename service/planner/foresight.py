@@ -63,6 +63,9 @@ class Foresight:
                 self.run_once()
             except StoreError as error:
                 logger.warning("forecasts of starts wait for the database: %s", error)
+            except Exception:
+                # What people read must not end with one queue that it could not be forecast for.
+                logger.exception("starts could not be forecast; trying again")
 
     def run_once(self) -> None:
         """Stores when what waits now will start.

@@ -7,8 +7,8 @@ expected to go on at its own pace.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,18 @@ def foresee(
         ).all()
     found = starts(_outlook(situation, division, times, at_work), only)
     most = store.settings.max_concurrent_experiments
-    if active + len(situation.claimants) > most:
-        _wait_for_places(seen, division, times, active, most, waiting, found)
+    for place in _places(situation.claimants, active, times, most):
+        id = place.claimant.id
+        if id not in found:
+            continue
+        start, from_s = found[id], place.from_s
+        found[id] = Start(
+            max(start.earliest, from_s.low),
+            max(start.median, from_s.median),
+            max(start.latest, from_s.high),
+        )
+        if id not in waiting or from_s.median > start.median:
+            waiting[id] = _waits_for_a_place(place, division, most)
     return Foreseen(division, waiting, found)
 
 
@@ -122,33 +132,41 @@ def calibration(connection: Connection) -> Calibration:
     )
 
 
-def _wait_for_places(
-    seen: Seen,
-    division: Division,
-    times: Mapping[int, Seconds],
-    active: int,
-    most: int,
-    waiting: dict[int, Waiting],
-    found: dict[int, Start],
-) -> None:
-    """Delays what finds as many experiments at work as may be, until one of them ends."""
-    claimants = seen.situation.claimants
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """When a waiting experiment may have a driver, in seconds from now."""
+
+    claimant: Claimant
+    rank: int
+    from_s: Seconds
+
+
+def _places(
+    claimants: Sequence[Claimant], active: int, times: Mapping[int, Seconds], most: int
+) -> Iterator[_Place]:
+    """Yields the places of those for which there is none now, in the order of claims.
+
+    Who has no driver gets that of whoever has most (`service.scheduling.fair_pass`); others wait for an
+    experiment to end. Those that start then end as well, and make room for the rest: how soon is not known.
+    """
+    drivers = Counter((each.project, each.user) for each in claimants[:active])
     ends = sorted(
-        (_end(claimant, times.get(claimant.id, UNKNOWN)) for claimant in claimants[:active]),
+        (_end(each, times.get(each.id, UNKNOWN)) for each in claimants[:active]),
         key=lambda end: end.median,
     )
+    last = ends[-1] if ends else UNKNOWN
     for rank, claimant in enumerate(claimants[active:]):
-        number = rank - (most - active)
-        if number < 0 or claimant.id not in found or not claimant.demands:
-            continue
-        start, end = found[claimant.id], ends[min(number, len(ends) - 1)]
-        # Those that start in these places end as well, and make room for the rest: how soon is not known.
-        latest = end.high if number < len(ends) else math.inf
-        found[claimant.id] = Start(
-            max(start.earliest, end.low), max(start.median, end.median), max(start.latest, latest)
-        )
-        if claimant.id not in waiting or end.median > start.median:
-            waiting[claimant.id] = _waits_for_a_place(claimant, division, rank, most)
+        owner = claimant.project, claimant.user
+        richest, count = next(iter(drivers.most_common(1)), (owner, 0))
+        if rank >= most - active:
+            if not drivers[owner] and count > 1:
+                drivers[richest] -= 1
+                from_s = Seconds(0.0, CHECKPOINT_S, 2 * CHECKPOINT_S)
+            else:
+                from_s = ends.pop(0) if ends else Seconds(last.low, last.median, math.inf)
+            if claimant.demands:
+                yield _Place(claimant, rank, from_s)
+        drivers[owner] += 1
 
 
 def _end(claimant: Claimant, time: Seconds) -> Seconds:
@@ -163,15 +181,15 @@ def _end(claimant: Claimant, time: Seconds) -> Seconds:
     return Seconds(LEAST_LEFT * time.low, rounds * time.median, rounds * time.high)
 
 
-def _waits_for_a_place(claimant: Claimant, division: Division, rank: int, most: int) -> Waiting:
-    demand = claimant.demands[0]
+def _waits_for_a_place(place: _Place, division: Division, most: int) -> Waiting:
+    claimant, demand = place.claimant, place.claimant.demands[0]
     lane = Lane(claimant.pool, demand.hardware)
     return Waiting(
         claimant.id,
         demand.hardware,
         demand.devices,
         WaitingReason.places,
-        rank + 1,
+        place.rank + 1,
         division.project_score(claimant.project, lane),
         division.user_score(claimant.project, claimant.user, lane),
         (),

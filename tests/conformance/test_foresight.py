@@ -121,8 +121,8 @@ def test_what_finds_no_place_waits_for_an_experiment_to_end(
 ) -> None:
     most = store.settings.max_concurrent_experiments
     queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 64.0}, {}),)))
-    for _ in range(most - 1):
-        submit(owner="bob")
+    for number in range(most - 1):
+        submit(owner=f"driver-{number}")
         (claimed,) = queue.claim("s", lease_s=30)
         store.driver_started(claimed.id, claimed.attempt, "node", 1)
     waiting = [submit(owner=f"user-{number}") for number in range(most + 1)]
@@ -133,6 +133,33 @@ def test_what_finds_no_place_waits_for_an_experiment_to_end(
     assert start.median_s is not None
     assert start.median_s > start.at_s
     assert last.latest_s is None, "those that start before it are not known yet"
+
+
+def test_a_longer_queue_than_places_is_forecast_where_nothing_runs(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 64.0}, {}),)))
+    waiting = [submit() for _ in range(store.settings.max_concurrent_experiments + 2)]
+    Foresight(store).run_once()
+    last = foreseen(queue, waiting[-1])
+    assert "as many experiments run as may at a time" in last.reason
+    assert last.latest_s is None
+
+
+def test_who_has_no_driver_is_forecast_the_place_of_whoever_has_most(
+    store: Store, queue: Queue, submit: Submit, now: list[float]
+) -> None:
+    queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 64.0}, {}),)))
+    for _ in range(store.settings.max_concurrent_experiments):
+        submit()
+        (claimed,) = queue.claim("s", lease_s=30)
+        store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    newcomer, more = submit(owner="bob"), submit(owner="ada")
+    Foresight(store).run_once()
+    soon, later = foreseen(queue, newcomer).median_s, foreseen(queue, more).median_s
+    assert soon is not None
+    assert later is not None
+    assert soon - now[0] <= 60.0 < later - now[0]
 
 
 def test_a_spec_that_finds_devices_starts_at_once(store: Store, queue: Queue) -> None:
