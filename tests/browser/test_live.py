@@ -10,7 +10,7 @@ from api.app import create_app
 from service.config.settings import Settings
 from service.spec.experiment import validate
 from service.store import Store
-from tests.api.conftest import running
+from tests.api.conftest import running, wait_until
 from tests.browser.conftest import ready
 
 pytestmark = pytest.mark.slow
@@ -100,3 +100,24 @@ def test_the_list_is_read_again_when_its_server_is_back(
         expect(page.locator("#live")).to_have_text("live", timeout=20_000)
         expect(page.locator("table[aria-label=Experiments]")).to_contain_text("meanwhile")
         page.goto("about:blank")
+
+
+def test_a_page_that_no_one_sees_lets_go_of_its_stream(
+    page: Page, app: FastAPI, site: str, seeded: dict[str, int]
+) -> None:
+    page.clock.install()
+    page.goto(site)
+    ready(page)
+    live(page)
+    show = """(seen) => {
+      Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(show, False)
+    page.clock.fast_forward(61_000)
+    expect(page.locator("#live")).to_have_text("")
+    wait_until(lambda: app.state.streams.polls == 0)
+    submit(app.state.store, "unseen")
+    page.evaluate(show, True)
+    live(page)
+    expect(page.locator("table[aria-label=Experiments] tbody a").first).to_have_text("unseen")

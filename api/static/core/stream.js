@@ -2,7 +2,7 @@
 
 import { whoami } from "./api.js";
 
-const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000;
+const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000, UNSEEN_MS = 60000;
 
 /** Says in the header how live the page is: "connecting", "live", "reconnecting" or "" (nothing to follow). */
 export function showLive(state) {
@@ -58,13 +58,21 @@ export function follow(path, handlers, { signal, again } = {}) {
 }
 
 /**
- * Follows everything that one sees, on a page of several experiments.
+ * Follows everything that one sees, on a page of several experiments; not while no one has seen the page for a minute,
+ * because a browser opens few connections to one server, and other tabs need them.
  * @param {{experiment?: Function, deleted?: Function, costs?: Function, queue?: Function}} handlers
  * @param {() => Promise<any>} read reads all again, after a reconnect or when too much has changed at a time
  */
 export function followAll(handlers, read, signal) {
   const all = { experiment() {}, deleted() {}, costs() {}, queue() {}, ...handlers };
-  return follow("/api/v1/stream", { ...all, many: read }, { signal, again: read });
+  const open = () => follow("/api/v1/stream", { ...all, many: read }, { signal, again: read });
+  let close = open(), timer = null;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(timer);
+    if (document.hidden) timer = setTimeout(() => { close?.(); close = null; }, UNSEEN_MS);
+    else if (!close) { close = open(); read(); }
+  }, { signal });
+  signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
 /** Calls `read` at once, then again at most every so many milliseconds, however often the result is called; only while seen. */
