@@ -24,12 +24,12 @@ const char* multiprocessors(int* count) {
   return text_of(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
 }
 
-// The ticket has a line of its own before the partial sums.
-constexpr int64_t kTicketBytes = 64;
+// The counters have a line of their own before the partial sums.
+constexpr int64_t kCounterBytes = 64;
 
-unsigned int* ticket_in(void* workspace) { return static_cast<unsigned int*>(workspace); }
+Counters* counters_in(void* workspace) { return static_cast<Counters*>(workspace); }
 double* partial_in(void* workspace) {
-  return reinterpret_cast<double*>(static_cast<unsigned char*>(workspace) + kTicketBytes);
+  return reinterpret_cast<double*>(static_cast<unsigned char*>(workspace) + kCounterBytes);
 }
 
 // Kernel arguments may take 4 KiB before CUDA 12.1 and 32,764 bytes from then on.
@@ -60,7 +60,7 @@ const char* grid_for(int64_t chunk_count, unsigned int* blocks) {
 const char* workspace_bytes(int64_t* bytes) {
   int count = 0;
   if (const char* error = multiprocessors(&count)) return error;
-  *bytes = kTicketBytes + static_cast<int64_t>(count) * kBlocksPerMultiprocessor * sizeof(double);
+  *bytes = kCounterBytes + static_cast<int64_t>(count) * kBlocksPerMultiprocessor * kStripsPerBlock * sizeof(double);
   return nullptr;
 }
 
@@ -95,7 +95,7 @@ const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void
   a.found_inf = launch.found_inf;
   a.grad_norm = launch.grad_norm;
   a.max_grad_norm = launch.max_grad_norm;
-  a.ticket = ticket_in(workspace);
+  a.counters = counters_in(workspace);
   std::copy(launch.groups, launch.groups + launch.group_count, a.groups);
 
   AdanKernel kernel = nullptr;
@@ -126,7 +126,7 @@ const char* gradient_norm(const AdanTensor* rows, const AdanTensor* device_rows,
   a.chunk_count = chunk_count;
   a.norm = norm;
   a.partial = partial_in(workspace);
-  a.ticket = ticket_in(workspace);
+  a.counters = counters_in(workspace);
   unsigned int blocks = 0;
   if (const char* error = grid_for(chunk_count, &blocks)) return error;
   return run(norm_kernel_for(storage), blocks, stream, a);

@@ -7,8 +7,8 @@
 
 namespace stillhouse::cuda {
 
-// Bytes that a launch on the current device needs beside the table: a ticket counter and the blocks' sums
-// of squares. They must be zero before the first launch, and every launch leaves the ticket zero.
+// Bytes that a launch on the current device needs beside the table: two counters and sums of squares. The
+// counters must be zero before the first launch, and every launch leaves them zero.
 const char* workspace_bytes(int64_t* bytes);
 
 const char* clear(void* workspace, int64_t bytes, void* stream);

@@ -1,8 +1,9 @@
 // The persistent multi-tensor kernel. No torch headers.
 //
-// A grid that fills the device walks the flat list of chunks. A chunk's tensor is found in the table by binary
-// search; what is the same for all elements of a tensor is computed once by one thread and shared. The block that
-// finishes last counts the steps up, so that no other block can see a step that is already counted.
+// A grid that fills the device works off the flat list of chunks. A block takes its next chunk from a counter, so a
+// block that starts late, or shares its multiprocessor, does not hold up the others. A chunk's tensor is found in the
+// table by binary search; what is the same for all elements of a tensor is computed once by one thread and shared.
+// The block that finishes last counts the steps up, so that no other block can see a step that is already counted.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,6 +17,13 @@ namespace stillhouse::cuda {
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // 4 blocks of 256 threads with 64 registers fill the register file
 constexpr int kWarps = kThreads / 32;
+constexpr int kStripsPerBlock = 4;  // of the norm: a late block holds up at most a quarter of its share
+
+// Zero before and after every launch.
+struct Counters {
+  unsigned int finished;  // blocks
+  unsigned int taken;     // pieces of work, besides the one that each block begins with
+};
 
 struct AdanArgumentsOnDevice {
   const AdanTensor* table;  // null: `row` is the only tensor
@@ -24,7 +32,7 @@ struct AdanArgumentsOnDevice {
   int tensor_count;
   const float *grad_scale, *found_inf, *grad_norm;
   double max_grad_norm;
-  unsigned int* ticket;
+  Counters* counters;
   AdanGroup groups[kMaxGroups];
 };
 
@@ -166,14 +174,23 @@ __device__ __forceinline__ double block_sum(double value, double* warp_sums) {
   return total;
 }
 
-// True in all threads of the block that arrives last. What the other blocks wrote before is then visible.
-__device__ __forceinline__ bool arrives_last(unsigned int* ticket) {
+// The block's next piece of work. Its first piece is the one with the block's own number.
+__device__ __forceinline__ int64_t take_next(Counters* counters) {
+  __shared__ unsigned int next;
+  __syncthreads();  // all threads are done with the previous piece and what is shared about it
+  if (threadIdx.x == 0) next = gridDim.x + atomicAdd(&counters->taken, 1u);
+  __syncthreads();
+  return next;
+}
+
+// True in all threads of the block that finishes last. What the other blocks wrote before is then visible.
+__device__ __forceinline__ bool finishes_last(Counters* counters) {
   __shared__ bool last;
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicAdd(ticket, 1u) == gridDim.x - 1;
-    if (last) *ticket = 0u;
+    last = atomicAdd(&counters->finished, 1u) == gridDim.x - 1;
+    if (last) *counters = Counters{};
   }
   __syncthreads();
   if (last) __threadfence();
@@ -197,10 +214,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   if (threadIdx.x == 0) shared_group = -1;
 
   int row = -1;
-  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk += gridDim.x) {
+  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk = take_next(a.counters)) {
     const int owner = a.table == nullptr ? 0 : owner_of(a.table, a.tensor_count, chunk, row < 0 ? 0 : row);
     if (owner != row) {
-      __syncthreads();
       if (threadIdx.x == 0) {
         tensor = a.table == nullptr ? a.row : a.table[owner];
         if (tensor.group != shared_group || *tensor.step != shared_step) {
@@ -260,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
   }
 
-  if (!arrives_last(a.ticket)) return;
+  if (!finishes_last(a.counters)) return;
   for (int i = threadIdx.x; i < a.tensor_count; i += kThreads) {
     const AdanTensor& done = a.table == nullptr ? a.row : a.table[i];
     *done.step += 1.0f;
@@ -273,41 +289,47 @@ struct NormArgumentsOnDevice {
   int64_t chunk_count;
   int tensor_count;
   float* norm;
-  double* partial;
-  unsigned int* ticket;
+  double* partial;  // one per strip
+  Counters* counters;
 };
+
+// Every `strips`-th chunk is a strip. Blocks take strips in any order, but a strip's sum and the order in which the
+// strips are added depend on the grid alone, so the norm is the same in every run.
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     norm_kernel(const __grid_constant__ NormArgumentsOnDevice a) {
-  double total = 0.0;
-  int row = 0;
-  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk += gridDim.x) {
-    if (a.table != nullptr) row = owner_of(a.table, a.tensor_count, chunk, row);
-    const AdanTensor& tensor = a.table == nullptr ? a.row : a.table[row];
-    const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
-    const int count = static_cast<int>(min(kCudaChunk, tensor.numel - begin));
-    const T* __restrict__ gradients = static_cast<const T*>(tensor.grad) + begin;
-    const int vectors = tensor.aligned ? count / 4 : 0;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int k = threadIdx.x; k < vectors; k += kThreads) {
-      const Four gradient = load_four(gradients + 4 * k);
-#pragma unroll
-      for (int lane = 0; lane < 4; ++lane) sum += gradient.x[lane] * gradient.x[lane];
-    }
-    for (int i = 4 * vectors + static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-      const float gradient = to_float(gradients[i]);
-      sum += gradient * gradient;
-    }
-    total += static_cast<double>(sum);
-  }
   __shared__ double warp_sums[kWarps];
-  total = block_sum(total, warp_sums);
-  if (threadIdx.x == 0) a.partial[blockIdx.x] = total;
-  if (!arrives_last(a.ticket)) return;
+  const int64_t strips = min(a.chunk_count, static_cast<int64_t>(kStripsPerBlock) * gridDim.x);
+  for (int64_t strip = blockIdx.x; strip < strips; strip = take_next(a.counters)) {
+    double total = 0.0;
+    int row = 0;
+    for (int64_t chunk = strip; chunk < a.chunk_count; chunk += strips) {
+      if (a.table != nullptr) row = owner_of(a.table, a.tensor_count, chunk, row);
+      const AdanTensor& tensor = a.table == nullptr ? a.row : a.table[row];
+      const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
+      const int count = static_cast<int>(min(kCudaChunk, tensor.numel - begin));
+      const T* __restrict__ gradients = static_cast<const T*>(tensor.grad) + begin;
+      const int vectors = tensor.aligned ? count / 4 : 0;
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int k = threadIdx.x; k < vectors; k += kThreads) {
+        const Four gradient = load_four(gradients + 4 * k);
+#pragma unroll
+        for (int lane = 0; lane < 4; ++lane) sum += gradient.x[lane] * gradient.x[lane];
+      }
+      for (int i = 4 * vectors + static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+        const float gradient = to_float(gradients[i]);
+        sum += gradient * gradient;
+      }
+      total += static_cast<double>(sum);
+    }
+    total = block_sum(total, warp_sums);
+    if (threadIdx.x == 0) a.partial[strip] = total;
+  }
+  if (!finishes_last(a.counters)) return;
   double sum = 0.0;
-  for (int block = threadIdx.x; block < gridDim.x; block += kThreads) sum += a.partial[block];
+  for (int64_t strip = threadIdx.x; strip < strips; strip += kThreads) sum += a.partial[strip];
   sum = block_sum(sum, warp_sums);
   if (threadIdx.x == 0) *a.norm = static_cast<float>(sqrt(sum));
 }
