@@ -131,14 +131,9 @@ class Student(nn.Module):
         # The public way also hooks the embeddings, which matters where they are frozen.
         self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
-    def compile_layers(self) -> None:
-        """Compiles the encoder's layers for any batch and length; the names of their parameters stay.
-
-        All layers are the same program with other weights, which is compiled once: the whole encoder took as
-        long as it has layers.
-        """
-        for layer in self.architecture.layers(self.model):
-            layer.compile(dynamic=True)
+    def compile_encoder(self) -> None:
+        """Compiles the encoder for any batch and length; the names of its parameters stay."""
+        self.encoder.compile(dynamic=True)
 
     @property
     def attention(self) -> str:
