@@ -385,7 +385,7 @@ def parse_event_number(text: str | None) -> int:
     """Returns the event number in a Last-Event-ID of an experiment's stream; 0 = from the beginning.
 
     Raises:
-        ProblemError: `invalid-parameter` when it is no number.
+        ProblemError: `invalid-parameter` if it is not a number.
     """
     if text is None:
         return 0
@@ -398,7 +398,7 @@ def parse_moment(text: str | None) -> float | None:
     """Returns the place in the stream of all changes that a Last-Event-ID names; None = now.
 
     Raises:
-        ProblemError: `invalid-parameter` when it is no number.
+        ProblemError: `invalid-parameter` if it is not a number.
     """
     if text is None:
         return None

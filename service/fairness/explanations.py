@@ -1,4 +1,4 @@
-"""Why a run waits, in one line of plain English."""
+"""Why a run waits, and until when, in plain English."""
 
 from __future__ import annotations
 
@@ -24,34 +24,10 @@ _WORDS: Final[Mapping[WaitingReason, Callable[[Waiting], str]]] = {
 }
 
 
-def explained(waiting: Waiting, project: str, start: Start | None = None) -> str:
-    """Returns why an experiment's next run waits, who is ahead, and when it will start.
-
-    Args:
-        waiting: as the pass left it.
-        project: whose experiment it is.
-        start: when it will start; None = not forecast.
-    """
-    parts = [reason_in_words(waiting, project), ahead_in_words(waiting)]
-    if start is not None:
-        parts.append(start_in_words(start))
-    return "; ".join(parts)
-
-
 def reason_in_words(waiting: Waiting, project: str) -> str:
     """Returns what an experiment's next run waits for."""
     what = f"waits for {waiting.devices:g} {waiting.hardware}: {_WORDS[waiting.reason](waiting)}"
     return what.replace("the project", f"project {project}", 1)
-
-
-def ahead_in_words(waiting: Waiting) -> str:
-    """Returns how many experiments come first, and which is next."""
-    count = waiting.position - 1
-    if count == 0:
-        return "next in line"
-    if count == 1:
-        return f"1 experiment is ahead, {waiting.ahead[0]}"
-    return f"{count} experiments are ahead, the first is {waiting.ahead[0]}"
 
 
 def start_in_words(start: Start) -> str:

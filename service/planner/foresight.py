@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 10.0
 """Time between two forecasts."""
 TIMES_EVERY_S = 120.0
-"""How often the times of runs are forecast anew."""
+"""How often the times of runs are forecast again."""
 _STARTED = frozenset(
     {ExperimentState.starting, ExperimentState.running, ExperimentState.succeeded, ExperimentState.failed}
 )
@@ -64,8 +64,8 @@ class Foresight:
             except StoreError as error:
                 logger.warning("forecasts of starts wait for the database: %s", error)
             except Exception:
-                # What people read must not end with one queue that it could not be forecast for.
-                logger.exception("starts could not be forecast; trying again")
+                # A queue that cannot be forecast must not end the forecasts of all later ones.
+                logger.exception("forecasting starts failed; trying again")
 
     def run_once(self) -> None:
         """Stores when what waits now will start.
@@ -80,6 +80,8 @@ class Foresight:
         seen = self._lookout.look(cluster, active, CONSIDERED)
         found: dict[int, tuple[Waiting, Start]] = {}
         times: Mapping[int, Seconds] = {}
+        if not seen.waiting and not self._has_forecasts():
+            return  # An idle queue writes nothing.
         if seen.waiting:
             times = self._look_up_times([claimant.id for claimant in seen.situation.claimants])
             waiting = [experiment.id for experiment in seen.waiting]
@@ -92,6 +94,12 @@ class Foresight:
         self._store.database.write(
             lambda connection: self._put(connection, seen.situation.now_s, times, found)
         )
+
+    def _has_forecasts(self) -> bool:
+        """Returns whether there are forecasts to learn from and to remove."""
+        own = {"in_pool": self._queue.pool}
+        with self._store.database.read() as connection:
+            return connection.execute(outlook_statements.FORECASTS_IN, own).first() is not None
 
     def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Seconds]:
         """Returns how long a run of each experiment takes; asked for again now and then."""
@@ -113,8 +121,6 @@ class Foresight:
         """Replaces the pool's forecasts, and learns from those whose experiments have started."""
         own = {"in_pool": self._queue.pool}
         before = {row.experiment_id: row for row in connection.execute(outlook_statements.FORECASTS_IN, own)}
-        if not before and not times:
-            return
         first = {id: row for id, row in before.items() if row.first_s is not None}
         _learn(connection, {id: row for id, row in first.items() if id not in found}, now_s)
         learned = calibration(connection)

@@ -245,7 +245,7 @@ def _holders(
 
 
 def _left(time: Seconds, worked_s: float, row: Row[Any] | None) -> Seconds:
-    """Returns how long a run goes on."""
+    """Returns how much longer a run takes."""
     done = row.step / row.total_steps if row is not None and row.total_steps else 0.0
     if LEAST_PROGRESS <= done <= 1.0 and worked_s:
         rest = worked_s * (1.0 - done) / done

@@ -69,7 +69,7 @@ def serve(
             break
         chosen = dict(zip((row.id for row in found if row.id is not None), places, strict=False))
         if len(chosen) < len(places):
-            below = found[0].priority  # There is no more to claim at this one.
+            below = found[0].priority  # Nothing is left to claim at this one.
         claimed = _take(connection, {id: claims[place] for id, place in chosen.items()}, now, at_s)
         unserved = places[len(chosen) :]
         for id, place in chosen.items():

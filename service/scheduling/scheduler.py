@@ -441,7 +441,7 @@ class Beside(Protocol):
     """Work of a scheduler's process next to its passes."""
 
     def run(self, stop: threading.Event) -> None:
-        """Goes on until `stop` is set."""
+        """Works until `stop` is set."""
 
 
 def main(settings: Settings, beside: Sequence[Callable[[Store], Beside]] = ()) -> None:

@@ -96,6 +96,16 @@ def test_forecasts_that_nobody_renews_are_not_shown(
     assert queue.position(waiting.id).start is None
 
 
+def test_an_empty_queue_writes_nothing(store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.put_cluster(CLUSTER)
+
+    def write(body: object) -> None:
+        raise AssertionError("a transaction was begun")
+
+    monkeypatch.setattr(store.database, "write", write)
+    Foresight(store).run_once()
+
+
 def test_a_start_teaches_how_far_its_forecast_was_off(
     store: Store, queue: Queue, submit: Submit, busy: Experiment, now: list[float]
 ) -> None:

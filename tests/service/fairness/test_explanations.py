@@ -6,7 +6,7 @@ import pytest
 
 from service.fairness.allowances import divide
 from service.fairness.eta import Start
-from service.fairness.explanations import duration_in_words, explained, start_in_words
+from service.fairness.explanations import duration_in_words, reason_in_words, start_in_words
 from service.fairness.state import (
     DEFAULT_POOL,
     Capacity,
@@ -15,6 +15,7 @@ from service.fairness.state import (
     Lane,
     ProjectTerms,
     Situation,
+    Waiting,
     WaitingReason,
 )
 
@@ -28,13 +29,11 @@ def experiment(
     return Claimant(id, project, "ann", 50, float(id), (demand,), served_s=0.0 if running else None)
 
 
-def line(
-    claimants: list[Claimant], id: int, terms: ProjectTerms | None = None, start: Start | None = None
-) -> str:
+def waiting_of(claimants: list[Claimant], id: int, terms: ProjectTerms | None = None) -> Waiting:
     settings = {} if terms is None else {"nlp": terms}
     division = divide(Situation(60.0, CAPACITY, claimants, settings))
     (waiting,) = [each for each in division.waiting() if each.experiment_id == id]
-    return explained(waiting, "nlp", start)
+    return waiting
 
 
 def test_a_project_over_its_share() -> None:
@@ -43,10 +42,13 @@ def test_a_project_over_its_share() -> None:
         experiment(2, "vision", running=1),
         experiment(3, "nlp", waiting=1),
     ]
-    assert line(claimants, 3, start=Start(1200.0, 3600.0, 10_800.0)) == (
+    waiting = waiting_of(claimants, 3)
+    assert reason_in_words(waiting, "nlp") == (
         "waits for 1 h100: project nlp is over its share (devices of 9.00 USD/h, entitled to 6.00; 0% of "
-        "recent use, entitled to 50%); 1 experiment is ahead, 1; starts in 20 min to 3 h"
+        "recent use, entitled to 50%)"
     )
+    assert (waiting.position, waiting.ahead) == (2, (1,))
+    assert start_in_words(Start(1200.0, 3600.0, 10_800.0)) == "starts in 20 min to 3 h"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +63,14 @@ def test_a_project_over_its_share() -> None:
     ],
 )
 def test_limits_are_named_with_their_numbers(terms: ProjectTerms, words: str) -> None:
-    found = line([experiment(1, "nlp", running=2), experiment(2, "nlp", waiting=1)], 2, terms)
-    assert found == f"waits for 1 h100: {words}; next in line"
+    found = waiting_of([experiment(1, "nlp", running=2), experiment(2, "nlp", waiting=1)], 2, terms)
+    assert reason_in_words(found, "nlp") == f"waits for 1 h100: {words}"
+    assert (found.position, found.ahead) == (1, ())
 
 
 def test_more_devices_than_there_are() -> None:
-    assert "fewer devices of this kind" in line([experiment(1, "nlp", waiting=1, devices=8.0)], 1)
+    found = waiting_of([experiment(1, "nlp", waiting=1, devices=8.0)], 1)
+    assert "fewer devices of this kind" in reason_in_words(found, "nlp")
 
 
 def test_every_reason_has_words() -> None:
