@@ -156,7 +156,8 @@ class Saving:
             progress=parts.progress,
             random_states=random_states,
             data=parts.data.identity,
-            spent_s=parts.telemetry.timeline.spent_s(),
+            spent_s=parts.telemetry.figures.spent_s,
+            taken_s=parts.telemetry.figures.taken_s,
             steps_per_epoch=parts.data.batches.steps_per_epoch,
         )
 

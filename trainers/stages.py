@@ -197,7 +197,7 @@ def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, t
                 total_steps=total_steps,
                 counters={name: getattr(trainer.progress, name) for name in _SUMMED},
                 usage=asdict(trainer.progress.usage),
-                spent_s=trainer.timeline.spent_s(),
+                spent_s=trainer.telemetry.figures.spent_s,
                 ended_s=time.time(),
             ).write(folder, fence)
         except CheckpointError as error:

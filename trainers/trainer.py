@@ -573,7 +573,7 @@ class Trainer:
         self.timeline.enter(Phase.communication)
         self._measure(last=True)
         done = self._trained and (self.data.final_test is None or self.tested is not None)
-        summary = self.telemetry.figures.summary(progress, self.timeline.spent_s(), self.model.parameters)
+        summary = self.telemetry.figures.summary(progress, self.model.parameters)
         rate = summary.get("samples_per_s")
         summary |= self.telemetry.noise.figures(rate if isinstance(rate, float) else None)
         summary |= self.model.latent.figures()

@@ -20,7 +20,7 @@ from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.parallel.workers import Workers
 from trainers.progress import Progress
 from trainers.reporting import Measurement, Provenance
-from trainers.telemetry import devices, instruments, run_figures
+from trainers.telemetry import devices, instruments, run_figures, timeline
 from trainers.telemetry.devices import Device, nvml_device
 from trainers.telemetry.flops import FlopCount
 from trainers.telemetry.instruments import Instruments
@@ -67,7 +67,7 @@ def play(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Play:
         clock = SimpleNamespace(
             perf_counter=lambda: nvml.moment * nvml.every_s, process_time=time.process_time, time=time.time
         )
-        for module in (devices, instruments, run_figures):
+        for module in (devices, instruments, run_figures, timeline):
             monkeypatch.setattr(module, "time", clock)
 
         def found(*_: object) -> Device:
@@ -93,8 +93,8 @@ def play(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Play:
                 if moment in (*ends, nvml.moments - 1):
                     figures.update(progress, Workers())
             facts = used.facts()
-        spent_s = {phase.value: 0.0 for phase in Phase} | {"forward": 10.0, "backward": 20.0}
-        summary = figures.summary(progress, spent_s, 1)
+        figures.spent_s = {phase.value: 0.0 for phase in Phase} | {"forward": 10.0, "backward": 20.0}
+        summary = figures.summary(progress, 1)
         return Played(nvml, summary, list(figures.measurements(summary, progress)), facts)
 
     return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +95,7 @@ def take(
     random_states: list[dict[str, Any]],
     data: Mapping[str, Any],
     spent_s: Mapping[str, float],
+    taken_s: float,
     steps_per_epoch: int,
 ) -> Snapshot:
     """Returns everything that a resumed run needs to continue as if nothing had happened.
@@ -109,6 +109,7 @@ def take(
         random_states: by rank.
         data: identity of the dataset.
         spent_s: time by phase.
+        taken_s: Unix time at which `spent_s` and the usage in `progress` end.
         steps_per_epoch: Steps per epoch, for the sampler's position.
     """
     random_tensors: dict[str, torch.Tensor] = {}
@@ -135,7 +136,7 @@ def take(
             "random": random_scalars,
             "data": dict(data),
             "spent_s": dict(spent_s),
-            "taken_s": time.time(),
+            "taken_s": taken_s,
         },
     )
 

@@ -88,21 +88,26 @@ class Instruments:
         if self._memory is not None:
             self._preparation_mib = self._memory.restart().mib
 
-    def cut(self, *, overhead: bool) -> None:
-        """Ends a stretch here.
+    def cut(self, *, overhead: bool, at_s: float | None = None) -> None:
+        """Ends a stretch.
 
         Args:
             overhead: whether what was used in it is left out of `window`.
+            at_s: `time.perf_counter()` at which it ended, a moment ago; None = now.
         """
-        (self._overhead if overhead else self._own).append(self._stretch())
+        (self._overhead if overhead else self._own).append(self._stretch(at_s))
 
     def peak_within(self) -> Callable[[], float]:
         """Begins to watch the memory of a part of the run; returns what gives its peak, in MiB."""
         return self._memory.within() if self._memory is not None else lambda: 0.0
 
-    def window(self) -> Window:
-        """Returns what was used since the last call, or since the beginning, overhead left out."""
-        self.cut(overhead=False)
+    def window(self, until_s: float | None = None) -> Window:
+        """Returns what was used since the last call, or since the beginning, overhead left out.
+
+        Args:
+            until_s: `time.perf_counter()` at which it ends, a moment ago; None = now.
+        """
+        self.cut(overhead=False, at_s=until_s)
         own, self._own = joined(self._own), []
         peak_mib = self._memory.peak().mib if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
@@ -120,11 +125,11 @@ class Instruments:
         ended, self._overhead = joined(self._overhead), []
         return ended
 
-    def _stretch(self) -> Window:
+    def _stretch(self, until_s: float | None) -> Window:
         """Returns what was used since the last stretch ended."""
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
         rapl_j, device_j = self._rapl_j, self._device_j
-        self._wall_s = time.perf_counter()
+        self._wall_s = time.perf_counter() if until_s is None else until_s
         self._mark()
         wall_s, cpu_s = self._wall_s - wall_s, self._cpu_s - cpu_s
         sampled = self._sampler.window() if self._sampler else Sampled()

@@ -30,7 +30,7 @@ class OverheadMeter:
 
     def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
         """Closes the window of a phase; one of overhead is reported as it ends."""
-        self._instruments.cut(overhead=ended in OVERHEAD)
+        self._instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
         if ended in OVERHEAD:
             self._sink.measurement(
                 Measurement(

@@ -72,7 +72,10 @@ class RunFigures:
         truncated_pct: float = 0.0,
     ) -> None:
         self._timeline = timeline or Timeline(time.perf_counter())
-        self._passes = self._timeline.spent_s()
+        self.spent_s = self._timeline.spent_s()
+        """Seconds by phase up to the last `update`: what `Usage` has was used in them."""
+        self.taken_s = time.time()
+        """Unix time of the last `update`."""
         self._config, self._instruments, self._flop_count = config, instruments, flop_count
         self._truncated_pct, self._first, self._teacher_precision = truncated_pct, first, teacher_precision
         self._flops = self._teacher_flops = 0.0
@@ -106,10 +109,12 @@ class RunFigures:
             What was used since it was last said, when it is time to say it: the ledger sums these windows.
             What overhead used is said at once.
         """
-        instruments = self._instruments
+        instruments, timeline = self._instruments, self._timeline
+        before, self.spent_s, self.taken_s = self.spent_s, timeline.spent_s(), time.time()
+        passes_s = {phase: self.spent_s[phase] - before[phase] for phase in _PASSES}
         mine = (
-            (instruments.window(), instruments.overhead()),
-            (self._flops, self._teacher_flops, *self._waited()),
+            (instruments.window(timeline.until_s), instruments.overhead()),
+            (self._flops, self._teacher_flops, sum(passes_s.values()), passes_s[Phase.bubble]),
         )
         self._flops = self._teacher_flops = 0.0
         both, counts = zip(*workers.all_gather(mine), strict=True)
@@ -129,12 +134,6 @@ class RunFigures:
         usage, self._unsaid = self._unsaid, Usage()
         self._said_s += window_s
         return [*said, *self._of_window(usage, window_s)]
-
-    def _waited(self) -> tuple[float, float]:
-        """Seconds of this worker in the passes of steps since the last call, and those it waited in them."""
-        before, self._passes = self._passes, self._timeline.spent_s()
-        each = {phase: self._passes[phase] - before[phase] for phase in _PASSES}
-        return sum(each.values()), each[Phase.bubble]
 
     def _of_overhead(self, windows: Sequence[Window], devices: int) -> Iterator[Measurement]:
         usage = Usage()
@@ -170,16 +169,14 @@ class RunFigures:
         """Takes the figures of the profiled window into the run's."""
         progress.usage.profiled |= profiled.figures()
 
-    def summary(
-        self, progress: Progress, spent_s: Mapping[str, float], parameters: int
-    ) -> dict[str, float | int | str | None]:
+    def summary(self, progress: Progress, parameters: int) -> dict[str, float | int | str | None]:
         """Final figures by name, as `docs/metrics.md` defines them.
 
         Args:
             progress: counters, updated.
-            spent_s: time by phase.
             parameters: trained parameters of the model.
         """
+        spent_s = self.spent_s
         total_s = sum(spent_s[phase.value] for phase in OWN)
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
         energy_j, provenance = self._energy(progress.usage)

@@ -107,6 +107,11 @@ class Timeline:
         self._listener: Listener = _unheard
         self._boundary: Boundary = _unbounded
 
+    @property
+    def until_s(self) -> float:
+        """`time.perf_counter()` up to which the time is shared out."""
+        return self._since_s
+
     def enter(self, phase: Phase) -> None:
         """Ends the current phase now and begins another."""
         self.entered = (phase, time.perf_counter())
