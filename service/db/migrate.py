@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import sqlite, writers
+from service.db import postgresql, sqlite, writers
 from service.db.engine import Database, driver_connection, has_room, translated
 from service.db.errors import StoreError, UnusableDatabase
 from service.db.schema import TRIGGERS, Document, WordOf, metadata
@@ -58,6 +58,7 @@ def upgrade(settings: Settings) -> None:
                     connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
                     connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
                     _run_migrations(connection)
+                    postgresql.flush_early(connection)
     finally:
         database.close()
 

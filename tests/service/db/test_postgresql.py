@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
-from service.db import postgresql
+from service.config.settings import Settings
+from service.db import migrate, postgresql
 from service.db.engine import Database
 from service.db.errors import (
     StoreError,
@@ -135,6 +138,41 @@ def test_maintenance_has_no_time_limit(postgresql_url: str) -> None:
     with database.read() as connection:
         assert connection.execute(sa.text("SHOW statement_timeout")).scalar() == "0"
     database.close()
+
+
+@pytest.mark.postgresql
+def test_evicted_pages_are_flushed_early_unless_an_operator_says_otherwise(empty_postgresql_url: str) -> None:
+    def setting() -> object:
+        database = Database(empty_postgresql_url)
+        with closing(database), database.read() as connection:
+            return connection.execute(sa.text("SHOW backend_flush_after")).scalar()
+
+    settings = Settings(database_url=empty_postgresql_url)
+    assert setting() == "0"
+    migrate.upgrade(settings)
+    assert setting() == "256kB"
+    with psycopg.connect(empty_postgresql_url, autocommit=True) as operator:
+        name = operator.info.dbname
+        operator.execute(f"ALTER DATABASE \"{name}\" SET backend_flush_after = '1MB'")
+    migrate.upgrade(settings)
+    assert setting() == "1MB"
+
+
+@pytest.mark.postgresql
+def test_a_user_who_does_not_own_the_database_leaves_its_settings(empty_postgresql_url: str) -> None:
+    with psycopg.connect(empty_postgresql_url, autocommit=True) as owner:
+        name = owner.info.dbname
+        owner.execute(f'CREATE ROLE "{name}" LOGIN')
+        owner.execute(f'GRANT CREATE ON SCHEMA public TO "{name}"')
+    try:
+        migrate.upgrade(Settings(database_url=empty_postgresql_url.replace("stillhouse@", f"{name}@")))
+        with psycopg.connect(empty_postgresql_url) as owner:
+            (setting,) = owner.execute("SHOW backend_flush_after").fetchone() or ()
+        assert setting == "0"
+    finally:
+        with psycopg.connect(empty_postgresql_url, autocommit=True) as owner:
+            owner.execute(f'DROP OWNED BY "{name}"')
+            owner.execute(f'DROP ROLE "{name}"')
 
 
 @pytest.mark.postgresql
