@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,21 +82,12 @@ def measure(
         `submits_per_s`, its latencies, `submit_p99_ms_under_points` with the points written meanwhile,
         `lost` (acknowledged and not in the database; must be 0) and the API's `api_rss_mib`.
     """
-    with tempfile.TemporaryDirectory(prefix="stillhouse-submits-") as folder:
-        environment = _installation(Path(folder), database_url)
-        if tokens:
-            environment |= _closed()
-        with _api(environment) as (port, process):
-            _load(
-                port, min(1.0, seconds), clients=2, processes=1, environment=environment
-            )  # Imports and connections are not the measurement.
-            freely = _load(port, seconds, clients=clients, processes=processes, environment=environment)
-            with _points(environment, seconds + 0.5) as pouring:
-                loaded = _load(
-                    port, seconds, clients=clients_under_points, processes=1, environment=environment
-                )
-                points_per_s = pouring()
-            rss = _rss_mib(process.pid)
+    with _running(database_url, tokens=tokens) as (port, process, environment):
+        freely = _load(port, seconds, clients=clients, processes=processes, environment=environment)
+        with _points(environment, seconds + 0.5) as pouring:
+            loaded = _load(port, seconds, clients=clients_under_points, processes=1, environment=environment)
+            points_per_s = pouring()
+        rss = _rss_mib(process.pid)
         lost = _missing(environment, [*freely["ids"], *loaded["ids"]])
     return {
         "submits_per_s": round(freely["count"] / freely["elapsed_s"], 1),
@@ -113,6 +104,45 @@ def measure(
         "load_processes": processes,
         "seconds": seconds,
     }
+
+
+def measure_tokens(
+    urls: Callable[[], str | None], seconds: float, *, rounds: int = 6, clients: int = 32, processes: int = 2
+) -> dict[bool, list[float]]:
+    """Submits to an API that is open and to one that asks for tokens, in turns: each comes first as often.
+
+    Args:
+        urls: gives the URL of an empty database for each.
+        seconds: length of one turn.
+        rounds: turns of each.
+        clients, processes: as in `measure`.
+
+    Returns:
+        Submits per second of each turn, without and with tokens.
+    """
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    with _running(urls(), tokens=False) as is_open, _running(urls(), tokens=True) as is_closed:
+        for number in range(2 * rounds):
+            tokens = number % 4 in (1, 2)
+            port, _, environment = is_closed if tokens else is_open
+            load = _load(port, seconds, clients=clients, processes=processes, environment=environment)
+            rates[tokens].append(round(load["count"] / load["elapsed_s"], 1))
+    return rates
+
+
+@contextmanager
+def _running(
+    database_url: str | None, *, tokens: bool
+) -> Iterator[tuple[int, subprocess.Popen[bytes], dict[str, str]]]:
+    """A warm API over a database of its own: its port, its process, and the environment of its clients."""
+    with tempfile.TemporaryDirectory(prefix="stillhouse-submits-") as folder:
+        environment = _installation(Path(folder), database_url)
+        if tokens:
+            environment |= _closed()
+        with _api(environment) as (port, process):
+            # Imports and connections are not the measurement.
+            _load(port, 1.0, clients=2, processes=1, environment=environment)
+            yield port, process, environment
 
 
 def _installation(folder: Path, database_url: str | None) -> dict[str, str]:
