@@ -44,7 +44,7 @@ def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
     if config.parallel.activation_checkpointing:
         model.checkpoint_activations()
     if config.model.compile:
-        model.compile_encoder()
+        model.compile_layers()
     elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
         attends_to_all = model.architecture.family.attention is Attention.full
         dropout.install(model, attention=attends_to_all)

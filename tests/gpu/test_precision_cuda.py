@@ -116,6 +116,9 @@ def test_scale_that_is_too_high_comes_down(run):
     assert min(sink.seen["loss_scale"].values()) < 2.0**24
 
 
+# torch's compiler uses what torch deprecates, and asks hidden states for their gradients.
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_model_learns(run):
     outcome, sink = run(model={"student": "tiny", "compile": True})
     assert outcome.summary["accuracy"] > 0.85

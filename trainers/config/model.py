@@ -36,7 +36,7 @@ class Model(Section):
     attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout probability of attention, dimensionless; unset = `dropout`, 0 = off."""
     compile: bool = False
-    """Compile the model with torch.compile; the first steps take longer."""
+    """Compile the encoder's layers with torch.compile; the first steps take longer."""
 
     @model_validator(mode="after")
     def _compiles(self) -> Model:

@@ -34,6 +34,9 @@ _NOT_KEPT = (
 )  # fmt: skip
 """Fields of a `config.json` that are no part of an encoder: bookkeeping, ways of calling it, its head."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_PROGRAMS = 64
+"""Programs that one function may become when it is compiled; beyond that, torch runs it uncompiled. A layer
+becomes two to six: with and without padding or gradients, and parts of those with hooks, each for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +134,16 @@ class Student(nn.Module):
         # The public way also hooks the embeddings, which matters where they are frozen.
         self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
-    def compile_encoder(self) -> None:
-        """Compiles the encoder for any batch and length; the names of its parameters stay."""
-        self.encoder.compile(dynamic=True)
+    def compile_layers(self) -> None:
+        """Compiles the encoder's layers for any batch and length; the names of their parameters stay.
+
+        All layers are the same program with other weights, which is compiled once: the whole encoder took as
+        long as it has layers. A layer with hooks, by which its relations are read, is another program.
+        """
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch._dynamo.config.recompile_limit = _PROGRAMS
+        for layer in self.architecture.layers(self.model):
+            layer.compile(dynamic=True)
 
     @property
     def attention(self) -> str:

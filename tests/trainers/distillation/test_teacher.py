@@ -120,7 +120,9 @@ def test_relations_are_read_beside_a_fused_attention():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+# torch's compiler uses what torch deprecates, and asks hidden states for their gradients.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_relations_are_read_inside_a_compiled_encoder(distil):
     settings = {"soft_weight": 0.0, "relation_weight": 1.0, "hidden_weight": 1.0}
     changes = {"distillation": settings, "model__dropout": 0.0, "length": {"steps": 3}}
