@@ -34,7 +34,7 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 14 minutes)
+test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 17 minutes)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not ray and not slow and not smoke"
 	@$(BIN)/python -m pytest -m "ray and not slow and not smoke"
 
