@@ -32,8 +32,9 @@ _SIGNATURES = (
     "SELECT e.id, e.state, e.attempt, e.event_count, "
     "(SELECT sum(r.step + 1000 * r.attempt) FROM runs r WHERE r.experiment_id = e.id), "
     "(SELECT sum(p.step) FROM latest_points p JOIN runs r ON r.id = p.run_id WHERE r.experiment_id = e.id) "
-    "FROM experiments e WHERE e.state NOT IN ('succeeded', 'failed', 'cancelled')"
+    "FROM experiments e WHERE e.state NOT IN ('succeeded', 'failed', 'cancelled') OR e.deleted_s IS NOT NULL"
 )
+"""What moves of each experiment that has not ended, or that has been deleted and is not removed yet."""
 _IN_GROUPS = (
     "SELECT count(*) FROM attempts a WHERE a.workers > 1 AND EXISTS "
     "(SELECT 1 FROM points p WHERE p.run_id = a.run_id AND p.attempt = a.number)"

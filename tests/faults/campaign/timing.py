@@ -13,6 +13,7 @@ LEASE_S = 1.0
 _SHORTER = {
     "service.domain.failures": {"FIRST_DELAY_S": 0.02, "LONGEST_DELAY_S": 0.3, "INFRASTRUCTURE_LIMIT": 10**6},
     "service.scheduling.scheduler": {"PASS_EVERY_S": 0.25, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
+    "service.scheduling.upkeep": {"EVERY_S": 0.3},
     "service.driving.driver": {"BEAT_S": 0.3, "JUDGE_S": 0.2, "GRACE_S": 5.0},
     "service.db.sqlite": {"LONGEST_PAUSE_S": 0.004},  # Longer: many wait for two processors.
     "service.driving.choosing": {"LIST_EVERY_S": 0.3},
