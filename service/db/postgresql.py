@@ -176,7 +176,7 @@ _LETS_DIRTY_PAGES_PILE_UP = sa.text(
     FROM pg_settings AS setting, pg_database AS database
     WHERE setting.name = 'backend_flush_after' AND setting.setting = '0'
       AND setting.max_val::int >= 32 -- 0 where the system cannot do it
-      AND database.datname = current_database() AND pg_has_role(database.datdba, 'MEMBER')
+      AND database.datname = current_database() AND pg_has_role(database.datdba, 'USAGE')
     """
 )
 """Name of the database, where its setting has not been made and may be made by this user."""
