@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,7 +197,7 @@ def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, t
                 counters={name: getattr(trainer.progress, name) for name in _SUMMED},
                 usage=asdict(trainer.progress.usage),
                 spent_s=trainer.telemetry.figures.spent_s,
-                ended_s=time.time(),
+                ended_s=trainer.telemetry.figures.taken_s,
             ).write(folder, fence)
         except CheckpointError as error:
             problem = str(error)

@@ -150,7 +150,7 @@ def test_first_and_later_runs_have_the_same_parts_of_their_own(config_in: Config
         told.append({m.scope for m in stretches if m.value})
         wall_s = time.time() - began_s
         whole_s = summaries[-1]["total_time_s"] + summaries[-1]["overhead_time_s"]
-        assert 0.5 * wall_s < whole_s < 1.01 * wall_s  # the minute before the call is nobody's
+        assert 0.9 * wall_s < whole_s < 1.01 * wall_s  # the minute before the call is in no phase
     first, later = summaries
     assert told[0] >= {"preparation", "warm_up"}
     assert first["preparation_time_s"] > 5 * later["preparation_time_s"]
