@@ -97,7 +97,10 @@ class ChangesSource:
         return ChangesSnapshot(now_s, None, numbers, turns, looked_s, costs, clusters), Frames(tuple(parts))
 
     def catch_up(self, place: float | None, snapshot: ChangesSnapshot) -> Iterator[Frames]:
-        """Yields what has changed since a follower's place, or shortly before it began to follow."""
+        """Yields what has changed since a follower's place, or shortly before it began to follow.
+
+        What changed shortly before may have changed the queue after the follower read it, too.
+        """
         _, changes = self.store.changes(snapshot.place if place is None else place, limit=MOST_CHANGES + 1)
         changed = [id for id, _ in changes]
         parts: list[tuple[str | None, bytes]] = []
@@ -105,7 +108,7 @@ class ChangesSource:
             parts.append(_many(snapshot.place))
         else:
             parts += map(_part, self.store.followed_experiments(changed))
-        if place is not None:
+        if place is not None or changed:
             parts.append(self._queue_part())
         yield Frames((*parts, _place_part(snapshot.place)))
 

@@ -79,6 +79,12 @@ def test_what_was_submitted_before_the_stream_began_is_not_missed(
     experiment = driver.submit()
     with following(http, STREAM) as stream:
         assert of_kind(stream, "experiment")["id"] == experiment.id
+        assert of_kind(stream, "queue") == {"waiting": 1, "active": 0}
+
+
+def test_what_nothing_led_up_to_begins_with_a_place_alone(source: ChangesSource) -> None:
+    snapshot, _ = source.poll(None)
+    assert [sent(frames) for frames in source.catch_up(None, snapshot)] == [[]]
 
 
 def test_a_reconnect_is_sent_what_changed_meanwhile(
