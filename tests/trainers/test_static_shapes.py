@@ -25,6 +25,7 @@ from trainers.errors import BadSpecError
 from trainers.models.heads import IGNORED
 from trainers.reporting import NeverStop, Point
 from trainers.tasks.base import build
+from trainers.tasks.classification.task import UNSEEN
 
 ROWS, WIDTH, PAD = 4, 12, 0
 
@@ -125,6 +126,7 @@ TOKEN_LABELS[:, 1] = torch.tensor([0, 1, 1])
         ("imdb", (2,), torch.tensor([0, 1, 1]), torch.tensor([1.0, 2.0, 0.5])),
         ("classification", (3,), torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 0]]), None),
         ("regression", (1,), torch.tensor([0.5, -1.0, 2.0]), torch.ones(3)),
+        ("tariff", (3,), torch.tensor([2, UNSEEN, 0]), None),
         ("squad_v2", (-1, 2), torch.tensor([[0, 0], [2, 4], [1, 1]]), None),
         ("token_classification", (-1, 2), TOKEN_LABELS, None),
     ],
@@ -155,8 +157,8 @@ def test_stand_ins_change_neither_loss_nor_gradients(
 
 def test_every_task_that_a_static_device_takes_is_tried_here() -> None:
     tried: Callable[[str], bool] = {
-        "imdb", "classification", "regression", "squad_v2", "token_classification",
-        "wikiqa", "tariff",  # with the loss of imdb
+        "imdb", "classification", "regression", "squad_v2", "tariff", "token_classification",
+        "wikiqa",  # with the loss of imdb
     }.__contains__  # fmt: skip
     taken = [info.name for info in tasks.TASKS.values() if info.head.reads != "guessed"]
     assert all(map(tried, taken)), taken

@@ -37,18 +37,17 @@ def computed_by(operator: CrossEntropy | None) -> Iterator[None]:
         _operator.reset(token)
 
 
-def cross_entropies(logits: torch.Tensor, labels: torch.Tensor, ignored: int = IGNORED) -> torch.Tensor:
+def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Returns the (N,) cross-entropies in fp32, by the operator of the run's encoder where it has one.
 
     Args:
         logits: (N, C).
-        labels: (N,) classes.
-        ignored: label whose loss is 0.
+        labels: (N,) classes; the loss of `IGNORED` is 0.
     """
-    return _operator.get()(logits, labels, ignored)
+    return _operator.get()(logits, labels, IGNORED)
 
 
-def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = IGNORED) -> torch.Tensor:
+def class_loss(logits: torch.Tensor, batch: Batch, labels: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the cross-entropy of (B, C) logits, summed over the batch.
 
     With weights it is their product with each example's. They are never normalised within a batch: then the
@@ -57,7 +56,7 @@ def class_loss(logits: torch.Tensor, batch: Batch, ignored: int = IGNORED) -> to
     Args:
         logits: (B, C).
         batch: Batch with classes as labels.
-        ignored: class that has no logit.
+        labels: (B,) classes in place of the batch's.
     """
-    each = cross_entropies(logits, batch.labels, ignored)
+    each = cross_entropies(logits, batch.labels if labels is None else labels)
     return (each if batch.weights is None else each * batch.weights).sum()

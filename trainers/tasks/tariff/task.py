@@ -20,6 +20,7 @@ from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
+from trainers.models.heads import IGNORED
 from trainers.predictions import LabelCounts
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.classification import LabelFields
@@ -136,8 +137,9 @@ class Tariff(Classification):
         An unseen code has no logit: it counts what knowing nothing costs, the logarithm of the
         number of classes.
         """
-        seen = class_loss(logits, batch, ignored=UNSEEN)
-        return seen + (batch.labels == UNSEEN).sum() * math.log(logits.shape[1])
+        unseen = batch.labels == UNSEEN
+        seen = class_loss(logits, batch, batch.labels.masked_fill(unseen, IGNORED))
+        return seen + unseen.sum() * math.log(logits.shape[1])
 
 
 class CodeScoring:
