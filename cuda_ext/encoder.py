@@ -17,6 +17,8 @@ on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,9 +72,28 @@ def rows_done() -> tuple[int, int]:
     return forward, backward
 
 
+def fresh_seeds(count: int) -> Tensor:
+    """Returns (count,) seeds drawn from torch's CPU generator: what a checkpoint keeps replays every mask."""
+    return torch.randint(2**63 - 1, (count,), dtype=torch.int64)
+
+
 def fresh_seed() -> Tensor:
-    """Returns a seed drawn from torch's CPU generator: what a checkpoint keeps of it replays every mask."""
-    return torch.randint(2**63 - 1, (), dtype=torch.int64)
+    """Returns the next seed: one of `fresh_seeds`, or what `seeds_from` gives; int64, of no dimension."""
+    return fresh_seeds(1)[0] if _source is None else _source()
+
+
+@contextmanager
+def seeds_from(source: Callable[[], Tensor]) -> Iterator[None]:
+    """Around passes whose seeds lie somewhere else, such as on the device that reads them."""
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
+
+
+_source: Callable[[], Tensor] | None = None
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -101,7 +122,7 @@ def dropout_add_norm(
         weight, norm_bias: (H,) of the LayerNorm.
         eps: added to the variance.
         rate: dropout's; 0 = off.
-        seed: one int64 on the CPU; unset with rate 0.
+        seed: one int64 on the CPU or on the device of x; unset with rate 0.
         offset: tells apart masks of one seed.
     """
     seed = _NO_SEED if seed is None else seed

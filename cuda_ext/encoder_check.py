@@ -37,10 +37,9 @@ _POINTERS: Mapping[str, str] = MappingProxyType(
 )
 """What pointers point to, where it is not an activation or a parameter."""
 
-_SCALARS: Mapping[str, str] = MappingProxyType(
-    {"eps": "fp32", "scale": "fp32", "seed": "i64", "offset": "i64"}
-)
+_SCALARS: Mapping[str, str] = MappingProxyType({"eps": "fp32", "scale": "fp32", "offset": "i64"})
 """Types of numbers other than int32."""
+_SEEDS = ("i64", "*i64")
 
 _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<local>\d+)")
 
@@ -67,7 +66,7 @@ class KernelResources:
 def kernel_resources(
     targets: Sequence[str] = tuple(TARGETS), widths: Sequence[int] = WIDTHS
 ) -> list[KernelResources]:
-    """Compiles every kernel for every target, for bfloat16 with dropout.
+    """Compiles every kernel for every target, for bfloat16 with dropout; with a seed, also for one in memory.
 
     Raises:
         BuildError: Triton is not installed, or it interprets instead of compiling.
@@ -79,10 +78,16 @@ def kernel_resources(
     except ImportError:
         raise BuildError("Triton is not installed; install triton") from None
     kernels = [value for name, value in vars(encoder_triton).items() if name.endswith("_kernel")]
-    return [_compiled(kernel, target, width) for target in targets for width in widths for kernel in kernels]
+    return [
+        _compiled(kernel, target, width, seed)
+        for target in targets
+        for width in widths
+        for kernel in kernels
+        for seed in (_SEEDS if "seed" in kernel.arg_names else _SEEDS[:1])
+    ]
 
 
-def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
+def _compiled(kernel: Any, target: str, width: int, seed: str) -> KernelResources:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -104,7 +109,7 @@ def _compiled(kernel: Any, target: str, width: int) -> KernelResources:
         if argument in constants
         else f"*{_POINTERS.get(argument, 'bf16')}"
         if argument.endswith("_ptr")
-        else _SCALARS.get(argument, "i32")
+        else {**_SCALARS, "seed": seed}.get(argument, "i32")
         for argument in kernel.arg_names
     }
     sums = "sums_ptr" in kernel.arg_names

@@ -159,7 +159,7 @@ class NormAfter:
         norm_weight, norm_bias: (H,) of the LayerNorm.
         eps: added to the variance.
         rate: dropout's; 0 = off.
-        seed: one int64 on the CPU; unset with rate 0.
+        seed: one int64 on the CPU or on the device of the weights; unset with rate 0.
     """
 
     weight: Tensor

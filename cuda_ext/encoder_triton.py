@@ -33,6 +33,15 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @triton.jit
+def _number(seed):
+    """A seed that is a number, or lies in memory: a recorded launch finds another there in each replay."""
+    seed = tl.to_tensor(seed)
+    if seed.dtype.is_ptr():
+        seed = tl.load(seed)
+    return seed
+
+
+@triton.jit
 def _kept(seed, offset, row, width, below, scale, BLOCK: tl.constexpr):
     """Dropout's factors of a row: column c takes half-word c % 8 of counter row * ceil(width / 8) + c / 8."""
     counter = row.to(tl.int64) * tl.cdiv(width, 8) + tl.arange(0, BLOCK // 8)
@@ -95,6 +104,8 @@ def dropout_add_norm_kernel(
     width, eps, seed, offset, below, scale, DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """summed = residual + dropout(x + bias); out = LayerNorm(summed); a program takes a row."""
+    if DROPS:
+        seed = _number(seed)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -124,6 +135,8 @@ def dropout_add_norm_backward_kernel(
     OTHER: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """d summed = rstd (h - mean(h) - n mean(h n)) with h = g weight and n the normalised row."""
+    if DROPS:
+        seed = _number(seed)
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -175,6 +188,8 @@ def embed_norm_kernel(
     DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = dropout(LayerNorm(word + type + position)); a program takes a row."""
+    if DROPS:
+        seed = _number(seed)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -201,6 +216,8 @@ def embed_norm_backward_kernel(
     DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the sum before the LayerNorm, which is looked up again."""
+    if DROPS:
+        seed = _number(seed)
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -342,10 +359,10 @@ def _require(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int, int, int, float]:
-    """The seed, offset, threshold and scale that the kernels take; the seed is on the host."""
+def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int | Tensor, int, int, float]:
+    """The seed, offset, threshold and scale that the kernels take; a seed on the device stays there."""
     below = round(rate * 65536)
-    return int(seed), offset, below, 65536 / (65536 - below)
+    return int(seed) if seed.is_cpu else seed, offset, below, 65536 / (65536 - below)
 
 
 def _programs_sums(x: Tensor, count: int) -> Tensor:
