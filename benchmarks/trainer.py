@@ -3,10 +3,10 @@
     python -m benchmarks.trainer --state cells.jsonl --limit-s 540
 
 A cell is a precision, a contender and a batch size. It trains 200 steps with AdamW and clipped gradients:
-through `trainers.entrypoint.train` (contenders `eager`, `huggingface`, `packed`, `fused`, our encoders), or
-through `transformers.Trainer` on the same batches from weights of the same origin (`hf_trainer_eager`,
-`hf_trainer_sdpa`; they need `accelerate`). Texts are generated: a word is a token, and lengths are drawn as
-in `benchmarks.encoders`.
+through `trainers.entrypoint.train` (contenders `eager`, `huggingface`, `packed`, `fused`, our encoders, and
+`fused_graphs`, whose passes are replayed as CUDA graphs), or through `transformers.Trainer` on the same
+batches from weights of the same origin (`hf_trainer_eager`, `hf_trainer_sdpa`; they need `accelerate`). Texts
+are generated: a word is a token, and lengths are drawn as in `benchmarks.encoders`.
 
 Cells are in order of importance, so that a time limit cuts off the least important ones. With `--state` each
 finished cell is appended to a file, and the next start continues after the last one.
@@ -77,7 +77,11 @@ EPOCHS_OF_IMDB = 3 * 25_000
 """Examples of three epochs."""
 PEERS = {"hf_trainer_eager": "eager", "hf_trainer_sdpa": "huggingface"}
 """The Hugging Face Trainer with the layers of one of the encoders that it has itself."""
-CONTENDERS = ("fused", "huggingface", "hf_trainer_eager", "hf_trainer_sdpa", "packed", "eager")
+GRAPHS = {"fused_graphs": "fused"}
+"""An encoder whose passes are replayed, `model.cuda_graphs`; a CPU has no such cell."""
+CONTENDERS = (
+    "fused", "huggingface", "fused_graphs", "hf_trainer_eager", "hf_trainer_sdpa", "packed", "eager",
+)  # fmt: skip
 """The most important first."""
 
 
@@ -174,14 +178,15 @@ class Workplace:
 
     def config(self, cell: Cell) -> RunConfig:
         """Returns the run of a cell; peers take data, batch and optimizer from it."""
-        encoder = PEERS.get(cell.contender, cell.contender)
+        recorded = cell.contender in GRAPHS
+        encoder = {**PEERS, **GRAPHS}.get(cell.contender, cell.contender)
         return RunConfig.model_validate(
             {
                 "task": {
                     "name": "imdb", "path": "data", "max_length": self.size.length, "test": "none",
                     "validation_examples": 32,
                 },
-                "model": {"student": "model", "encoder": encoder},
+                "model": {"student": "model", "encoder": encoder, "cuda_graphs": recorded},
                 "precision": cell.precision,
                 # The first steps of fp16 look for a loss scale.
                 "numerics": {"not_finite": "skip"},
@@ -494,18 +499,19 @@ def targets(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         row = cells.get(str(Cell(Precision.bf16, contender, batch)))
         return None if row is None else float(row["examples_per_s"])
 
-    def seconds(contender: str) -> float | None:
-        rates = [found for batch in BATCHES if (found := rate(contender, batch)) is not None]
+    def seconds(*contenders: str) -> float | None:
+        tried = itertools.product(contenders, BATCHES)
+        rates = [found for contender, batch in tried if (found := rate(contender, batch)) is not None]
         return EPOCHS_OF_IMDB / max(rates) if rates else None
 
     ratios = []
     for batch in BATCHES:
-        mine = [found for encoder in ENCODERS if (found := rate(encoder, batch)) is not None]
+        mine = [found for own in (*ENCODERS, *GRAPHS) if (found := rate(own, batch)) is not None]
         if mine and (peer := rate("hf_trainer_eager", batch)) is not None:
             ratios.append(max(mine) / peer)
     judged = (
         ("imdb_3_epochs_s", seconds("huggingface"), 60.0, True),
-        ("imdb_3_epochs_fused_s", seconds("fused"), 32.0, True),
+        ("imdb_3_epochs_fused_s", seconds("fused", *GRAPHS), 32.0, True),
         ("speedup_over_hf_eager_autocast", min(ratios, default=None), 2.0, False),
     )
     return {
@@ -557,6 +563,8 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         figures["rehearsed"] = rehearse(folder / "rehearsal", SMOKE if given.smoke else FULL)
         print(f"no CUDA device: rehearsed {figures['rehearsed']}; cells of the smallest model follow")
     cells = ordered(precisions, size.batches)
+    if name is None:
+        cells = [cell for cell in cells if cell.contender not in GRAPHS]
     if importlib.util.find_spec("accelerate") is None:
         figures["left_out"] = "accelerate is not installed: the Hugging Face Trainer was not run"
         print(figures["left_out"], flush=True)

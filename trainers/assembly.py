@@ -185,6 +185,7 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
         config.optimizer.max_grad_norm,
         replica.counted(),
         latent,
+        keeps_gradients=replica.keeps_gradients,
     )
     trainer = Trainer(
         RunParts(
@@ -269,7 +270,7 @@ def _run_data(
         replicas=workers.replicas,
         pad_id=prepared.pad_id,
         multiple=worker.multiple,
-        transform=distilled.transform,
+        transform=worker.trained_as(distilled.transform, prepared, sized),
         micro_tokens=sized.batch.micro_tokens,
         packs=worker.encoder.packs,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from trainers import distillation, run_encoder
 from trainers.checkpoints.snapshot import ModelState
 from trainers.config import RunConfig
+from trainers.data.static_shape import up_to_multiple
 from trainers.distillation import Distilled
 from trainers.dry_runs import micro_batch, warm_up
 from trainers.dry_runs.dry_run import DryRun
@@ -103,9 +104,6 @@ def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origi
         report=worker.log,
         warn=worker.warn,
     )
-    distilled = replace(
-        distilled, transform=worker.laid_out(distilled.transform, prepared, config.micro_size)
-    )
     with preparing():  # its kernels may be built, and are checked
         built = (
             build_optimizer(config.optimizer, distilled.module) if config.trains else idle(distilled.module)
@@ -140,11 +138,11 @@ def choose_micro_batch(
         device=device,
         pad_id=prepared.pad_id,
         multiple=worker.multiple,
-        transform=model.distilled.transform,
+        transform=worker.laid_out(model.distilled.transform, prepared, config.micro_size),
     )
     tried = {**described, "longest example": dry_run.longest}
     size = micro_batch.choose(config, worker.workers, device, tried, dry_run.at_size)
-    width = -(-dry_run.longest // worker.multiple) * worker.multiple
+    width = up_to_multiple(dry_run.longest, worker.multiple)
     sized = micro_batch.in_tokens(config, size, device, width)
     forget = partial(micro_batch.forget, config, device, tried)
     if config.model.compile:

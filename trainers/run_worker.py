@@ -9,7 +9,7 @@ import torch
 from trainers.config import RunConfig
 from trainers.data.batches import Transform
 from trainers.data.segments import Packing
-from trainers.data.static_shape import StaticShape
+from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
 from trainers.models.encoders import ENCODERS, EncoderInfo
 from trainers.parallel import workers_of
 from trainers.parallel.workers import Workers
@@ -77,6 +77,31 @@ class RunWorker:
             labels_tokens = prepared.train.token_labels is not None
             return StaticShape(transform, prepared.pad_id, rows, self.config.task.max_length, labels_tokens)
         return transform
+
+    def trained_as(
+        self, transform: Transform | None, prepared: Prepared, sized: RunConfig
+    ) -> Transform | None:
+        """Returns what is done to each training batch; see `laid_out`.
+
+        Where passes are recorded, batches have one of a few shapes.
+
+        Args:
+            transform: what the task does; None = nothing.
+            prepared: the task's data.
+            sized: the run, with the micro-batch that was chosen.
+        """
+        if not sized.model.cuda_graphs:
+            return self.laid_out(transform, prepared, sized.micro_size)
+        width = up_to_multiple(sized.task.max_length, self.multiple)
+        examples, tokens = sized.micro_size, sized.batch.micro_tokens
+        if tokens is None:
+            tokens = examples * width
+        else:
+            examples = min(sized.share, max(1, tokens // int(prepared.train.lengths.min())))
+        # One row more than there are examples; each of its stand-ins is a token of the packed row, too.
+        rows, labels_tokens = examples + 1, prepared.train.token_labels is not None
+        shape = StaticShape(transform, prepared.pad_id, rows, width, labels_tokens)
+        return StaticRow(shape, self.multiple, up_to_multiple(tokens + rows + 1, self.multiple))
 
     def log(self, line: str) -> None:
         """Logs a line for people."""

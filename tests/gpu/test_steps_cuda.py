@@ -1,4 +1,4 @@
-"""Steps of each task on a real GPU: deterministic kernels, and one wait of the host."""
+"""Steps of each task on a real GPU: deterministic kernels, one wait of the host, and replayed passes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from safetensors.torch import load_file
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_task
+from trainers import parallel
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
+from trainers.device_kinds.cuda_backend import CudaGraphs
 from trainers.entrypoint import train
+from trainers.parallel.replica import Replica
 from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS
@@ -143,3 +146,43 @@ def test_batches_are_copied_from_pinned_memory(
     ended(configure("mlm", "checkpoints"))
     assert pinned
     assert all(pinned)
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_replayed_passes_have_the_losses_of_launched_ones(
+    configure: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, encoder: str, precision: str
+) -> None:
+    record, recorded = CudaGraphs.record, []
+
+    def counted(self: CudaGraphs, work: Callable[[], Any]) -> Any:
+        recorded.append(work)
+        return record(self, work)
+
+    monkeypatch.setattr(CudaGraphs, "record", counted)
+    model = {"student": "tiny", "encoder": encoder, "dropout": 0.0, "cuda_graphs": True}
+    changes: dict[str, Any] = {"model": model, "precision": precision, "length": {"steps": 20}}
+    _, replayed = ended(configure("imdb", "replayed", **changes))
+    assert recorded
+    monkeypatch.setattr(
+        parallel,
+        "RecordedReplica",
+        lambda student, module, *, noise, **place: Replica(student, module, **place),
+    )
+    _, launched = ended(configure("imdb", "launched", **changes))
+    assert replayed == pytest.approx(launched, rel=1e-4 if precision == "fp32" else 2e-2)
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+def test_each_replay_drops_other_elements(configure: Callable[..., RunConfig], encoder: str) -> None:
+    """Each step sees all examples and changes nothing: what differs between losses is what is dropped."""
+
+    def losses(dropout: float, to: str) -> dict[int, float]:
+        model = {"student": "tiny", "encoder": encoder, "dropout": dropout, "cuda_graphs": True}
+        batch = {"global_size": 1024, "micro_size": 1024}
+        return ended(configure("imdb", to, model=model, batch=batch, optimizer={"learning_rate": 1e-12}))[1]
+
+    found = losses(0.0, "kept")
+    assert found == pytest.approx(dict.fromkeys(found, found[1]), rel=1e-5)
+    dropped = losses(0.3, "dropped")
+    assert len({round(loss, 4) for loss in dropped.values()}) == STEPS

@@ -37,6 +37,23 @@ class Model(Section):
     """Dropout probability of attention, dimensionless; unset = `dropout`, 0 = off."""
     compile: bool = False
     """Compile the encoder's layers with torch.compile; the first steps take longer."""
+    cuda_graphs: bool = False
+    """Record forward and backward once for each of a few shapes as CUDA graphs, and replay them: one launch
+    each in place of hundreds. Rows of encoder packed or fused are padded to these shapes."""
+
+    @model_validator(mode="after")
+    def _recorded(self) -> Model:
+        if self.cuda_graphs and not ENCODERS[self.encoder].packs:
+            packing = " or ".join(info.name for info in ENCODERS.values() if info.packs)
+            raise ValueError(
+                f"cuda_graphs replays rows of a few lengths, which encoder {self.encoder} does not read; set "
+                f"model.encoder to {packing}, or model.cuda_graphs: false"
+            )
+        if self.cuda_graphs and self.teacher is not None:
+            raise ValueError(
+                "cuda_graphs records no teacher; set model.cuda_graphs: false, or remove model.teacher"
+            )
+        return self
 
     @model_validator(mode="after")
     def _compiles(self) -> Model:

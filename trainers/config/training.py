@@ -80,6 +80,28 @@ class TrainingSections(Section):
         return self
 
     @model_validator(mode="after")
+    def _recorded(self) -> TrainingSections:
+        if not self.model.cuda_graphs:
+            return self
+        without = "set model.cuda_graphs: false, or"
+        if self.parallel.strategy is not Strategy.single:
+            raise ValueError(
+                f"model.cuda_graphs records the passes of one worker, not of parallel.strategy "
+                f"{self.parallel.strategy}; {without} parallel.strategy: single"
+            )
+        if self.parallel.activation_checkpointing:
+            raise ValueError(
+                "model.cuda_graphs does not work with parallel.activation_checkpointing, which draws dropout "
+                f"again in the backward pass; {without} parallel.activation_checkpointing: false"
+            )
+        if self.task.info.head.reads == "guessed":
+            raise ValueError(
+                f"model.cuda_graphs needs steps of equal shape, but task {self.task.name} guesses another "
+                f"number of tokens in each; {without} another task.name"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _chain(self) -> TrainingSections:
         for number in range(1, len(self.stages or ()) + 1):
             self.stage_sections(number)

@@ -6,7 +6,7 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -136,11 +136,34 @@ class Batch:
         """Returns an encoder's values of tokens, (B, S, ...) or (1, T, ...), as (B, S, ...)."""
         return values if self.segments is None else self.segments.unpack(values, self.input_ids.shape)
 
+    @property
+    def shape(self) -> Hashable:
+        """What batches have in common that fit into the same memory, and are computed by the same kernels."""
+        tensors = tuple((name, tensor.shape, tensor.dtype) for name, tensor in self._tensors())
+        return tensors, self.examples > 0, None if self.segments is None else self.segments.longest
+
+    def empty_on(self, device: torch.device) -> Batch:
+        """Returns memory on a device for batches of this shape."""
+        return self._each(lambda tensor: torch.empty_like(tensor, device=device))
+
+    def fill(self, other: Batch) -> None:
+        """Copies the tensors of a batch of this shape; what is known of it on the host stays what it is."""
+        for (_, own), (_, others) in zip(self._tensors(), other._tensors(), strict=True):
+            own.copy_(others, non_blocking=True)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._own_tensors()
+        if self.segments is not None:
+            yield from self.segments.tensors()
+
+    def _own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in _TENSORS:
+            if (tensor := getattr(self, name)) is not None:
+                yield name, tensor
+
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """Returns the same batch with its tensors changed."""
-        changed: dict[str, Any] = {
-            name: change(tensor) for name in _TENSORS if (tensor := getattr(self, name)) is not None
-        }
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._own_tensors()}
         if self.segments is not None:
             changed["segments"] = self.segments.each(change)
         return replace(self, **changed)

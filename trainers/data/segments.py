@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ class Segments:
             batch.
         guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
         lengths: tokens of each segment, on the host: no layer has to wait for them.
+        at_most: bound of every segment of every row of this shape; None = the longest of this row.
     """
 
     input_ids: torch.Tensor
@@ -40,20 +41,23 @@ class Segments:
     places: torch.Tensor
     guessed: torch.Tensor | None
     lengths: tuple[int, ...]
+    at_most: int | None = None
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest segment, on the host."""
-        return max(self.lengths)
+        """Tokens of the longest segment, or what bounds them, on the host."""
+        return max(self.lengths) if self.at_most is None else self.at_most
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
         """Returns the same row with its tensors changed."""
-        changed: dict[str, Any] = {
-            field.name: change(value)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), torch.Tensor)
-        }
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
         return replace(self, **changed)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields its tensors by name."""
+        for field in fields(self):
+            if isinstance(value := getattr(self, field.name), torch.Tensor):
+                yield field.name, value
 
     def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Returns values of the row's tokens as values of the batch's.
@@ -70,13 +74,14 @@ class Segments:
         return torch.unflatten(placed, 0, tuple(shape))
 
 
-def pack(batch: Batch, *, pad_id: int, multiple: int) -> Batch:
+def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:
     """Returns a batch with its examples also as one row, in their order.
 
     Args:
         batch: on the CPU.
         pad_id: token id of the last segment.
         multiple: T is rounded up to a multiple of this.
+        length: T, where there are fewer tokens.
     """
     count, width = batch.input_ids.shape
     if batch.attention_mask is None:
@@ -86,7 +91,7 @@ def pack(batch: Batch, *, pad_id: int, multiple: int) -> Batch:
         places = batch.attention_mask.flatten().nonzero()[:, 0]
         lengths = batch.attention_mask.sum(1).tolist()
     tokens = len(places)
-    rest = -tokens % multiple
+    rest = length - tokens if length > tokens else -tokens % multiple
     segments = [*lengths, rest] if rest else lengths
     edges = np.array([0, *accumulate(segments)])
     positions = np.arange(edges[-1]) - np.repeat(edges[:-1], segments)

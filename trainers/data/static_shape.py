@@ -1,4 +1,7 @@
-"""Batches of one shape, for devices that compile each operation again for every new one."""
+"""Batches of one shape or of a few.
+
+For devices that compile each operation again for every new one, and for passes that are recorded once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ import torch
 from torch.nn import functional
 
 from trainers.data.batches import Batch, Transform
+from trainers.data.segments import pack
 from trainers.models.heads import IGNORED
+
+_LENGTHS = 8
+"""Lengths of rows between a power of two and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +73,52 @@ class StaticShape:
         return functional.pad(
             values, (0, 0) * (values.dim() - 1) + (0, self.rows - len(values)), value=filling
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRow:
+    """Packs each batch into a row of one of a few lengths, with as many segments as others; a `Transform`.
+
+    Attributes:
+        shape: what a batch is padded to first. It has more rows than there are examples: where the row is
+            padding, it stands for the last position of the last stand-in.
+        multiple: rows are as long as a multiple of this, in tokens.
+        longest: length of the longest row, in tokens.
+    """
+
+    shape: StaticShape
+    multiple: int
+    longest: int
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        """Returns the batch with `segments`, whose tensors have the shape of all rows as long."""
+        static = self.shape(batch, seed=seed, epoch=epoch)
+        assert static.attention_mask is not None
+        tokens = int(static.attention_mask.sum())
+        length = self.length_of(tokens)
+        row = pack(static, pad_id=self.shape.pad_id, length=length).segments
+        assert row is not None
+        # A position of the padding may be one that the model has no embedding for.
+        positions = row.position_ids.clone()
+        positions[:, tokens:] = 0
+        static_row = replace(
+            row,
+            position_ids=positions,
+            places=functional.pad(row.places, (0, length - tokens), value=static.input_ids.numel() - 1),
+            at_most=max(self.shape.width, self._step(tokens)),
+        )
+        return replace(static, padded_tokens=length, segments=static_row)
+
+    def length_of(self, tokens: int) -> int:
+        """Returns the length of a row: more than its tokens, by an eighth of them at most."""
+        step = self._step(tokens)
+        return min(self.longest, (tokens // step + 1) * step)
+
+    def _step(self, tokens: int) -> int:
+        power = 1 << (tokens.bit_length() - 1)
+        return up_to_multiple(max(1, power // _LENGTHS), self.multiple)
+
+
+def up_to_multiple(number: int, multiple: int) -> int:
+    """Returns the first multiple that is not less than a number."""
+    return -(-number // multiple) * multiple

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from trainers.device_kinds.processor import has_bf16_units
+from trainers.errors import BadSpecError
 from trainers.telemetry.devices import Device
 
 _CLEAR_PEAK = "5"
+
+
+Result = TypeVar("Result")
+
+
+class Recorder(Protocol):
+    """Records what the device is given to do, and gives it the same again without the host's work."""
+
+    def rehearse(self, work: Callable[[], Result]) -> Result:
+        """Does what will be recorded, so that whatever happens only once has happened by then."""
+
+    def record(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Records work without doing it.
+
+        A replay reads and writes the same memory: numbers of the host are those of the recording. What is
+        drawn by the device's generator is drawn again. Recordings share the memory that only they use:
+        results are valid until another one is replayed.
+
+        Returns:
+            What it returned, and what replays it.
+        """
 
 
 class Backend:
@@ -109,6 +132,14 @@ class Backend:
 
     def wait(self, moment: Any) -> None:
         """Waits until a moment that `moment` returned."""
+
+    def recorder(self, device: torch.device) -> Recorder:
+        """Returns what records this process' work on the device.
+
+        Raises:
+            BadSpecError: nothing can be recorded there.
+        """
+        raise BadSpecError(f"model.cuda_graphs needs a GPU, not {device.type}; set model.cuda_graphs: false")
 
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
         """Around pinning memory that the device copies from by itself; None where nothing is copied."""

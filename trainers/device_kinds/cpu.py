@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.device_kinds.kind import DeviceKind
@@ -36,6 +37,7 @@ CPU = DeviceKind(
     load=_load,
     counted_in_cpus=True,
     link_gb_s=1.0,  # 10 Gbit Ethernet
+    serves=MappingProxyType({"model.cuda_graphs": (False,)}),
     caution=_caution,
     emulates_halves=True,
     teacher_precisions=("bf16", "fp32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,11 +10,41 @@ import torch
 from torch.profiler import ProfilerActivity
 from typing_extensions import override
 
-from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.backend import Backend, Recorder, Result
 from trainers.errors import BadSpecError
 from trainers.telemetry.devices import MIB, Device, nvml_device
 
 _AMPERE = (8, 0)
+
+
+class CudaGraphs(Recorder):
+    """CUDA graphs of one process, on one stream and with one pool of memory.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @override
+    def rehearse(self, work: Callable[[], Result]) -> Result:
+        """On the stream of recordings, where libraries allocate their workspaces."""
+        outside = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        outside.wait_stream(self._stream)
+        return result
+
+    @override
+    def record(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads pin memory meanwhile, which may not happen in a recording thread.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = work()
+        return result, graph.replay
 
 
 class CudaBackend(Backend):
@@ -120,6 +151,10 @@ class CudaBackend(Backend):
     @override
     def wait(self, moment: Any) -> None:
         moment.synchronize()
+
+    @override
+    def recorder(self, device: torch.device) -> Recorder:
+        return CudaGraphs(device)
 
     @override
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:

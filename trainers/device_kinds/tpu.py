@@ -32,6 +32,7 @@ TPU = DeviceKind(
         {
             "model.teacher": (None,),
             "model.compile": (False,),
+            "model.cuda_graphs": (False,),
             "optimizer.implementation": ("auto", "single_unfused", "multi_unfused"),
             "numerics.parameters": ("fp32",),
             "numerics.evaluation": ("same", "fp32", "bf16"),

@@ -13,6 +13,7 @@ from trainers.models.student import Student
 from trainers.parallel.compression import exchange_for
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.timing import measure
+from trainers.parallel.recorded import RecordedReplica
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
 from trainers.precision import Arithmetic
@@ -120,6 +121,8 @@ def replicate(
             ),
             **place,
         )
+    if config.model.cuda_graphs and config.trains:
+        return RecordedReplica(student, module, noise=noise, **place)
     replica = Replica(student, module, **place)
     if not config.trains:
         # Whole models that exchange nothing: without buckets for gradients, which no one has.

@@ -44,6 +44,8 @@ class Replica:
     """
 
     name = "single"
+    keeps_gradients = False
+    """Gradients are cleared by setting them to 0, because passes write to the memory that they have."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Replica:
         last = len(batch.micro_batches) - 1
         for i, micro_batch in enumerate(batch.micro_batches):
             with self._accumulating(i < last):
-                loss_sum += self._forward_backward(micro_batch.to(self._device), loss_of, factor)
+                loss_sum += self._forward_backward(micro_batch, loss_of, factor)
         return loss_sum
 
     def counted(self) -> list[nn.Parameter]:
@@ -139,6 +141,7 @@ class Replica:
 
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float | torch.Tensor) -> torch.Tensor:
         """Adds the gradients of a micro-batch; returns its loss, summed over its examples."""
+        batch = batch.to(self._device)
         self._timeline.enter(Phase.forward)
         with self._arithmetic.context():
             loss_sum = loss_of(self._forward(batch), batch)

@@ -106,6 +106,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "",
             "warmup_steps 10 leaves no step of length.steps 10",
         ),
+        ("model: {cuda_graphs: true}", "invalid-value", "model", "set model.encoder to packed or fused"),
+        (
+            "model: {encoder: fused, cuda_graphs: true}",
+            "invalid-value",
+            "model.cuda_graphs",
+            "model.cuda_graphs true does not run; use false",
+        ),
         ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
         ("parallel: {strategy: ddp, workers: {min: 4, max: 2}}", "invalid-value", "parallel", "lower min"),
