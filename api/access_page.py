@@ -45,7 +45,7 @@ def _needs(rule: Rule) -> tuple[str, str]:
         scope, role = _least(rule.action)
         return f"{scope}, or the route's own token", role
     if rule.action is Action.see and rule.on is On.nothing:
-        return Scope.read, "any; lists show what the reader sees"
+        return Scope.read, "any"
     scope, role = _least(rule.action)
     if rule.action is Action.steer_own:
         others_scope, others_role = _least(Action.steer_any)

@@ -97,7 +97,7 @@ _SPEC_PROBLEMS = (
      "`project` names a project that does not exist, or of which the sender is not a member.",
      "Use a project listed by `stillhouse project list`, or have its maintainers add you."),
     ("archived-project", "The project is archived",
-     "`project` names a project that takes no more experiments.",
+     "`project` names a project that no longer accepts experiments.",
      "Name another project, or have a maintainer restore it."),
     ("budget-spent", "The project's budget is spent",
      "The project has used its budget of this month.",

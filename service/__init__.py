@@ -1,8 +1,8 @@
 """The experiment domain: from a submitted spec to a tested answer.
 
-The rooms, from what everything knows to what people use; each imports only those before it:
+The packages, from what all others use to what people use; each imports only those before it:
 
-- `domain`: the nouns (states, records, events, figures) and `config`: an installation's settings and hardware
+- `domain`: states, records, events and figures; `config`: an installation's settings and hardware
 - `fairness`: shares of devices between projects, users and experiments
 - `search` and `spec`: what can be asked for, and the runs that it means
 - `db` and `store`: what is kept, in SQL

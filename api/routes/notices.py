@@ -108,12 +108,12 @@ def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: 
     summary="Send a test message",
 )
 def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:
-    """A scheduler sends it within seconds; the log of deliveries says what came of it."""
+    """A scheduler sends it within seconds; the log of deliveries says what the outcome was."""
     _own(store, subscription_id, user.owner)
     return store.test_subscription(subscription_id)
 
 
-@router.get("/deliveries", responses=declared("not-found"), summary="List messages and what came of them")
+@router.get("/deliveries", responses=declared("not-found"), summary="List messages and their outcomes")
 def list_deliveries(
     store: StoreDep,
     user: CurrentUser,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from service.config.settings import Settings
 
 _QUICK_ATTEMPTS = 3
-"""Somebody waits at the terminal: about a second until "does not answer"."""
+"""Someone is waiting at the terminal: about a second until "does not answer"."""
 _PATIENT_ATTEMPTS = 8
 """Following outlives a restart of the API: about 30 s."""
 

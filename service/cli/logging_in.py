@@ -71,7 +71,7 @@ def logout(as_json: Json = False) -> None:
 
 
 def whoami(as_json: Json = False) -> None:
-    """Show whom the server takes you for, and what limits what you may do."""
+    """Show who you are to the server, and what limits what you may do."""
     with connected() as client:
         found = client.whoami()
     if as_json:

@@ -74,7 +74,7 @@ def remove(id: Id, as_json: Json = False) -> None:
 
 @notify.command()
 def test(id: Id, as_json: Json = False) -> None:
-    """Send a test message, and wait up to 30 s for what comes of it."""
+    """Send a test message, and wait up to 30 s for the outcome."""
     with connected() as client:
         sent = client.test_subscription(id)
         deadline = time.monotonic() + 30
@@ -97,7 +97,7 @@ def log(
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Most messages.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """List the newest messages to your subscriptions, and what came of each."""
+    """List the newest messages to your subscriptions, and the outcome of each."""
     from rich.table import Table
 
     with connected() as client:

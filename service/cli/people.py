@@ -139,7 +139,7 @@ def create_token(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token; it is shown this once."""
+    """Create a token; it is shown only once."""
     with connected() as client:
         made = client.create_token(name, scope=scope.value, user=of, project=only, expires=expires)
     if as_json:
@@ -356,7 +356,7 @@ def archive_project(
     undo: Annotated[bool, typer.Option("--undo", help="Accept new experiments again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Accept no new experiments in a project; those that it has stay, and run."""
+    """Stop accepting new experiments in a project; existing ones stay and keep running."""
     with connected() as client:
         changed = client.archive_project(name, not undo)
     _answer(changed, as_json, f"project {name} is {'in use again' if undo else 'archived'}")
@@ -369,7 +369,7 @@ def add_member(
     role: Annotated[Role, typer.Option(help="Each includes those before it.")] = Role.member,
     as_json: Json = False,
 ) -> None:
-    """Give a user a role in a project, or another one."""
+    """Give a user a role in a project, or change it."""
     with connected() as client:
         changed = client.set_member(name, who, role.value)
     _answer(changed, as_json, f"{who} is {role} in project {name}")

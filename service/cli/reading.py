@@ -272,7 +272,7 @@ def shares(as_json: Json = False) -> None:
     elif answer:
         console().print(shares_table(answer))
     else:
-        say("nobody holds devices or waits for some")
+        say("no one holds or is waiting for devices")
 
 
 def hardware(

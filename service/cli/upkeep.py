@@ -89,7 +89,7 @@ def restore(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Restore a deleted experiment; or verify a backup and put it in the place of a stopped installation."""
+    """Restore a deleted experiment; or verify a backup and replace a stopped installation with it."""
     from service.cli.connection import connected, read_settings
     from service.db import roles
     from service.db.backup import restore as restore_backup

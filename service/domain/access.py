@@ -32,7 +32,7 @@ class _Ranked(StrEnum):
     """Words in rising order: each includes those before it."""
 
     def includes(self, other: _Ranked) -> bool:
-        """Returns whether whoever has this word has the other one as well."""
+        """Returns whether this word includes the other one."""
         order = list(type(self))
         return order.index(self) >= order.index(type(self)(other))
 
@@ -60,7 +60,7 @@ class UserKind(StrEnum):
     person = "person"
     service = "service"
     local = "local"
-    """Whoever reaches a service that listens on loopback and asks for no token."""
+    """Anyone who reaches a service that listens on loopback and asks for no token."""
 
 
 class Action(StrEnum):
@@ -109,7 +109,7 @@ _RULES: Final[Mapping[Action, _Rule]] = {
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Experiments that somebody may see: those of some projects.
+    """Experiments that someone may see: those of some projects.
 
     Attributes:
         projects: their names; None = all projects.
@@ -142,12 +142,12 @@ class Actor:
 
 
 LOCAL_ACTOR: Final = Actor("local")
-"""Whoever works with the store directly."""
+"""Code that works with the store directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever sent a request, and all that decides what they may do.
+    """Who sent a request, and everything that decides what they may do.
 
     Attributes:
         user: their name, as `owner` of what they submit.

@@ -138,7 +138,7 @@ FIGURES: Mapping[str, FigureInfo] = MappingProxyType(
         )
     }
 )
-"""By name. Whoever measures something new adds it here; `/metrics` and its documentation follow."""
+"""By name. A new figure is added here; `/metrics` and its documentation follow."""
 
 _SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 

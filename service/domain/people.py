@@ -21,7 +21,7 @@ TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}$"
 
 @dataclass(frozen=True, slots=True)
 class User(StoredRecord):
-    """Somebody, or something, that submits experiments."""
+    """A person or a program that submits experiments."""
 
     name: str
     """Name, which experiments have as their owner."""

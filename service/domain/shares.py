@@ -51,7 +51,7 @@ class BudgetUse(Serializable):
     left: Number
     """Below 0, it is overspent."""
     forecast: Number
-    """Use by the end of the month if it goes on as it has since the month began; of a past month, its use."""
+    """Use by the end of the month at the rate since it began; of a past month, its use."""
 
 
 @dataclass(frozen=True, slots=True)

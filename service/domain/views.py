@@ -29,7 +29,7 @@ class View(StoredRecord):
     project: str | None
     """Project that it is meant for; null = none in particular."""
     shared: bool
-    """Whether whoever sees the project sees the view."""
+    """Whether everyone who sees the project sees the view."""
     query: str
     """Filter, state, order_by and columns, as the query of the list's address."""
     created_s: float

@@ -188,9 +188,9 @@ class FairPass:
 
 
 def _leaving(active: Sequence[Claimant], waiting: Sequence[Experiment]) -> Claimant | None:
-    """Returns the experiment whose driver makes room for somebody who has none, where no more may run.
+    """Returns the experiment whose driver makes room for an owner who has none, where no more may run.
 
-    It is the newest of whoever has the most, and of no higher priority; it is queued again.
+    It is the newest of the owner with the most, and of no higher priority; it is queued again.
 
     Args:
         active: those that have a driver.

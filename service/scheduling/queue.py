@@ -249,7 +249,7 @@ class Queue:
         *,
         driver_is_silent: bool = True,
     ) -> bool:
-        """Takes over an attempt whose lease ran out; False when somebody else did, or it was renewed.
+        """Takes over an attempt whose lease ran out; False when another scheduler did, or it was renewed.
 
         Args:
             experiment_id: the experiment.

@@ -1,4 +1,4 @@
-"""Shares of devices as people see them: the scores by which a pass divides, for everybody who takes part."""
+"""Shares of devices as people see them: the scores by which a pass divides, for everyone who takes part."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A spec that nobody has submitted, as if it were the last in the queue.
+    """A spec that no one has submitted, as if it were the last in the queue.
 
     Attributes:
         spec: with its axes.
@@ -293,7 +293,7 @@ class Lookout:
         return _in_runs(hardware, each, at_a_time, held)
 
     def _devices(self, cluster: ClusterSnapshot) -> dict[str, float]:
-        """Returns how many devices there are of the kinds that somebody asks for and the cluster has."""
+        """Returns how many devices there are of the kinds that someone asks for and the cluster has."""
         names = {name for known in self._known.values() for name in known.demand}
         found = {name: find(name, self._catalogue) for name in names}
         counts = {name: devices_of(each, cluster.nodes) for name, each in found.items() if each is not None}

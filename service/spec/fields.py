@@ -54,7 +54,7 @@ class Budget(Section):
     runs: int | None = Field(default=None, ge=1, le=MAX_RUNS)
     """Most runs that are started; unset = no limit."""
     when_reached: Literal["stop", "hold"] = "stop"
-    """stop = the experiment ends with the runs that it has; hold = it pauses until somebody resumes it."""
+    """stop = the experiment ends with the runs that it has; hold = it pauses until someone resumes it."""
 
 
 PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})

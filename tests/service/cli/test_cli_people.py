@@ -129,7 +129,7 @@ def test_limits_are_set_and_shown(house: House) -> None:
 
 
 def test_shares_and_use_are_shown(house: House) -> None:
-    assert house.run("shares").output == "nobody holds devices or waits for some\n"
+    assert house.run("shares").output == "no one holds or is waiting for devices\n"
     house.submitted()
     shown = house.run("shares").output
     assert "entitled" in shown and "cpu" in shown and "default" in shown
