@@ -33,6 +33,7 @@ from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
 from trainers.tasks.losses import class_loss
 from trainers.telemetry.step_trace import StepTrace
+from trainers.telemetry.timeline import Phase, Timeline
 
 FUSED = {"student": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20
@@ -126,6 +127,16 @@ def test_a_stopped_run_resumes_bitwise(tape: Tape, configure: Configure, tmp_pat
     resumed = ended(configure, tmp_path / "parts", deterministic=True)
     assert 0 < resumed.resumed_from < STEPS
     require_equal_weights(whole.facts["weights"], resumed.facts["weights"])
+
+
+def test_recording_is_not_the_time_of_a_step(
+    tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, record, phases, during = Timeline.enter, tape.record, [], []
+    monkeypatch.setattr(Timeline, "enter", lambda self, phase: (phases.append(phase), enter(self, phase)))
+    monkeypatch.setattr(tape, "record", lambda work: (during.append(phases[-1]), record(work))[1])
+    ended(configure, tmp_path / "run")
+    assert set(during) == {Phase.warm_up}
 
 
 def test_few_shapes_are_recorded(tape: Tape, configure: Configure, tmp_path: Path) -> None:

@@ -76,14 +76,16 @@ class RecordedReplica(Replica):
         passes = self._passes.get(shape)
         first = passes is None
         if passes is None:
-            passes = self._passes[shape] = self._counted(batch, loss_of)
+            with self._timeline.within(Phase.warm_up):
+                passes = self._passes[shape] = self._counted(batch, loss_of)
         passes.batch.fill(batch)
         self._factor.copy_(factor) if isinstance(factor, torch.Tensor) else self._factor.fill_(factor)
         self._seeds.draw(passes.seeds)
         if first or self._noise.looks:
             return self._computed(passes, loss_of)
         if passes.replay_forward is None:
-            self._record(passes, loss_of)
+            with self._timeline.within(Phase.warm_up):
+                self._record(passes, loss_of)
         return self._replayed(passes)
 
     def _counted(self, batch: Batch, loss_of: LossOf) -> _Passes:
