@@ -31,6 +31,20 @@ _MOST_SEEDS = 4096
 """Seeds of one pass at most: a fused layer takes three."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """What replays the passes of one shape.
+
+    Attributes:
+        forward, backward: replay them.
+        loss: where `forward` leaves the loss, summed over examples.
+    """
+
+    forward: Callable[[], None]
+    backward: Callable[[], None]
+    loss: torch.Tensor
+
+
 @dataclass(slots=True)
 class _Passes:
     """Forward and backward pass for micro-batches of one shape.
@@ -38,15 +52,12 @@ class _Passes:
     Attributes:
         batch: memory of their tensors.
         seeds: how many a forward pass takes.
-        loss: where a replay of the forward pass leaves the loss, summed over examples; None = not recorded.
-        replay_forward, replay_backward: replay what is recorded.
+        recording: None = they are not recorded yet.
     """
 
     batch: Batch
-    seeds: int
-    loss: torch.Tensor | None = None
-    replay_forward: Callable[[], None] | None = None
-    replay_backward: Callable[[], None] | None = None
+    seeds: int = 0
+    recording: _Recording | None = None
 
 
 class RecordedReplica(Replica):
@@ -83,14 +94,14 @@ class RecordedReplica(Replica):
         self._seeds.draw(passes.seeds)
         if first or self._noise.looks:
             return self._computed(passes, loss_of)
-        if passes.replay_forward is None:
+        if passes.recording is None:
             with self._timeline.within(Phase.warm_up):
-                self._record(passes, loss_of)
-        return self._replayed(passes)
+                passes.recording = self._recorded(passes, loss_of)
+        return self._replayed(passes.recording)
 
     def _counted(self, batch: Batch, loss_of: LossOf) -> _Passes:
         """Returns the passes of a new shape, after a forward pass that shows how many seeds it takes."""
-        passes = _Passes(batch.empty_on(self._device), seeds=0)
+        passes = _Passes(batch.empty_on(self._device))
         passes.batch.fill(batch)
         with torch.no_grad(), kind_of(self._device).backend.keep_random_state(self._device):
             self._recorder.rehearse(lambda: self._loss(passes, loss_of))
@@ -111,20 +122,17 @@ class RecordedReplica(Replica):
     def _backward(self, loss: torch.Tensor) -> None:
         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
 
-    def _record(self, passes: _Passes, loss_of: LossOf) -> None:
-        loss, passes.replay_forward = self._recorder.record(lambda: self._loss(passes, loss_of))
-        _, passes.replay_backward = self._recorder.record(lambda: self._backward(loss))
-        passes.loss = loss.detach()
+    def _recorded(self, passes: _Passes, loss_of: LossOf) -> _Recording:
+        loss, forward = self._recorder.record(lambda: self._loss(passes, loss_of))
+        _, backward = self._recorder.record(lambda: self._backward(loss))
+        return _Recording(forward, backward, loss.detach())
 
-    def _replayed(self, passes: _Passes) -> torch.Tensor:
-        assert passes.replay_forward is not None
-        assert passes.replay_backward is not None
-        assert passes.loss is not None
+    def _replayed(self, recording: _Recording) -> torch.Tensor:
         self._timeline.enter(Phase.forward)
-        passes.replay_forward()
+        recording.forward()
         self._timeline.enter(Phase.backward)
-        passes.replay_backward()
-        return passes.loss
+        recording.backward()
+        return recording.loss
 
 
 class _Seeds:
