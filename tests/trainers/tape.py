@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from trainers.device_kinds.backend import Recorder, Result
@@ -43,7 +43,8 @@ class Tape(Recorder):
 
         def replay() -> None:
             self.replayed += 1
-            operators.again()
+            with _disable_current_modes():  # a launch, whatever it holds
+                operators.again()
 
         return result, replay
 

@@ -28,6 +28,7 @@ from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.parallel.recorded import RecordedReplica
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
@@ -213,6 +214,26 @@ def test_rows_as_long_have_tensors_of_one_shape() -> None:
 def test_a_row_is_longer_than_its_tokens_by_an_eighth_at_most(tokens: int) -> None:
     length = StaticRow(StaticShape(None, PAD, 9, 48), 8, 1 << 20).length_of(tokens)
     assert tokens < length <= tokens + max(8, tokens / 8)
+
+
+def test_a_replayed_micro_batch_is_two_launches_and_the_copies_of_its_numbers(
+    tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine tensors of the batch, the factor of the loss, and the seeds."""
+    compute, launches = RecordedReplica._forward_backward, []
+
+    def traced(self: RecordedReplica, *given: Any) -> torch.Tensor:
+        before = tape.replayed, tape.recorded
+        with StepTrace("cpu") as trace:
+            loss = compute(self, *given)
+        if (tape.replayed, tape.recorded) == (before[0] + 2, before[1]):
+            launches.append(trace.launched)
+        return loss
+
+    monkeypatch.setattr(RecordedReplica, "_forward_backward", traced)
+    ended(configure, tmp_path / "run")
+    assert len(launches) >= STEPS
+    assert set(launches) == {9 + 1 + 1}
 
 
 class Sent(TorchDispatchMode):
