@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,44 @@ def test_the_numbers_of_a_step_leave_from_pinned_memory(
     device = torch.device("cuda", 0)
     assert GroupWorkers().sum([1.5, torch.tensor(2.0), 3], device) == [1.5, 2.0, 3.0]
     assert [(tensor.device, to) for tensor, to in sent] == [(HOST, device)]
+
+
+def test_recordings_have_one_stream_that_waits_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+
+    class Stream:
+        device = torch.device("cuda", 0)
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            order.append((self.name, "waits for", other.name))
+
+    class Graph:
+        def replay(self) -> None:
+            order.append("replay")
+
+    @contextmanager
+    def within(*_: object, **how: object) -> Iterator[None]:
+        order.append(("within", how))
+        yield
+
+    own, current = Stream("own"), Stream("current")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: own)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", within)
+    recorder = CUDA.backend.recorder(Stream.device)
+    assert recorder.rehearse(lambda: order.append("work") or 1) == 1
+    assert order == [("own", "waits for", "current"), ("within", {}), "work", ("current", "waits for", "own")]
+    order.clear()
+    result, replay = recorder.record(lambda: order.append("work") or 2)
+    replay()
+    how = {"pool": "pool", "stream": own, "capture_error_mode": "thread_local"}
+    assert (result, order) == (2, [("within", how), "work", "replay"])
 
 
 def test_a_gpu_is_sent_pinned_memory_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
