@@ -117,7 +117,7 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
     kind, axes = hardware.kind, spec.search.axes
     for field, served in kind.serves.items():
         if field not in axes and (value := value_of(field)) not in served:
-            yield Problem("invalid-value", field, f"{prefix}{hardware.name} {kind.refusal(field, value)}")
+            yield Problem("invalid-value", field, prefix + kind.refusal(field, value, hardware.name))
     if "parallel.workers" not in axes:
         for workers in spec.worker_numbers:
             if (reason := hardware.why_not_workers(workers)) is not None:

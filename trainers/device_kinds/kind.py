@@ -84,7 +84,7 @@ class DeviceKind:
         """Whether the package that it requires is installed here."""
         return self.requires is None or find_spec(self.requires) is not None
 
-    def refusal(self, field: str, value: object) -> str:
-        """Returns why a value that is not in `serves` is refused, and what to do, in words after its name."""
+    def refusal(self, field: str, value: object, hardware: str) -> str:
+        """Returns why a value that is not in `serves` is refused on hardware of this kind, and what to do."""
         served = " or ".join("unset" if one is None else str(one).lower() for one in self.serves[field])
-        return f"is a {self.noun}, on which {field} {str(value).lower()} does not run; use {served}"
+        return f"{field} {str(value).lower()} is not supported on hardware {hardware}; use {served}"

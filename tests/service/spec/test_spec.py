@@ -111,7 +111,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "model: {encoder: fused, cuda_graphs: true}",
             "invalid-value",
             "model.cuda_graphs",
-            "model.cuda_graphs true does not run; use false",
+            "model.cuda_graphs true is not supported on hardware cpu; use false",
         ),
         ("parallel: {workers: 2}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: 3}", "invalid-value", "", "such as 18"),
