@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
 """With axes, and width of the bars: the first that fits is shown."""
+_SHORTEST_NAME = 8
 _ACTIVE = (RunState.running, RunState.starting)
 
 
@@ -56,18 +57,19 @@ class Board:
             counts[run.state.value] = counts.get(run.state.value, 0) + 1
         return counts
 
-    def heading(self, now_s: float) -> Text:
-        """One line over everything."""
+    def heading(self, width: int, now_s: float) -> Text:
+        """One line over everything; a long name gives way to what changes."""
         experiment = self.experiment
-        line = Text.assemble(
-            (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
-        )
+        known = Text.assemble("  ", state_text(experiment.state))
         counts = counts_text(self.counts())
         if counts:
-            line.append(f"  {counts}")
+            known.append(f"  {counts}")
         if experiment.started_s is not None:
-            line.append(f"  {duration((experiment.ended_s or now_s) - experiment.started_s)}", style="dim")
-        return line
+            known.append(f"  {duration((experiment.ended_s or now_s) - experiment.started_s)}", style="dim")
+        number, name = Text(f"experiment {experiment.id}  ", style="bold"), Text(experiment.name)
+        room = width - number.cell_len - known.cell_len
+        name.truncate(max(_SHORTEST_NAME, room), overflow="ellipsis")
+        return Text.assemble(number, name, known, no_wrap=True, overflow="ellipsis")
 
     def picture(self, width: int, height: int, now_s: float) -> RenderableType:
         """Heading, then a bar per run: what is active first when not all of them fit.
@@ -78,7 +80,7 @@ class Board:
         """
         room = max(3, height - 5)
         shown = self._most_interesting(room)
-        parts: list[RenderableType] = [self.heading(now_s), self._table(shown, width)]
+        parts: list[RenderableType] = [self.heading(width, now_s), self._table(shown, width)]
         lines = [(run, said) for run in shown if (said := self.preparing(run)) is not None]
         for run, said in lines[: max(1, height - len(shown) - 6)]:
             line = Text(f"run:{run.id}  {said}", style="dim", no_wrap=True)

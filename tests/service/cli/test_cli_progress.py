@@ -51,6 +51,14 @@ def test_a_running_run_has_a_bar_its_phase_and_its_last_metrics() -> None:
     ]  # fmt: skip
 
 
+def test_a_long_name_gives_way_to_what_changes() -> None:
+    shown = board(run(1, RunState.running), run(2, RunState.queued))
+    shown.experiment = dataclasses.replace(shown.experiment, name="imdb-precision-by-batch")
+    known = "running  1 running, 1 queued  1 min 00 s"
+    assert picture(shown, 74)[0] == f"experiment 7  imdb-precision-by…  {known}"
+    assert picture(shown, 40)[0] == "experiment 7  imdb-pr…  running  1 runn…"
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_picture_fits_its_width(width: int) -> None:
     runs = [
