@@ -97,7 +97,7 @@ class RunWorker:
         if tokens is None:
             tokens = examples * width
         else:
-            examples = min(sized.share, max(1, tokens // int(prepared.train.lengths.min())))
+            examples = min(sized.share, max(1, tokens // int(prepared.train.lengths.min(initial=tokens))))
         # One row more than there are examples; each of its stand-ins is a token of the packed row, too.
         rows, labels_tokens = examples + 1, prepared.train.token_labels is not None
         shape = StaticShape(transform, prepared.pad_id, rows, width, labels_tokens)

@@ -393,8 +393,16 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
     assert outcome.status == "completed"
 
 
-def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(configure, monkeypatch):
-    config = configure(batch__global_size=8, task__train_examples=5)
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [({"student": "tiny"}, 8), ({"student": "tiny", "encoder": "packed", "cuda_graphs": True}, 16)],
+    ids=["launched", "recorded"],
+)
+def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(
+    configure, monkeypatch, model, size
+):
+    """A recording keeps its memory next to that of passes that are not recorded."""
+    config = configure(batch__global_size=8, task__train_examples=5, model=model)
     data = base.build("imdb").prepare(config, Preset("tiny"), lambda line: None)
     tried = []
     monkeypatch.setattr(DryRun, "_pass", lambda self, batch: tried.append(batch))
@@ -404,7 +412,7 @@ def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(confi
     )  # fmt: skip
     dry_run.at_size(8)
     (batch,) = tried
-    assert batch.input_ids.shape == batch.attention_mask.shape == (8, dry_run.longest)
+    assert batch.input_ids.shape == batch.attention_mask.shape == (size, dry_run.longest)
 
 
 def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(configure, recorder, monkeypatch):

@@ -63,6 +63,9 @@ class DryRun:
     def at_size(self, size: int) -> None:
         """One pass of `size` examples alongside everything that a step of the run needs memory for.
 
+        A recorded pass keeps its memory, next to that of passes that are not recorded, such as an
+        evaluation's: both need what a pass of twice the size needs.
+
         Raises:
             torch.OutOfMemoryError: it does not fit.
         """
@@ -73,7 +76,8 @@ class DryRun:
         states = torch.empty(count * each, dtype=torch.uint8, device=self._device)
         try:
             # With a mask, which attention needs the more memory for.
-            self._pass(_with_mask(self._longest(size)))
+            passes = 2 if self._config.model.cuda_graphs else 1
+            self._pass(_with_mask(self._longest(passes * size)))
             kind_of(self._device).backend.synchronize(self._device)
         finally:
             del states
