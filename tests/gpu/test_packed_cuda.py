@@ -15,20 +15,30 @@ from trainers.models import packed_attention
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 
 LENGTHS = [200, 64, 7, 131, 2]
-CASES = [
+DROPS = [
     (packed_attention.flash, torch.bfloat16, 2e-2),
     (packed_attention.flash, torch.float16, 5e-3),
+    (packed_attention.padded, torch.float32, 1e-5),
+    (packed_attention.padded, torch.float16, 5e-3),
+]
+"""Kernels that take dropout."""
+CASES = [
+    *DROPS,
     (packed_attention.efficient, torch.float32, 1e-5),
     (packed_attention.efficient, torch.float16, 5e-3),
 ]
 
 
-def row() -> Segments:
-    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
-    data = TokenSet(np.ones(offsets[-1], dtype=np.int64), offsets, np.zeros(len(LENGTHS), dtype=np.int64))
-    segments = pack(collate(data, np.arange(len(LENGTHS)), 0, 8), pad_id=0, multiple=8).segments
+def row_of(lengths: list[int]) -> Segments:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    data = TokenSet(np.ones(offsets[-1], dtype=np.int64), offsets, np.zeros(len(lengths), dtype=np.int64))
+    segments = pack(collate(data, np.arange(len(lengths)), 0, 8), pad_id=0, multiple=8).segments
     assert segments is not None
     return segments.each(torch.Tensor.cuda)
+
+
+def row() -> Segments:
+    return row_of(LENGTHS)
 
 
 def heads(segments: Segments, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -63,7 +73,35 @@ def test_a_row_attends_as_its_examples_alone_do(kernel, dtype, tolerance):
         torch.testing.assert_close(mine.grad.double(), other.grad, rtol=4 * tolerance, atol=4 * tolerance)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize(("kernel", "dtype", "tolerance"), CASES)
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernel, dtype, tolerance, dropout):
+    """At a fixed mask the output is linear in V: <O(V), g> = <V, O^T(g)>."""
+    skip_without(kernel, dtype)
+    if dropout and (kernel, dtype, tolerance) not in DROPS:
+        pytest.skip("takes no dropout")
+    query, key, value = heads(row(), dtype)
+    mixed = kernel(query, key, value, row(), dropout, None)
+    upstream = torch.randn_like(mixed)
+    (gradient,) = torch.autograd.grad(mixed, value, upstream)
+    forward = (mixed.detach().double() * upstream.double()).sum()
+    backward = (value.detach().double() * gradient.double()).sum()
+    scale = float(mixed.detach().double().norm() * upstream.double().norm())
+    assert abs(float(forward - backward)) < tolerance * scale / 10
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "tolerance"), DROPS)
+def test_heads_and_examples_draw_masks_of_their_own(kernel, dtype, tolerance):
+    """Of equal examples with equal heads, equal outputs would be one mask drawn for all."""
+    skip_without(kernel, dtype)
+    segments = row_of([64] * 4)
+    query, key = (torch.zeros(1, 256, 4, 64, device="cuda", dtype=dtype) for _ in range(2))
+    mixed = kernel(query, key, torch.ones_like(query), segments, 0.2, None)
+    each = mixed[0, :, :, 0].unflatten(0, (4, 64)).transpose(1, 2).flatten(0, 1)
+    assert len(each.unique(dim=0)) == 16
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "tolerance"), DROPS)
 def test_dropped_attention_keeps_its_mean_and_replays_from_its_seed(kernel, dtype, tolerance):
     skip_without(kernel, dtype)
     segments = row()

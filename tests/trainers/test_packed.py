@@ -13,11 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.trainers.conftest import Recorder
+from tests.trainers.tape import Tape
 from trainers.config import Batch as BatchSection
 from trainers.data.batches import Batch, TrainingBatches, balanced_shares, by_positions, collate
 from trainers.data.segments import Packing, pack
+from trainers.data.static_shape import StaticRow, StaticShape
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
@@ -187,11 +191,13 @@ def on_meta(dtype: torch.dtype) -> tuple[list[torch.Tensor], object]:
         (packed_attention.flash, torch.float16),
         (packed_attention.efficient, torch.float32),
         (packed_attention.efficient, torch.float16),
+        (packed_attention.padded, torch.float32),
+        (packed_attention.padded, torch.float16),
     ],
 )
 def test_kernels_take_the_row_and_have_gradients(kernel, dtype):
     heads, row = on_meta(dtype)
-    mixed = kernel(*heads, row, 0.1, None)
+    mixed = kernel(*heads, row, 0.0 if kernel is packed_attention.efficient else 0.1, None)
     assert mixed.shape == heads[0].shape
     assert mixed.dtype is dtype
     mixed.sum().backward()
@@ -213,21 +219,125 @@ def test_flash_attention_runs_where_it_can(dtype, depth, capability, flash):
     assert packed_attention.has_flash(dtype, depth, capability) is flash
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_layer_on_a_gpu_calls_one_kernel_and_reads_nothing_back(monkeypatch, dtype):
-    called = []
-    for name in ("flash", "efficient"):
-        kernel = getattr(packed_attention, name)
-        monkeypatch.setattr(
-            packed_attention,
-            name,
-            lambda *args, name=name, kernel=kernel: (called.append(name), kernel(*args))[1],
-        )
-    model = copy.deepcopy(build(HEADS[1], "packed")).to(device="meta", dtype=dtype).train()
+class Efficient(TorchDispatchMode):
+    """Remembers the dropout that the memory-efficient kernel was given along with edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout: list[float] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._efficient_attention_forward.default and args[4] is not None:
+            self.dropout.append(args[8])
+        return func(*args, **(kwargs or {}))
+
+
+CAPABILITIES = [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-6, 0.1])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_no_gpu_format_or_head_drops_attention_by_the_kernel_with_wrong_gradients(
+    monkeypatch, capability, rate
+):
+    """pytorch issue 115590: with edges, its backward pass drops other elements than its forward pass."""
+    monkeypatch.setattr(packed_attention, "_capability", lambda device: capability)
+    row = pack(padded_batch([24, 7, 16], HEADS[0]), pad_id=PAD, multiple=8).segments
+    row = row.each(lambda tensor: tensor.to("meta"))
+    attend = ALL_ATTENTION_FUNCTIONS[packed_attention.PACKED_ATTENTION]
+    with Efficient() as given:
+        for dtype in DTYPES:
+            for depth in (1, 8, 12, 32, 60, 64, 128, 256, 264, 512):
+                shape = (1, 3, row.input_ids.shape[1], depth)
+                heads = [torch.empty(shape, dtype=dtype, device="meta", requires_grad=True) for _ in range(3)]
+                mixed, _ = attend(torch.nn.Module(), *heads, None, dropout=rate, segments=row)
+                mixed.sum().backward()
+    assert set(given.dropout) == (set() if rate else {0.0})
+
+
+@pytest.mark.parametrize("encoder", ["packed", "fused"])
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_encoder_trains_with_it(monkeypatch, encoder, capability, dtype):
+    monkeypatch.setattr(packed_attention, "_capability", lambda device: capability)
+    model = build(HEADS[1], encoder)
+    model = copy.deepcopy(model).to(device="meta", dtype=dtype).train()
     batch = pack(padded_batch([24, 7, 16], HEADS[1]), pad_id=PAD, multiple=8)._each(lambda t: t.to("meta"))
-    # Reading anything from a meta tensor raises.
-    model(batch, with_hidden=True).logits.sum().backward()
-    assert called == ["flash" if dtype is torch.bfloat16 else "efficient"] * 2
+    with Efficient() as given:
+        # Reading anything from a meta tensor raises.
+        model(batch, with_hidden=True).logits.sum().backward()
+        assert given.dropout == []
+        with torch.no_grad():
+            model.eval()(batch)
+    flash = dtype is not torch.float32 and capability >= (8, 0)
+    assert given.dropout == ([] if flash else [0.0] * 2)
+
+
+def test_the_kernel_with_wrong_gradients_refuses_dropout():
+    heads, row = on_meta(torch.float32)
+    with pytest.raises(ValueError, match="wrong gradients"):
+        packed_attention.efficient(*heads, row, 0.1, None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths_of, st.sampled_from([1, 8]))
+def test_padded_attention_is_that_of_each_example_alone(lengths, multiple):
+    row = pack(padded_batch(lengths, HEADS[0]), pad_id=PAD, multiple=multiple).segments
+    tokens = row.input_ids.shape[1]
+    generator = torch.Generator().manual_seed(len(lengths))
+    ours = [
+        torch.randn(1, tokens, 2, 8, generator=generator, dtype=torch.float64).requires_grad_()
+        for _ in range(3)
+    ]
+    theirs = [tensor.detach().clone().requires_grad_() for tensor in ours]
+    mixed = packed_attention.padded(*ours, row, 0.0, 0.3)
+    split = [tensor.transpose(1, 2).split(row.lengths, 2) for tensor in theirs]
+    alone = [
+        torch.nn.functional.scaled_dot_product_attention(*parts, scale=0.3)
+        for parts in zip(*split, strict=True)
+    ]
+    expected = torch.cat(alone, 2).transpose(1, 2)
+    torch.testing.assert_close(mixed, expected)
+    upstream = torch.randn(mixed.shape, generator=generator, dtype=torch.float64)
+    mixed.backward(upstream)
+    expected.backward(upstream)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_padded_attention_drops_the_same_in_both_passes_and_not_the_same_everywhere():
+    row = pack(padded_batch([24] * 4, HEADS[0]), pad_id=PAD).segments
+    query, key = (torch.zeros(1, 96, 3, 8, dtype=torch.float64) for _ in range(2))
+    value = torch.randn(1, 96, 3, 8, dtype=torch.float64, requires_grad=True)
+    mixed = packed_attention.padded(query, key, value, row, 0.2, None)
+    upstream = torch.randn_like(mixed)
+    (gradient,) = torch.autograd.grad(mixed, value, upstream)
+    torch.testing.assert_close((mixed * upstream).sum(), (value * gradient).sum())
+    ones = packed_attention.padded(query, key, torch.ones_like(value), row, 0.2, None)
+    each = ones[0, :, :, 0].unflatten(0, (4, 24)).transpose(1, 2).flatten(0, 1)
+    assert len(each.unique(dim=0)) == 4 * 3
+
+
+def test_a_recording_of_padded_attention_replays_other_rows_of_its_shape():
+    """As CUDA graphs do: what the host knows of the first row is not what the second has."""
+    layout = StaticRow(StaticShape(None, PAD, 5, 24), 8, 400)
+    first, second = (
+        layout(padded_batch(lengths, HEADS[0]), seed=0, epoch=0)
+        for lengths in ([24, 7, 16, 3], [5, 20, 4, 21])
+    )
+    assert first.shape == second.shape
+    assert first.segments.lengths != second.segments.lengths
+    memory = first.empty_on(torch.device("cpu"))
+    memory.fill(first)
+    heads = [torch.randn(1, first.padded_tokens, 2, 8) for _ in range(3)]
+    tape = Tape()
+    mixed, replay = tape.record(lambda: packed_attention.padded(*heads, memory.segments, 0.0, None))
+    for row in (first, second):
+        memory.fill(row)
+        replay()
+        expected = dropout.segment_attention(*(x.transpose(1, 2) for x in heads), row.segments.lengths)
+        torch.testing.assert_close(mixed, expected.transpose(1, 2))
 
 
 # --- what each replica and each micro-batch gets ---

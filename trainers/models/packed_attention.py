@@ -2,9 +2,11 @@
 
 On the CPU it is the grouped attention of `trainers.models.dropout`; `fused` has its own there. On a GPU
 it is a kernel of torch that takes the segments' edges: flash attention in half precision, and the
-memory-efficient one in fp32 and tf32 and on GPUs that flash attention does not run on. Both draw their
-dropout from the GPU's Philox generator and draw it again in the backward pass, so that no mask is stored.
-Their edges are on the GPU, and the longest segment is a number on the host: no layer makes the host wait.
+memory-efficient one in fp32 and tf32 and on GPUs that flash attention does not run on. Given edges, the
+latter drops other elements in its backward pass than in its forward pass (pytorch issue 115590), so with
+dropout it gets a padded batch instead. Kernels draw their dropout from the GPU's Philox generator and draw it
+again in the backward pass, so that no mask is stored. The edges are on the GPU, and the longest segment is a
+number on the host: no layer makes the host wait.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
 from trainers.data.segments import Segments
@@ -56,7 +59,10 @@ def attention(
     if query.is_cpu:
         mixed = host.segment_attention(query, key, value, segments.lengths, dropout=dropout, scaling=scaling)
         return mixed.transpose(1, 2), None
-    kernel = flash if has_flash(query.dtype, query.shape[-1], _capability(query.device)) else efficient
+    if has_flash(query.dtype, query.shape[-1], _capability(query.device)):
+        kernel = flash
+    else:
+        kernel = padded if dropout else efficient
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     return kernel(q, k, v, segments, dropout, scaling), None
 
@@ -102,7 +108,13 @@ def efficient(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """The same by the memory-efficient kernel, which has every format and every GPU."""
+    """The same by the memory-efficient kernel, which has every format and every GPU.
+
+    Raises:
+        ValueError: dropout, of which its backward pass would compute wrong gradients.
+    """
+    if dropout:
+        raise ValueError("the memory-efficient kernel has wrong gradients with edges and dropout: use padded")
     edges, longest = segments.cu_seqlens, segments.longest
     if scaling == query.shape[-1] ** -0.5:
         scaling = None  # the default; of any other, torch 2.13 cannot trace the backward pass
@@ -118,12 +130,51 @@ def efficient(
         edges,
         longest,
         longest,
-        dropout,
+        0.0,
         _NO_MASK,
         differentiated,
         scale=scaling,
     )[0]
     return mixed
+
+
+def padded(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """The same by torch's dense attention over a segment per row, in every format and on every GPU.
+
+    Its shapes depend on the row's length, the number of segments and `Segments.longest` alone, so that one
+    recording replays all rows of a shape.
+    """
+    edges, longest, tokens = segments.cu_seqlens, segments.longest, query.shape[1]
+    places = torch.arange(tokens, dtype=edges.dtype, device=edges.device)
+    owners = torch.searchsorted(edges, places, right=True) - 1
+    slots = owners * longest + places - edges.index_select(0, owners)
+    lengths = edges.diff()
+    q, k, v = (
+        torch.unflatten(
+            tensor.new_zeros((len(lengths) * longest, *tensor.shape[2:])).index_copy(
+                0, slots, tensor.squeeze(0)
+            ),
+            0,
+            (-1, longest),
+        ).transpose(1, 2)
+        for tensor in (query, key, value)
+    )
+    mixed = functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=(places[:longest] < lengths[:, None])[:, None, None],
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return mixed.transpose(1, 2).flatten(0, 1).index_select(0, slots).unsqueeze(0)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
