@@ -46,9 +46,22 @@ class _AllDevicesOfTheNode(Backend):  # type: ignore[misc, unused-ignore]
     share_cuda_visible_devices = True
 
 
+def take_own_device() -> None:
+    """Makes the GPU that Ray assigned to this worker the current one of its process; nothing on a CPU.
+
+    Workers see all GPUs of their node, and whatever uses "the GPU" before this opens a context on the first.
+    """
+    import ray.train.torch
+    import torch
+
+    own = ray.train.torch.get_device()
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+
+
 @contextmanager
 def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
-    """This worker's part of the process group of its worker group, on its own device.
+    """This worker's part of the process group of its worker group, on the current device.
 
     Args:
         address: Address of rank 0's node.
@@ -60,7 +73,6 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
     """
     import ray.train
     from ray.train.torch.config import (
-        TorchConfigContextManager,
         _set_torch_distributed_env_vars,
         _setup_torch_process_group,
         _shutdown_torch,
@@ -85,6 +97,5 @@ def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
             f"{' '.join(str(error).split())[:200]}; make sure that {variable} "
             f"({os.environ.get(variable, 'not set')}) names an interface of every node"
         ) from error
-    with TorchConfigContextManager():
-        yield
+    yield
     _shutdown_torch(destroy_process_group=True)

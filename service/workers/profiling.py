@@ -203,9 +203,10 @@ def _measure_in_group(config: Mapping[str, Any]) -> dict[str, Any]:
     from ray.train._internal.utils import get_address_and_port
     from ray.train.collective import broadcast_from_rank_zero
 
-    from service.workers.process_group import process_group
+    from service.workers.process_group import process_group, take_own_device
     from trainers.entrypoint import make_ready, profile_in_group
 
+    take_own_device()
     order = ProfileOrder.decode(config["order"])
     make_ready(order.shape.device)
     address, port = broadcast_from_rank_zero(get_address_and_port())

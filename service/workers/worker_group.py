@@ -200,9 +200,10 @@ def _serve(config: Mapping[str, Any]) -> None:
     """What each worker runs: one order after the other, until one says to end."""
     import ray.train
 
-    from service.workers.process_group import process_group
+    from service.workers.process_group import process_group, take_own_device
     from trainers.entrypoint import make_ready
 
+    take_own_device()
     actor: ExperimentActorClient = config["actor"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()

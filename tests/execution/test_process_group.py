@@ -28,6 +28,42 @@ def test_neither_trial_nor_controller_import_torch_for_it() -> None:
     assert said.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize(("own", "chosen"), [("cuda:3", ["cuda:3"]), ("cpu", [])])
+@pytest.mark.parametrize("function", ["run", "measurement"])
+def test_a_worker_takes_its_gpu_before_anything_warms_one_up(
+    monkeypatch: pytest.MonkeyPatch, function: str, own: str, chosen: list[str]
+) -> None:
+    """All GPUs of a node are visible: the first would get a context and a warm-up of every worker."""
+    import ray.train
+    import ray.train.torch
+    import torch
+
+    from service.workers.profiling import ProfileOrder, _measure_in_group
+    from service.workers.worker_group import _serve
+
+    class Ready(Exception):
+        pass
+
+    calls: list[str] = []
+
+    def make_ready(device: str) -> None:
+        calls.append("make_ready")
+        raise Ready
+
+    order = SimpleNamespace(shape=SimpleNamespace(device="cuda"))
+    monkeypatch.setattr(ProfileOrder, "decode", lambda word: order)
+    monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 3))
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: torch.device(own))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
+    monkeypatch.setattr("trainers.entrypoint.make_ready", make_ready)
+    with pytest.raises(Ready):
+        if function == "run":
+            _serve({"actor": None, "group": "g", "storage": "", "device": "cuda"})
+        else:
+            _measure_in_group({"order": "", "shared": ""})
+    assert calls == [*chosen, "make_ready"]
+
+
 @pytest.mark.parametrize(
     ("device", "variable", "shown"),
     [("cpu", "GLOO_SOCKET_IFNAME", "eth7"), ("cuda", "NCCL_SOCKET_IFNAME", "not set")],

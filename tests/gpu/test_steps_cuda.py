@@ -1,4 +1,4 @@
-"""Steps of each task on a real GPU: deterministic kernels, one wait of the host, and replayed passes."""
+"""Steps of each task on a real GPU: deterministic kernels, no wait of the host, and replayed passes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.trainer import Trainer
+from trainers.transfer import Transfer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 
@@ -100,17 +101,19 @@ def test_deterministic_runs_end_bitwise_alike(
     ],
     ids=["fp32", "half", "clipped"],
 )
-def test_the_host_waits_once_in_a_step(
+def test_the_host_waits_only_in_a_step_whose_gradients_are_compared(
     configure: Callable[..., RunConfig],
     monkeypatch: pytest.MonkeyPatch,
     task: str,
     changes: dict[str, Any],
 ) -> None:
-    take, total = Trainer.train_step, Workers.sum
+    take, total, begin = Trainer.train_step, Workers.sum, Transfer.__init__
     transfers: list[int] = []
+    late: list[int] = []
 
     def step(self: Trainer, batch: StepBatch) -> bool:
         transfers.append(0)
+        late.append(0)
         torch.cuda.set_sync_debug_mode("error")
         try:
             return take(self, batch)
@@ -127,10 +130,17 @@ def test_the_host_waits_once_in_a_step(
         finally:
             torch.cuda.set_sync_debug_mode(mode)
 
+    def begun(self: Transfer, *given: Any) -> None:
+        late[-1] += 1
+        begin(self, *given)
+
     monkeypatch.setattr(Trainer, "train_step", step)
     monkeypatch.setattr(Workers, "sum", transfer)
+    monkeypatch.setattr(Transfer, "__init__", begun)
     ended(configure(task, "checkpoints", **changes))
-    assert transfers == [1] * STEPS
+    # The step whose gradients are compared is read at once, the others when the next one is launched.
+    assert transfers == [1] + [0] * (STEPS - 1)
+    assert late == [0] + [1] * (STEPS - 1)
 
 
 def test_batches_are_copied_from_pinned_memory(

@@ -18,6 +18,7 @@ from tests.trainers.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.parallel.replica import Replica
+from trainers.parallel.workers import Workers
 from trainers.precision import Rounded
 from trainers.reporting import NeverStop
 from trainers.telemetry.gradient_noise import EVERY_STEPS
@@ -130,6 +131,18 @@ def test_numbers_are_read_when_the_next_step_is_launched(behind, configure, reco
     train(configure(length={"steps": 6}, telemetry={"gradient_noise": False}), recorder, NeverStop())
     assert order == ["gradients", "update", *["gradients", "read", "update"] * 5, "read"]
     assert list(recorder.series("loss")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_only_a_step_whose_gradients_are_compared_is_read_at_once(
+    behind, configure, recorder, order, monkeypatch
+):
+    """What `tests/gpu/test_steps_cuda.py` counts on a GPU."""
+    total = Workers.sum
+    monkeypatch.setattr(Workers, "sum", lambda *given: (order.append("sum"), total(*given))[1])
+    train(configure(length={"steps": 7}, batch={"global_size": 8, "micro_size": 4}), recorder, NeverStop())
+    steps = " ".join(order).split("gradients")[1:7]
+    assert [step.split().count("sum") for step in steps] == [1, 0, 0, 0, 0, 0]
+    assert [step.split().count("read") for step in steps] == [0, 0, 1, 1, 1, 1]
 
 
 def test_boundaries_are_reached_with_all_numbers_read(behind, configure, recorder, order):

@@ -210,6 +210,15 @@ def test_rows_as_long_have_tensors_of_one_shape() -> None:
     assert all(len(found) == 1 for found in shapes.values())
 
 
+@pytest.mark.parametrize("tokens", [2, 7, 8, 9, 23, 39, 47, 48])
+def test_no_segment_is_said_to_be_longer_than_its_row(tokens: int) -> None:
+    """A last batch of one short text: torch's backward pass refuses such a bound."""
+    layout = StaticRow(StaticShape(None, PAD, 5, 48), 8, 400)
+    batch = layout(collate(examples([tokens], 48), np.arange(1), PAD, 8), seed=0, epoch=0)
+    assert batch.segments is not None
+    assert max(batch.segments.lengths) <= batch.segments.longest <= batch.segments.input_ids.numel()
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 8, 63, 64, 65, 1000, 4095, 4096])
 def test_a_row_is_longer_than_its_tokens_by_an_eighth_at_most(tokens: int) -> None:
     length = StaticRow(StaticShape(None, PAD, 9, 48), 8, 1 << 20).length_of(tokens)

@@ -105,7 +105,7 @@ class StaticRow:
             row,
             position_ids=positions,
             places=functional.pad(row.places, (0, length - tokens), value=static.input_ids.numel() - 1),
-            at_most=max(self.shape.width, self._step(tokens)),
+            at_most=min(length, max(self.shape.width, self._step(tokens))),
         )
         return replace(static, padded_tokens=length, segments=static_row)
 
