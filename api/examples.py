@@ -86,6 +86,7 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
         "best": {},
         "claims": [],
         "notes": [],
+        "kernels": [],
     },
     ScoreAnswer: {
         "strategy": "balance",

@@ -367,7 +367,7 @@ def _telemetry(
             timeline=timeline,
             truncated_pct=100.0 * float(prepared.train.cut.mean()),
         ),
-        profiler=profiler_for(wanted.profile_steps, steps.stop, worker.device, timeline),
+        profiler=profiler_for(wanted, steps.stop, worker.device, timeline, alone=worker.workers.world == 1),
         tracer=tracer_for(
             wanted.trace_steps,
             profiled_steps=wanted.profile_steps,

@@ -31,6 +31,7 @@ from trainers.steps import Launched, StepTotals
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
+from trainers.telemetry.profiling import TOP
 from trainers.telemetry.rates import Communication, Throughput
 from trainers.telemetry.timeline import Phase
 from trainers.transfer import Transfer
@@ -506,23 +507,30 @@ class Trainer:
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
-        """Keeps what the profiled window says, of rank 0, and every worker's kernel trace."""
+        """Reports the profiled window: rank 0's figures, every worker's kernels and kernel trace."""
         recorded = self.telemetry.profiler.take()
         if recorded is None:
             return
         self.timeline.enter(Phase.profiling)
-        traces = self.workers.all_gather(recorded.trace)
+        gathered = self.workers.all_gather((recorded.trace, recorded.profiled.kernels[:TOP]))
         if self.workers.rank:
             return
         self.telemetry.figures.keep(recorded.profiled, self.progress)
         try:
-            tracing.write_kernels(self.checkpoints.store.own_folder, traces)
+            tracing.write_kernels(self.checkpoints.store.own_folder, [trace for trace, _ in gathered])
         except OSError as error:
             self.sink.log("warning", f"the kernel trace was not saved: {error}")
+        if recorded.uncounted is not None:
+            self.sink.log("warning", f"kernels have no counters: {recorded.uncounted}")
+        window = recorded.start_s, recorded.end_s
         for measurement in recorded.profiled.measurements(
-            recorded.start_s, recorded.end_s, bandwidth_gb_s=self.config.rates.bandwidth_gb_s
+            *window, bandwidth_gb_s=self.config.rates.bandwidth_gb_s
         ):
             self.sink.measurement(measurement)
+        for rank, (_, kernels) in enumerate(gathered[1:], 1):
+            for kernel in kernels:
+                for measurement in kernel.measurements(rank, *window):
+                    self.sink.measurement(measurement)
 
     def _report_trace(self) -> None:
         """Keeps the timeline of the traced steps; a disk that refuses it ends no run."""

@@ -132,6 +132,7 @@ def compare_experiment(
     ] = False,
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
+    kernels: Annotated[bool, Query(description="Add each row's kernels, of its profiled runs.")] = False,
     also: Also = None,
 ) -> ComparisonAnswer:
     """Mean and spread over seeds by axis.
@@ -139,6 +140,7 @@ def compare_experiment(
     With `a` and `b`, or with `claims`, every pair is a tested claim: paired by seed where possible, corrected
     by Holm, with "equivalent" within a margin and about how many more seeds an undecided one needs.
     """
+    from service.analysis.run_tables import read_kernels
     from service.analysis.words import assignments
 
     return _question(store, experiment_id, also, selection, settings).compare(
@@ -150,6 +152,7 @@ def compare_experiment(
         untested=untested,
         margins=assignments(margin, "margin"),
         alpha=alpha,
+        kernels=read_kernels(store, [experiment_id, *(also or ())]) if kernels else None,
     )
 
 

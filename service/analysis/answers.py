@@ -65,6 +65,22 @@ class TestedPair(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRow(Serializable):
+    """One kernel in one row's profiled runs."""
+
+    label: str
+    """Label of the row."""
+    point: Point
+    """Axis values of the row."""
+    kernel: str
+    """Name as compiled, cut to 160 characters."""
+    runs: int
+    """Profiled runs that launched it."""
+    figures: Mapping[str, Number]
+    """Means over those runs; counters that no run has are left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonAnswer(Serializable):
     """Runs side by side by axis and, when asked for, tested claims."""
 
@@ -80,6 +96,8 @@ class ComparisonAnswer(Serializable):
     """Tested pairs, metric by metric; empty when none were asked for."""
     notes: tuple[str, ...]
     """What a reader must know to read the answer correctly."""
+    kernels: tuple[KernelRow, ...] = ()
+    """Kernels of each row, the one with the most time first; empty when none were asked for or profiled."""
 
 
 @dataclass(frozen=True, slots=True)

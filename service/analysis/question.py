@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from service.analysis.answers import (
     FittedEffects,
     FrontierAnswer,
     FrontierMember,
+    KernelRow,
     ScoreAnswer,
     Scored,
     SpeedupAnswer,
@@ -50,6 +51,11 @@ from trainers.tasks.info import NO_LOSS
 MOST_PAIRS = 500
 """Pairs of configurations that are tested at once; more is a question no one asked."""
 
+MOST_KERNELS = 10
+"""Kernels of a row that an answer has."""
+KernelFigures = Mapping[int, Mapping[str, Mapping[str, float]]]
+"""Figures of each kernel by name, by run id and the kernel's name."""
+
 Curves = Mapping[int, Sequence[PointRow]]
 """Evaluations by run id, in the order of steps."""
 
@@ -78,6 +84,7 @@ class Question(Rows):
         untested: bool = False,
         margins: Mapping[str, float] | None = None,
         alpha: float = 0.05,
+        kernels: KernelFigures | None = None,
     ) -> ComparisonAnswer:
         """Runs side by side by axis and, when asked for, tested claims.
 
@@ -90,6 +97,7 @@ class Question(Rows):
             untested: answer also when no pair can be tested yet, with the reason for each.
             margins: differences that count as none, by metric; None = `MARGINS`.
             alpha: error rate over all claims on a metric.
+            kernels: figures of each kernel by run; None = not wanted.
 
         Raises:
             BadQuestion: an axis, value, metric or margin that does not exist or makes no sense.
@@ -139,7 +147,30 @@ class Question(Rows):
             if not untested and all(answer.claim is None for answer in tested):
                 raise AnalysisError(tested[0].text)
             notes += more
-        return ComparisonAnswer(table.axes, table.metrics, rows, table.best, tested, tuple(notes))
+        if kernels is not None and not kernels:
+            notes.append("no run was profiled on a GPU; submit with telemetry.profile_steps, such as 5")
+        launched = tuple(self._kernels(rows, kernels or {}))
+        return ComparisonAnswer(table.axes, table.metrics, rows, table.best, tested, tuple(notes), launched)
+
+    def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
+        """Yields the kernels with the most time of each row, with means over its profiled runs."""
+        for row in rows:
+            runs = [
+                run for run in self.run_table.finished if run.id in kernels and is_at(run.point, row.point)
+            ]
+            values: dict[str, dict[str, list[float]]] = {}
+            for run in runs:
+                for kernel, figures in kernels[run.id].items():
+                    for name, value in figures.items():
+                        values.setdefault(kernel, {}).setdefault(name, []).append(value)
+            means = {
+                kernel: {name: math.fsum(of) / len(of) for name, of in figures.items()}
+                for kernel, figures in values.items()
+            }
+            longest = sorted(means, key=lambda kernel: -means[kernel].get("kernel_ms_per_step", 0.0))
+            for kernel in longest[:MOST_KERNELS]:
+                count = sum(kernel in kernels[run.id] for run in runs)
+                yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
     def claims_against(
         self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None

@@ -16,6 +16,8 @@ from service.domain.neighbours import disturbances
 from service.domain.records import PointRow, Run
 from service.spec.fields import axis_names
 from service.store import Store
+from service.store.reading import as_float
+from trainers.telemetry.kernels import KERNEL_FIGURES
 
 _ENVIRONMENT = (
     "packages", "python", "platform", "cpu", "cpus", "threads", "device", "gpu", "cuda", "git_commit",
@@ -155,6 +157,19 @@ def read_curves(
         }
         if series:
             found[run.id] = series
+    return found
+
+
+def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[str, dict[str, float]]]:
+    """Figures of each kernel, by run id and the kernel's name; runs that were not profiled are left out."""
+    found: dict[int, dict[str, dict[str, float]]] = {}
+    profiled: dict[int, int] = {}
+    with store.database.read() as connection:
+        statement = run_table_statements.kernel_measurements(experiment_ids, KERNEL_FIGURES)
+        for run, attempt, scope, name, value in connection.execute(statement):
+            if profiled.get(run) != attempt:  # A later attempt's window replaces an earlier one's.
+                found[run], profiled[run] = {}, attempt
+            found[run].setdefault(scope.removeprefix("kernel:"), {})[name] = as_float(value)
     return found
 
 

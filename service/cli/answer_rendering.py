@@ -10,13 +10,15 @@ from rich.text import Text
 
 from service.analysis.words import test_words
 from service.cli.rendering import grid_table, print_fitting
-from service.domain.formats import duration, figure, point_text, scale_for, title
+from service.domain.formats import duration, figure, kernel_figure, point_text, scale_for, title
+from trainers.telemetry.kernels import KERNEL_FIGURES
 
 if TYPE_CHECKING:
     from service.analysis.answers import (
         EffectsAnswer,
         FrontierAnswer,
         FrontierMember,
+        KernelRow,
         Ratio,
         ScoreAnswer,
         SpeedupAnswer,
@@ -81,6 +83,26 @@ def _difference(claim: Claim) -> str:
 
 def _side(point: Mapping[str, Any]) -> str:
     return point_text(point) or "all runs"
+
+
+def print_kernels(rows: Sequence[KernelRow], console: Console) -> None:
+    """One line per kernel of each row; columns of counters only where some kernel has them."""
+    if not rows:
+        return
+    names = [name for name in KERNEL_FIGURES if any(name in row.figures for row in rows)]
+    for label in dict.fromkeys(row.label for row in rows):
+        of = [row for row in rows if row.label == label]
+        console.print()
+        console.print(Text(point_text(of[0].point) or "all runs", style="bold"))
+        headings = [KERNEL_FIGURES[name].heading for name in names]
+        table, lines = grid_table(*headings, right=headings), []
+        table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=40)
+        for row in of:
+            cells = [kernel_figure(row.figures.get(name)) for name in names]
+            table.add_row(*cells, Text(row.kernel))
+            told = ", ".join(f"{heading} {cell}" for heading, cell in zip(headings, cells, strict=True))
+            lines.append(f"{row.kernel}\n  {told}")
+        print_fitting(console, table, lines)
 
 
 def print_frontier(answer: FrontierAnswer, console: Console) -> None:

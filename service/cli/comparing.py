@@ -58,6 +58,9 @@ def compare(
     most_seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="With --queue-seeds: submit at most this many.")
     ] = MOST_SEEDS,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show the GPU kernels of each row's profiled runs.")
+    ] = False,
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
@@ -77,6 +80,7 @@ def compare(
             claims=tests and a is None and b is None,
             untested=queue_seeds,
             margins=assigned(margin, "margin"),
+            kernels=kernels,
             selection=Selection(filter, undisturbed, with_overhead),
         )
         if queue_seeds:
@@ -84,13 +88,14 @@ def compare(
     if as_json:
         print_json({"comparison": answer, "submitted": submitted} if queue_seeds else answer)
         return
-    from service.cli.answer_rendering import print_claims
+    from service.cli.answer_rendering import print_claims, print_kernels
     from service.cli.rendering import print_comparison
 
     screen = console()
     print_comparison(answer, screen)
     if answer.claims:
         print_claims(answer.claims, screen)
+    print_kernels(answer.kernels, screen)
     if submitted is not None:
         say(f"submitted experiment {submitted.id}: {submitted.name}, {submitted.run_count:,} runs")
         together = " ".join(map(str, (*numbers, submitted.id)))

@@ -38,6 +38,7 @@ class AnswerCalls(Wire):
         untested: bool = False,
         margins: Mapping[str, float] | None = None,
         alpha: float | None = None,
+        kernels: bool = False,
         selection: Selection = EVERYTHING,
     ) -> ComparisonAnswer:
         """Runs side by side by axis and, with two sides or `claims`, tested claims."""
@@ -53,6 +54,7 @@ class AnswerCalls(Wire):
             untested=untested or None,
             margin=_assigned(margins),
             alpha=alpha,
+            kernels=kernels or None,
             **_selected(selection),
         )
 

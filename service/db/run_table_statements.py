@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Select, func, select
 
-from service.db.schema import attempts, cell_specs, run_summaries, runs
+from service.db.schema import attempts, cell_specs, measurements, run_summaries, runs
 
 _r = runs.c
 
@@ -31,6 +31,24 @@ def current_facts(experiment_ids: Iterable[int]) -> Select[Any]:
         .join(attempts, (source.c.id == a.run_id) & (source.c.attempt == a.number))
         .where(_r.experiment_id.in_(list(experiment_ids)), a.facts.is_not(None))
         .order_by(_r.id)
+    )
+
+
+def kernel_measurements(experiment_ids: Iterable[int], names: Iterable[str]) -> Select[Any]:
+    """Returns (run id, attempt, scope, name, value) of the first worker's kernels, by run and attempt."""
+    m = measurements.c
+    source = runs.alias("source")
+    return (
+        select(_r.id, m.attempt, m.scope, m.name, m.value)
+        .join(source, source.c.id == func.coalesce(_r.reused_from, _r.id))
+        .join(measurements, m.run_id == source.c.id)
+        .where(
+            _r.experiment_id.in_(list(experiment_ids)),
+            m.name.in_(list(names)),
+            m.scope.startswith("kernel:", autoescape=True),
+            m.attempt >= source.c.first_attempt,
+        )
+        .order_by(_r.id, m.attempt)
     )
 
 

@@ -113,6 +113,11 @@ def figure(name: str, value: float | int | str | None) -> str:
     return f"{scale.text(value)} {scale.unit}".rstrip()
 
 
+def kernel_figure(value: float | None) -> str:
+    """Returns a figure of a kernel with three significant digits; "-" where there is none."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def title(name: str) -> str:
     """Returns a metric's heading, without its unit."""
     return _TITLES.get(name, name.replace("_", " "))

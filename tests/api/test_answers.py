@@ -17,7 +17,8 @@ from service.analysis.question import Question
 from service.analysis.run_tables import read_curves, read_run_table
 from service.analysis.score import STRATEGIES
 from service.config.settings import Settings
-from service.store import Store
+from service.domain.records import MeasurementRow
+from service.store import RecordBatch, Store
 from tests.api.conftest import BASE_URL
 
 SIDES = {"a": "precision=bf16", "b": "precision=fp32"}
@@ -46,6 +47,36 @@ def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         client.post("/api/v1/experiments", content=spec).raise_for_status()
         yield client, store
     store.close()
+
+
+def test_kernels_of_profiled_runs_stand_beside_each_row(house: tuple[TestClient, Store]) -> None:
+    client, store = house
+    assert "no run was profiled on a GPU" in " ".join(get(client, "compare", 2, kernels=True)["notes"])
+    fp32, bf16 = (
+        [run for run in store.all_runs(2) if run.precision == precision] for precision in ("fp32", "bf16")
+    )
+    measured = [
+        MeasurementRow(run.id, 1, name, value * factor, "1", "counter", f"kernel:{kernel}", 0.0, 1.0)
+        for runs, factor in ((fp32, 1.0), (bf16, 0.5))
+        for run in runs
+        for kernel, figures in (
+            ("norm", {"kernel_ms_per_step": 2.0, "launches_per_step": 25.0}),
+            ("gemm", {"kernel_ms_per_step": 8.0, "sm_throughput_pct": 70.0}),
+        )
+        for name, value in figures.items()
+    ]
+    store.record(RecordBatch(measurements=measured))
+    answer = get(client, "compare", 2, kernels=True)
+    assert [(row["label"], row["kernel"], row["runs"], row["figures"]) for row in answer["kernels"]] == [
+        ("precision=fp32", "gemm", 1, {"kernel_ms_per_step": 8.0, "sm_throughput_pct": 70.0}),
+        ("precision=fp32", "norm", 1, {"kernel_ms_per_step": 2.0, "launches_per_step": 25.0}),
+        ("precision=bf16", "gemm", 1, {"kernel_ms_per_step": 4.0, "sm_throughput_pct": 35.0}),
+        ("precision=bf16", "norm", 1, {"kernel_ms_per_step": 1.0, "launches_per_step": 12.5}),
+    ]
+    assert get(client, "compare", 2)["kernels"] == []
+    report = client.get("/api/v1/experiments/2/report", params={"format": "md"}).text
+    assert "## Kernels" in report
+    assert "| precision=fp32 | gemm | 8 | - | 70 |" in report
 
 
 @pytest.fixture

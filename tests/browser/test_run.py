@@ -61,6 +61,11 @@ def run(app: FastAPI, settings: Settings) -> Run:
         )
         for kind in ("kernel", "operator")
     ]
+    measured += [
+        MeasurementRow(run.id, first, name, value, "1", "counter", f"{worker}kernel:gemm", now, now + 1)
+        for name, value in (("kernel_ms_per_step", 2.5), ("grid_size", 640.0), ("sm_throughput_pct", 71.0))
+        for worker in ("", "worker:1:")
+    ]
     store.record(
         RecordBatch(
             points=[
@@ -83,6 +88,16 @@ def test_every_tab_stands_up(
     expect(page.get_by_role("navigation", name="Parts of the run").locator("[aria-current]")).to_have_count(1)
     assert page.locator("main img").count() == 0
     looked_at(f"run-{tab or 'overview'}")
+
+
+def test_kernels_of_each_worker_are_a_table(page: Page, site: str, run: Run) -> None:
+    page.goto(f"{site}/runs/{run.id}/profile")
+    ready(page)
+    first = page.get_by_role("table", name="Kernels of worker 0")
+    expect(first.get_by_role("row")).to_have_text(
+        ["kernelms/stepgridSM %", "gemm2.564071", f"{HOSTILE}1.5--"]
+    )
+    expect(page.get_by_role("table", name="Kernels of worker 1").get_by_role("row")).to_have_count(2)
 
 
 def test_the_log_follows_is_searched_and_leads_to_a_line(

@@ -87,4 +87,5 @@ def test_the_profiled_window_sees_kernels() -> None:
     assert 0.0 < figures["kernel_active_ratio"] <= 1.0
     assert figures["kernel_launches_per_step"] >= 2
     assert 0.0 < figures["sm_occupancy_wall_pct"] <= figures["sm_occupancy_pct"] <= 100.0
-    assert said.profiled.kernels_ms[0][1] > 0.0
+    assert said.profiled.kernels[0].figures["kernel_ms_per_step"] > 0.0
+    assert said.profiled.kernels[0].figures["block_size"] >= 32

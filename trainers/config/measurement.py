@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainers.config.section import Section
 
@@ -34,7 +34,18 @@ class Telemetry(Section):
     """Pause between samples of power, utilisation and memory, in seconds; 0 = off."""
     profile_steps: int = Field(default=0, ge=0, le=100)
     """Steps of a profiled window (kernels, launches, occupancy), outside the timed region; 0 = off."""
+    kernel_counters: bool = False
+    """Read the hardware counters of each kernel (GPU) in the step after the profiled window."""
     trace_steps: int = Field(default=0, ge=0, le=1000)
     """Steps of which every worker's phases are kept as a timeline, after the first ones; 0 = off."""
     gradient_noise: bool = True
     """Estimate the gradient noise scale, and with it statistical efficiency and goodput."""
+
+    @model_validator(mode="after")
+    def _counts_what_is_profiled(self) -> Telemetry:
+        if self.kernel_counters and not self.profile_steps:
+            raise ValueError(
+                "kernel_counters true counts the kernels of profiled steps, but profile_steps is 0; set "
+                "profile_steps, such as 5"
+            )
+        return self

@@ -174,6 +174,7 @@ class TrainingSections(Section):
         unused = (
             ("model.teacher", self.model.teacher, None, "trains a student"),
             ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles training steps"),
+            ("telemetry.kernel_counters", self.telemetry.kernel_counters, False, "counts training steps"),
             ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces training steps"),
             ("parallel.partition", self.parallel.partition, None, "measures training steps"),
         )

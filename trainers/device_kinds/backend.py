@@ -41,7 +41,13 @@ class Recorder(Protocol):
 
 
 class Backend:
-    """Operations on devices of a kind. Here: the host computes, and nothing runs behind it."""
+    """Operations on devices of a kind. Here: the host computes, and nothing runs behind it.
+
+    Attributes:
+        counts_kernels: torch's profiler reads hardware counters of each kernel.
+    """
+
+    counts_kernels = False
 
     def available(self) -> bool:
         """Returns whether this process sees such a device."""

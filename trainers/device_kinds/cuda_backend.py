@@ -50,6 +50,8 @@ class CudaGraphs(Recorder):
 class CudaBackend(Backend):
     """Operations on GPUs, which compute behind the host."""
 
+    counts_kernels = True
+
     @override
     def available(self) -> bool:
         return torch.cuda.is_available()

@@ -13,17 +13,20 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import profile
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 
+from trainers.config.measurement import Telemetry
 from trainers.device_kinds import kind_of
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.devices import MIB
+from trainers.telemetry.kernels import COUNTERS, Kernel, Uncounted, kernels_of, with_counters
 from trainers.telemetry.timeline import Phase, Timeline
 
 WARM_STEPS = 10
@@ -60,12 +63,14 @@ class Recorded:
         profiled: its figures.
         start_s, end_s: Start and end in Unix time.
         trace: Trace in Chrome's trace-event format, compressed by gzip.
+        uncounted: why kernels have no hardware counters; None where they have, or were not asked for.
     """
 
     profiled: Profiled
     start_s: float
     end_s: float
     trace: bytes
+    uncounted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Profiled:
         kernel_launches_per_step: calls of the driver that start a kernel or a graph of them.
         sm_occupancy_pct: estimated achieved occupancy of the SMs, mean over kernels by their time.
         sm_occupancy_wall_pct: the same over the whole window: times all kernels' time / the window's.
-        kernels_ms: by name, time per step; the longest first.
+        kernels: the one with the most time first.
         operators_ms: by name, CPU time per step without that of operators inside; the longest first.
         moved: Transfers for which the profiler has byte counts; the longest first.
     """
@@ -89,7 +94,7 @@ class Profiled:
     kernel_launches_per_step: float | None
     sm_occupancy_pct: float | None
     sm_occupancy_wall_pct: float | None
-    kernels_ms: tuple[tuple[str, float], ...]
+    kernels: tuple[Kernel, ...]
     operators_ms: tuple[tuple[str, float], ...]
     moved: tuple[Moved, ...] = ()
 
@@ -106,7 +111,7 @@ class Profiled:
     def measurements(
         self, start_s: float, end_s: float, *, bandwidth_gb_s: float | None = None
     ) -> Iterator[Measurement]:
-        """Yields the named operators and kernels.
+        """Yields the named operators, kernels and transfers of the first worker.
 
         Args:
             start_s, end_s: the window, in Unix time.
@@ -119,14 +124,27 @@ class Profiled:
             if bandwidth_gb_s is not None:
                 pct = 100.0 * one.gb_s / bandwidth_gb_s
                 yield Measurement("memory_bandwidth_pct", pct, "%", Provenance.counter, scope, start_s, end_s)
-        for name, kind, times in (
-            ("kernel_ms_per_step", "kernel", self.kernels_ms),
-            ("operator_ms_per_step", "operator", self.operators_ms),
-        ):
-            for what, milliseconds in times:
-                yield Measurement(
-                    name, milliseconds, "ms", Provenance.counter, f"{kind}:{what}", start_s, end_s
-                )
+        for kernel in self.kernels[:TOP]:
+            yield from kernel.measurements(0, start_s, end_s)
+        for what, milliseconds in self.operators_ms:
+            yield Measurement(
+                "operator_ms_per_step",
+                milliseconds,
+                "ms",
+                Provenance.counter,
+                f"operator:{what}",
+                start_s,
+                end_s,
+            )
+
+
+def by_category(events: Iterable[Mapping[str, Any]]) -> Mapping[str, list[Mapping[str, Any]]]:
+    """Returns the complete events of an exported trace by their category."""
+    kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X":
+            kinds[str(event.get("cat", ""))].append(event)
+    return kinds
 
 
 def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
@@ -136,28 +154,22 @@ def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
         events: `traceEvents` of an exported trace; times in microseconds.
         steps: Number of steps covered.
     """
-    kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event.get("ph") == "X":
-            kinds[str(event.get("cat", ""))].append(event)
+    kinds = by_category(events)
     kernels, operators = kinds["kernel"], kinds["cpu_op"]
-    by_kernel: dict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        by_kernel[str(kernel["name"])] += kernel["dur"]
     launches = [
         event
         for event in (*kinds["cuda_runtime"], *kinds["cuda_driver"])
         if str(event["name"]).startswith(_LAUNCHES)
     ]
     occupancy, window_us = _occupancy(kernels), _window_us(kernels, operators)
-    kernel_us = sum(by_kernel.values())
+    kernel_us = sum(kernel["dur"] for kernel in kernels)
     return Profiled(
         steps=steps,
         kernel_active_ratio=_active_us(kernels) / window_us if kernels else None,
         kernel_launches_per_step=len(launches) / steps if kernels else None,
         sm_occupancy_pct=occupancy,
         sm_occupancy_wall_pct=None if occupancy is None else occupancy * kernel_us / window_us,
-        kernels_ms=_longest(by_kernel, steps),
+        kernels=kernels_of(kernels, steps=steps, window_us=window_us),
         operators_ms=_longest(_own_times(operators), steps),
         moved=_moved([*kernels, *kinds["gpu_memcpy"], *kinds["gpu_memset"]], steps),
     )
@@ -257,74 +269,159 @@ class StepProfiler:
 class TorchProfiler(StepProfiler):
     """Profiles with `torch.profiler`.
 
+    Counters are read in the step after the profiled ones: CUPTI runs each kernel alone, and several
+    times over the same memory, so that nothing else can be measured meanwhile.
+
     Args:
         steps: length of the window.
         total_steps: Steps of the run; a short run's window ends with the run.
         device: Device to compute on.
         timeline: Timeline whose phases count as `profiling` in the window.
+        counters: read the hardware counters of each kernel.
+        alone: the run has no other worker.
     """
 
-    def __init__(self, steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> None:
-        self._first = max(0, min(WARM_STEPS, total_steps - steps))
-        self._end = self._first + steps
+    def __init__(
+        self,
+        steps: int,
+        total_steps: int,
+        device: torch.device,
+        timeline: Timeline,
+        *,
+        counters: bool = False,
+        alone: bool = True,
+    ) -> None:
         self._device, self._timeline = device, timeline
+        self._uncounted = self._why_uncounted(alone) if counters else None
+        self._counts = counters and self._uncounted is None
+        self._first = max(0, min(WARM_STEPS, total_steps - steps - self._counts))
+        self._end = self._first + steps
         self._running: profile | None = None
         self._covered = 0
         self._began_s = 0.0
+        self._trace: Trace | None = None
         self._recorded: Recorded | None = None
+
+    def _why_uncounted(self, alone: bool) -> str | None:
+        if not kind_of(self._device).backend.counts_kernels:
+            return f"torch reads no counters of kernels on a {self._device.type} device"
+        if not alone:
+            return "counting repeats each kernel, and a repeated exchange would wait for the other workers"
+        return None
 
     @contextlib.contextmanager
     @override
     def around(self, step: int) -> Iterator[None]:
-        if not self._first <= step < self._end:
+        counts = self._counts and step == self._end and self._trace is not None
+        if not (counts or self._first <= step < self._end):
             yield
             return
         self._timeline.enter(Phase.profiling)
         self.active = self._timeline.profiling = True
         if self._running is None:
-            self._begin()
+            self._begin(counts)
         try:
             yield
-            self._covered += 1
-            if step + 1 == self._end:
-                self._end_window(read=True)
+            if counts:
+                self._end_counting()
+            else:
+                self._covered += 1
+                if step + 1 == self._end:
+                    self._end_window()
         finally:
             self.active = self._timeline.profiling = False
 
     @override
     def close(self) -> None:
-        self._end_window(read=False)
+        self._stop()
 
     @override
     def take(self) -> Recorded | None:
         recorded, self._recorded = self._recorded, None
         return recorded
 
-    def _begin(self) -> None:
-        activities = kind_of(self._device).backend.profiler_activities()
-        self._running, self._covered, self._began_s = profile(activities=activities), 0, time.time()
+    def _begin(self, counts: bool) -> None:
+        if counts:
+            self._running = profile(
+                activities=[ProfilerActivity.CUDA],
+                experimental_config=_ExperimentalConfig(
+                    profiler_metrics=list(COUNTERS.values()), profiler_measure_per_kernel=True
+                ),
+            )
+        else:
+            activities = kind_of(self._device).backend.profiler_activities()
+            self._running, self._covered, self._began_s = profile(activities=activities), 0, time.time()
         self._running.start()
 
-    def _end_window(self, *, read: bool) -> None:
+    def _stop(self) -> profile | None:
         running, self._running = self._running, None
-        if running is None:
+        if running is not None:
+            kind_of(self._device).backend.synchronize(self._device)
+            running.stop()
+        return running
+
+    def _end_window(self) -> None:
+        if (running := self._stop()) is None:
             return
-        kind_of(self._device).backend.synchronize(self._device)
-        running.stop()
-        if not read:
-            return
-        ended_s = time.time()
-        with tempfile.TemporaryDirectory(prefix="stillhouse-profile-") as folder:
-            file = Path(folder) / "trace.json"
-            running.export_chrome_trace(str(file))
-            # Names of kernels may have bytes that are no UTF-8.
-            text = file.read_text(encoding="utf-8", errors="replace")
-        profiled = read_trace(json.loads(text)["traceEvents"], self._covered)
-        self._recorded = Recorded(profiled, self._began_s, ended_s, gzip.compress(text.encode(), _GZIP_LEVEL))
+        self._trace = Trace(exported(running), time.time())
+        if not self._counts:
+            self._conclude()
+
+    def _end_counting(self) -> None:
+        if (running := self._stop()) is not None:
+            self._conclude(by_category(json.loads(exported(running))["traceEvents"])["cuda_profiler_range"])
+
+    def _conclude(self, counted: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Makes the record of the window; the trace is not needed any more."""
+        trace, self._trace = self._trace, None
+        assert trace is not None
+        events = json.loads(trace.text)["traceEvents"]
+        profiled, uncounted = read_trace(events, self._covered), self._uncounted
+        if self._counts:
+            launched = by_category(events)["kernel"]
+            try:
+                kernels = with_counters(profiled.kernels, counted, launched, steps=self._covered)
+                profiled = replace(profiled, kernels=kernels)
+            except Uncounted as why:
+                uncounted = str(why)
+        self._recorded = Recorded(
+            profiled, self._began_s, trace.ended_s, gzip.compress(trace.text.encode(), _GZIP_LEVEL), uncounted
+        )
 
 
-def profiler_for(steps: int, total_steps: int, device: torch.device, timeline: Timeline) -> StepProfiler:
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An exported trace.
+
+    Attributes:
+        text: JSON document in Chrome's format.
+        ended_s: End of the window, in Unix time.
+    """
+
+    text: str
+    ended_s: float
+
+
+def exported(finished: profile) -> str:
+    """Returns what a profiler recorded, in Chrome's format."""
+    with tempfile.TemporaryDirectory(prefix="stillhouse-profile-") as folder:
+        file = Path(folder) / "trace.json"
+        finished.export_chrome_trace(str(file))
+        # Names of kernels may have bytes that are no UTF-8.
+        return file.read_text(encoding="utf-8", errors="replace")
+
+
+def profiler_for(
+    telemetry: Telemetry, total_steps: int, device: torch.device, timeline: Timeline, *, alone: bool
+) -> StepProfiler:
     """Returns the profiler of `telemetry.profile_steps`; see `TorchProfiler`."""
-    if not steps:
+    if not telemetry.profile_steps:
         return StepProfiler()
-    return TorchProfiler(steps, total_steps, device, timeline)
+    return TorchProfiler(
+        telemetry.profile_steps,
+        total_steps,
+        device,
+        timeline,
+        counters=telemetry.kernel_counters,
+        alone=alone,
+    )

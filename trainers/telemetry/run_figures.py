@@ -13,6 +13,7 @@ from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.kernels import KERNEL_FIGURES
 from trainers.telemetry.overhead import OVERHEAD_SCOPE, OVERHEAD_TIME
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
@@ -34,7 +35,7 @@ MEASURED_BESIDE = frozenset(
         "throttled_time_s",
         "window_energy_kwh",
         "window_utilisation_pct",
-        "kernel_ms_per_step",
+        *KERNEL_FIGURES,
         "operator_ms_per_step",
         "moved_mib_per_step",
         "memory_bandwidth_pct",

@@ -20,7 +20,7 @@ from service.analysis.answers import (
 )
 from service.analysis.results import Recommendation
 from service.analysis.run_table import RunTable, UnitScores, no_scores
-from service.analysis.run_tables import read_curves
+from service.analysis.run_tables import read_curves, read_kernels
 from service.analysis.score import STRATEGIES
 from service.analysis.selection import EVERYTHING, Selection
 from service.domain.ledger import Ledger
@@ -110,7 +110,8 @@ def gather(
     curves = read_curves(store, run_table.finished, names, max_points=POINTS_PER_CURVE)
     evaluated = {run: series[validated] for run, series in curves.items() if validated in series}
     recommendation, effects = material.recommendation, material.effects
-    comparison = answered(question.compare)
+    kernels = read_kernels(store, material.experiment_ids)
+    comparison = answered(lambda: question.compare(kernels=kernels or None))
     return Contents(
         run_table=run_table,
         specs=tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments),

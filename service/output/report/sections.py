@@ -13,6 +13,7 @@ from service.domain.formats import (
     axis_value,
     duration,
     figure,
+    kernel_figure,
     point_text,
     scale_for,
     short_names,
@@ -27,6 +28,7 @@ from service.output.figures.figure import Figure
 from service.output.figures.material import Unanswered
 from service.output.report.contents import MOST_ROWS, OF_SIGNS, Contents, description_of
 from trainers.tasks.info import NO_LOSS
+from trainers.telemetry.kernels import KERNEL_FIGURES
 
 MOST_IN_MATRIX = 12
 """Most labels of a confusion matrix that is written out; of more the most frequent confusions are."""
@@ -112,6 +114,7 @@ def sections(contents: Contents) -> list[ReportSection]:
             "Time breakdown",
             [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
         ),
+        ReportSection("kernels", "Kernels", list(_kernels(contents))),
         ReportSection("ledger", "Total cost", list(_ledger(contents))),
         ReportSection("method", "Method", list(_method(contents))),
         ReportSection("environment", "Environment", list(_environment(contents))),
@@ -242,6 +245,30 @@ def _results(contents: Contents) -> Iterable[Block]:
     )
     if len(answer.rows) > MOST_ROWS:
         yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
+
+
+def _kernels(contents: Contents) -> Iterable[Block]:
+    """Yields the kernels with the most time of each profiled configuration."""
+    rows = () if isinstance(contents.comparison, Unanswered) else contents.comparison.kernels
+    if not rows:
+        return
+    names = [name for name in KERNEL_FIGURES if any(name in row.figures for row in rows)]
+    yield Table(
+        ["configuration", "kernel", *(KERNEL_FIGURES[name].heading for name in names)],
+        [
+            [
+                point_text(row.point) or "all runs",
+                row.kernel,
+                *(kernel_figure(row.figures.get(name)) for name in names),
+            ]
+            for row in _cut(rows)
+        ],
+        frozenset(range(2, 2 + len(names))),
+    )
+    yield Paragraph(
+        "Profiled steps of the first worker, means over runs. Grid in blocks and block in threads, as "
+        "launched for most of the kernel's time; counters are read in a step of their own."
+    )
 
 
 _OF_BITS = (

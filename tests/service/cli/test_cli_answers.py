@@ -15,7 +15,8 @@ import pytest
 
 from benchmarks.simulated import Clock, sweep
 from service.client import Client
-from service.store import Store
+from service.domain.records import MeasurementRow
+from service.store import RecordBatch, Store
 from tests.service.cli.conftest import running
 from tests.service.cli.house import House
 
@@ -50,6 +51,32 @@ def test_every_answer_fits_into_80_columns_uncut(swept: House, command: str) -> 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_answer_is_one_json_document(swept: House, command: str) -> None:
     assert swept.json(*command.split())["notes"] is not None
+
+
+def test_kernels_are_a_table_per_row_or_lines_in_a_narrow_window(swept: House) -> None:
+    assert "no run was profiled on a GPU" in swept.run("compare", "2", "--kernels").stdout
+    run = next(run for run in swept.store.all_runs(2) if run.precision == "bf16")
+    figures = {
+        "kernel_ms_per_step": 0.8124,
+        "launches_per_step": 73.0,
+        "launch_us": 11.13,
+        "grid_size": 5376.0,
+    }
+    swept.store.record(
+        RecordBatch(
+            measurements=[
+                MeasurementRow(run.id, 1, name, value, "1", "counter", "kernel:layer_norm", 0.0, 1.0)
+                for name, value in figures.items()
+            ]
+        )
+    )
+    lines = swept.run("compare", "2", "--kernels").stdout.splitlines()
+    assert lines[lines.index("precision=bf16") + 1].split() == [
+        "ms/step", "launches", "µs", "each", "grid", "kernel"
+    ]  # fmt: skip
+    assert lines[-1].split() == ["0.812", "73", "11.1", "5,376", "layer_norm"]
+    narrow = swept.run("compare", "2", "--kernels", width=40).stdout
+    assert "layer_norm\n  ms/step 0.812, launches 73" in narrow
 
 
 def test_a_claim_has_its_verdict_and_numbers(swept: House) -> None:

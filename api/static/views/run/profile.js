@@ -9,6 +9,37 @@ import { choice, download, section } from "../parts.js";
 
 const ROW = 28, LEFT = 96;
 
+// Columns of the table of kernels, as `stillhouse compare --kernels` heads them.
+const COLUMNS = [
+  ["kernel_ms_per_step", "ms/step"], ["step_share_pct", "share %"], ["launches_per_step", "launches"], ["launch_us", "µs each"],
+  ["grid_size", "grid"], ["block_size", "block"], ["sm_throughput_pct", "SM %"], ["memory_throughput_pct", "memory %"],
+  ["achieved_occupancy_pct", "occupancy %"], ["lsu_pct", "LSU %"], ["fma_pct", "FMA %"],
+];
+
+/** A row for each kernel of a worker, the one with the most time first; a column for each figure that some kernel has. */
+function kernelTable(worker, kernels) {
+  const columns = COLUMNS.filter(([name]) => [...kernels.values()].some((of) => of.has(name)));
+  const rows = [...kernels].sort(([, a], [, b]) => (b.get("kernel_ms_per_step") ?? 0) - (a.get("kernel_ms_per_step") ?? 0));
+  return h("table", { "aria-label": `Kernels of worker ${worker}` },
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "kernel"), columns.map(([, heading]) => h("th", { scope: "col", class: "num" }, heading)))),
+    h("tbody", {}, rows.map(([name, of]) => h("tr", {}, h("th", { scope: "row", class: "mono", title: name }, name),
+      columns.map(([figure]) => h("td", { class: "num" }, of.has(figure) ? number(of.get(figure), "", 3) : "-"))))));
+}
+
+/** Figures of each kernel by worker, of the newest attempt that was profiled. */
+function kernelsOf(items) {
+  const found = items.map((one) => ({ ...one, place: /^(?:worker:(\d+):)?kernel:(.*)$/s.exec(one.scope) })).filter(({ place, name }) => place && COLUMNS.some(([figure]) => figure === name));
+  const newest = Math.max(...found.map((one) => one.attempt)), workers = new Map();
+  for (const { place: [, worker = "0", kernel], name, value, attempt } of found) {
+    if (attempt !== newest) continue;
+    if (!workers.has(worker)) workers.set(worker, new Map());
+    const kernels = workers.get(worker);
+    if (!kernels.has(kernel)) kernels.set(kernel, new Map());
+    kernels.get(kernel).set(name, numeric(value));
+  }
+  return workers;
+}
+
 /** Lines with a bar as long as the value's share of the greatest. */
 function ranked(label, rows, unit) {
   const most = Math.max(...rows.map(([, value]) => value));
@@ -43,7 +74,7 @@ const orReason = async (reading) => { try { return await reading; } catch (error
 export async function show(panel, context, { signal }) {
   const [{ items }, trace] = await Promise.all([get(`/runs/${context.id}/measurements`, {}, { signal }), orReason(get(`/runs/${context.id}/trace`, {}, { signal }))]);
   const named = (kind) => items.filter((one) => one.scope.startsWith(`${kind}:`) && one.unit === "ms").map((one) => [one.scope.slice(kind.length + 1), numeric(one.value)]).sort((a, b) => b[1] - a[1]);
-  const kernels = named("kernel"), operators = named("operator"), timeline = h("div");
+  const kernels = kernelsOf(items), operators = named("operator"), timeline = h("div");
   if (trace.traceEvents) {
     const { workers, steps } = stepsOf(trace), numbers = [...steps.keys()].sort((a, b) => a - b);
     const lengths = numbers.map((one) => [one, Math.max(...steps.get(one).map((span) => span.begin + span.length)) - Math.min(...steps.get(one).map((span) => span.begin))]).sort((a, b) => a[1] - b[1]);
@@ -57,8 +88,8 @@ export async function show(panel, context, { signal }) {
   } else replace(timeline, h("p", { class: "quiet" }, trace.reason));
   replace(panel,
     section("A step on each worker", timeline),
-    kernels.length || operators.length ? [
-      kernels.length ? section("Kernels, time per step", h("div", { class: "card pad" }, ranked("Kernels", kernels, "ms"))) : null,
+    kernels.size || operators.length ? [
+      [...kernels].map(([worker, of]) => section(kernels.size > 1 ? `Kernels of worker ${worker}` : "Kernels", h("div", { class: "card scrolls", tabindex: "0", role: "region", "aria-label": `Kernels of worker ${worker}, table` }, kernelTable(worker, of)))),
       operators.length ? section("Operators, CPU time per step", h("div", { class: "card pad" }, ranked("Operators", operators, "ms"))) : null,
       h("p", {}, download(`/api/v1/runs/${context.id}/trace/kernels`, "Kernel trace of worker 0")),
     ] : section("Kernels and operators", empty("This run was not profiled; submit it with telemetry.profile_steps, such as 5.")));
