@@ -35,6 +35,7 @@ from service.db.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    Unconfirmed,
     UnusableDatabase,
 )
 
@@ -48,6 +49,7 @@ _STORE_PROBLEMS: dict[type[StoreError], str] = {
     FilterError: "invalid-filter",
     BadPageToken: "invalid-page-token",
     StoreUnavailable: "unavailable",
+    Unconfirmed: "unconfirmed",
     UnusableDatabase: "unavailable",
     StoreFull: "storage-full",
 }

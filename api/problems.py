@@ -211,6 +211,10 @@ _OTHER_PROBLEMS = (
      "It is locked, restarting or unreachable, or its schema is not up to date.",
      "Wait as long as Retry-After says and repeat the request; for submits, an Idempotency-Key makes that "
      "safe."),
+    ("unconfirmed", 504, "The change is not confirmed",
+     "The database was lost during the commit, or before its result could be read: the change may be stored.",
+     "Read the object, and repeat the request only if the change is not there; an Idempotency-Key makes "
+     "submits safe to repeat."),
     ("storage-full", 507, "The disk is full",
      "The database cannot grow; nothing in the request was stored.",
      "Free space on the database's disk, then repeat the request."),
@@ -332,9 +336,13 @@ _EVERYWHERE = (
 
 
 def declared(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses for these problems and those that any operation can answer."""
+    """OpenAPI responses for these problems and those that any operation can answer.
+
+    Whatever can meet a full disk writes, and can lose the database while it commits.
+    """
     by_status: dict[int | str, dict[str, Any]] = {}
-    for kind in _kinds((*slugs, *_EVERYWHERE)):
+    writing = ("unconfirmed",) if "storage-full" in slugs else ()
+    for kind in _kinds((*slugs, *writing, *_EVERYWHERE)):
         entry = by_status.setdefault(
             kind.status,
             {"model": ProblemDocument, "description": "", "content": {MEDIA_TYPE: {"examples": {}}}},

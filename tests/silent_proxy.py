@@ -1,4 +1,4 @@
-"""A TCP proxy whose connections can fall silent: open, and nothing comes through any more."""
+"""A TCP proxy whose connections can fall silent (open, and nothing comes through any more) or break."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class SilentProxy:
         self._silent: set[socket.socket] = set()
         self._open: list[socket.socket] = []
         self._last_word: bytes | None = None
+        self._last_words: tuple[bytes, ...] = ()
         self.accepted = 0
 
     def __enter__(self) -> Self:
@@ -50,6 +51,10 @@ class SilentProxy:
         """Let a message of a client that has `word` through, once, and nothing after it on its connection."""
         self._last_word = word
 
+    def break_after(self, *words: bytes) -> None:
+        """End the connection, once, whose client has sent messages with these words in their order."""
+        self._last_words = words
+
     def _accept(self) -> None:
         while True:
             try:
@@ -65,9 +70,14 @@ class SilentProxy:
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        said = 0
         try:
             while data := source.recv(1 << 16):
                 with self._lock:
+                    said += said < len(self._last_words) and self._last_words[said] in data
+                    if 0 < said == len(self._last_words):
+                        self._last_words = ()
+                        source.shutdown(socket.SHUT_RDWR)
                     if source in self._silent:
                         continue
                     if self._last_word is not None and self._last_word in data:

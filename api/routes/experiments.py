@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -49,7 +50,7 @@ from service.domain.serialization import to_json
 from service.domain.states import ExperimentState, RunState
 from service.output.tables import TableFormat
 from service.scheduling.queue import Queue
-from service.store import Store
+from service.store import Store, StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
 deleted = APIRouter(prefix="/api/v1/deleted-experiments", tags=["experiments"])
@@ -116,7 +117,8 @@ async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = 
     if created and b"reuse" not in text:
         states = {RunState.queued: experiment.run_count}
     else:
-        states = await run_in_threadpool(state.store.run_counts, experiment.id)
+        with _stored():
+            states = await run_in_threadpool(state.store.run_counts, experiment.id)
     body = to_json(ExperimentStatus.of(experiment, states))
     return Response(body, 201, headers, "application/json")
 
@@ -189,7 +191,7 @@ def restore_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
-    return _detail(store.restore(experiment_id, actor=user.actor), store, queue, user)
+    return _changed(store.restore(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -201,7 +203,7 @@ def cancel_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
-    return _detail(store.request_cancel(experiment_id, actor=user.actor), store, queue, user)
+    return _changed(store.request_cancel(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -213,7 +215,7 @@ def pause_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
-    return _detail(store.request_pause(experiment_id, actor=user.actor), store, queue, user)
+    return _changed(store.request_pause(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -225,7 +227,7 @@ def resume_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
-    return _detail(store.resume(experiment_id, actor=user.actor), store, queue, user)
+    return _changed(store.resume(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.post(
@@ -245,7 +247,7 @@ def retry_experiment(
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     again = store.retry_disturbed if disturbed else store.retry
-    return _detail(again(experiment_id, actor=user.actor), store, queue, user)
+    return _changed(again(experiment_id, actor=user.actor), store, queue, user)
 
 
 @router.put(
@@ -272,7 +274,9 @@ def set_experiment_priority(
     """Move it among what waits."""
     project = store.experiment(experiment_id).project
     request.app.state.projects.refuse_priority(user, project, priority.priority)
-    return _detail(store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue, user)
+    return _changed(
+        store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue, user
+    )
 
 
 @router.patch("/{experiment_id}/tags", responses=_ORGANISE, summary="Change an experiment's tags")
@@ -281,7 +285,7 @@ def tag_experiment(
 ) -> ExperimentDetail:
     """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
     changed = store.tag(experiment_id, add=body.add, remove=body.remove, actor=user.actor)
-    return _detail(changed, store, queue, user)
+    return _changed(changed, store, queue, user)
 
 
 @router.put("/{experiment_id}/notes", responses=_ORGANISE, summary="Set an experiment's notes")
@@ -289,7 +293,7 @@ def annotate_experiment(
     experiment_id: ExperimentId, body: Notes, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Replace its notes."""
-    return _detail(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue, user)
+    return _changed(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue, user)
 
 
 @router.put("/{experiment_id}/archive", responses=_ORGANISE, summary="Archive an experiment")
@@ -297,7 +301,7 @@ def archive_experiment(
     experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
     """Mark it as archived, or take it back; `archived_s IS NULL` in a filter leaves archived ones out."""
-    return _detail(store.archive(experiment_id, body.archived, actor=user.actor), store, queue, user)
+    return _changed(store.archive(experiment_id, body.archived, actor=user.actor), store, queue, user)
 
 
 @router.get(
@@ -419,6 +423,20 @@ def export_experiment(
         filter=filter,
         order_by=order_by,
     )
+
+
+def _changed(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:
+    with _stored():
+        return _detail(experiment, store, queue, user)
+
+
+@contextmanager
+def _stored() -> Iterator[None]:
+    """What reads the result of a change: a failure does not mean that nothing was changed."""
+    try:
+        yield
+    except (StoreOutage, UnusableDatabase) as error:
+        raise Unconfirmed(f"the change is stored, but its result cannot be read ({error})") from error
 
 
 def _detail(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:

@@ -136,7 +136,8 @@ class Wire:
         """Send a request, again when that is safe and could help; the answer's body.
 
         A 503 changed nothing, and a connection that was not made sent nothing: those are repeated
-        whatever the call. An answer that never came is repeated only with `repeat`.
+        whatever the call. After a 504, or an answer that never came, the change may be stored: the call is
+        repeated only with `repeat`.
         """
         for attempt in range(1, self._attempts + 1):
             last = attempt == self._attempts
@@ -153,7 +154,7 @@ class Wire:
             else:
                 if answer.status_code < 400:
                     return answer.content
-                if answer.status_code != 503 or last:
+                if last or not (answer.status_code == 503 or (answer.status_code == 504 and repeat)):
                     raise api_error(answer.status_code, answer.content)
                 delay_s = max(_backoff_s(attempt), _retry_after_s(answer))
             self._sleep(delay_s)

@@ -29,9 +29,11 @@ from service.db.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    Unconfirmed,
     UnusableDatabase,
     kind_of_sqlite_error,
     kind_of_sqlstate,
+    leaves_commit_open,
 )
 
 logger = logging.getLogger(__name__)
@@ -114,6 +116,7 @@ class Database:
 
         Raises:
             StoreUnavailable: the database is locked or unavailable.
+            Unconfirmed: it was lost during the commit.
             StoreFull: its disk is full.
             UnusableDatabase: it is damaged.
         """
@@ -130,11 +133,15 @@ class Database:
 
     def _write_sqlite(self, body: Callable[[Connection], Result]) -> Result:
         connection = self._sqlite_writer()
+        committing = False
         try:
             with connection.begin():
                 result = body(connection)
-        except sa.exc.DBAPIError:
+                committing = True
+        except sa.exc.DBAPIError as error:
             self._drop_writer()
+            if committing and leaves_commit_open(_sqlite_name(error.orig)):
+                raise Unconfirmed(f"the commit failed at its end and may be stored ({error.orig})") from error
             raise
         self._checkpoints.run(driver_connection(connection))
         return result
@@ -161,9 +168,12 @@ class Database:
                     committing = True
                 return result
             except sa.exc.DBAPIError as error:
+                if error.connection_invalidated and committing:
+                    raise Unconfirmed(
+                        "the connection to the database was lost during the commit, which may be stored"
+                    ) from error
                 # A connection that broke before the commit was sent has changed nothing.
-                broken = error.connection_invalidated and not committing
-                again = broken and time.monotonic() < reconnecting_until_s
+                again = error.connection_invalidated and time.monotonic() < reconnecting_until_s
                 if not (again or _sqlstate(error.orig) in _RUN_AGAIN) or not remaining:
                     raise
                 logger.info("retrying a transaction: %s", error.orig)
@@ -282,7 +292,7 @@ def _translation(error: BaseException | None, database: Path | None) -> StoreErr
 
 def _kind(error: BaseException | None, line: str, database: Path | None) -> type[StoreError] | None:
     if isinstance(error, sqlite3.Error):
-        name = getattr(error, "sqlite_errorname", "") or ""
+        name = _sqlite_name(error)
         if name.startswith("SQLITE_IOERR") and _disk_is_full(database):
             return StoreFull
         return kind_of_sqlite_error(name, line)
@@ -305,6 +315,10 @@ def has_room(database: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _sqlite_name(error: BaseException | None) -> str:
+    return getattr(error, "sqlite_errorname", "") or ""
 
 
 def _sqlstate(error: BaseException | None) -> str | None:

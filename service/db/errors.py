@@ -65,13 +65,16 @@ class StoreOutage(StoreError):
 
 
 class StoreUnavailable(StoreOutage):
-    """The database is locked or away; nothing was changed by what is reported so, try again later.
-
-    The one exception: when the connection breaks during the commit itself no one knows. Repeat
-    with the same idempotency key, attempt or rows: each write of the store can be repeated.
-    """
+    """The database is locked or unavailable; nothing was changed, try again later."""
 
     retry_after_s = 2
+
+
+class Unconfirmed(StoreUnavailable):
+    """The database was lost during the commit, or before its result could be read: it may be stored.
+
+    A caller that repeats it does so with the same idempotency key, attempt or rows.
+    """
 
 
 class StoreFull(StoreOutage):
@@ -127,6 +130,17 @@ _BY_SQLITE_CODE: dict[str, type[StoreError]] = {
 def kind_of_sqlstate(sqlstate: str) -> type[StoreError] | None:
     """Returns the store's error for one of PostgreSQL; None = the statement or its values are wrong."""
     return _BY_SQLSTATE.get(sqlstate) or _BY_SQLSTATE_CLASS.get(sqlstate[:2])
+
+
+def leaves_commit_open(name: str) -> bool:
+    """Returns whether a COMMIT that failed so may be found in SQLite's log after a crash.
+
+    The log's last frame was written by then. Errors of the writing itself come before that.
+
+    Args:
+        name: extended result code.
+    """
+    return name.startswith(("SQLITE_IOERR", "SQLITE_NOMEM")) and name != "SQLITE_IOERR_WRITE"
 
 
 def kind_of_sqlite_error(name: str, message: str) -> type[StoreError] | None:

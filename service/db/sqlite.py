@@ -232,12 +232,14 @@ class Checkpoints:
     def run(self, connection: sqlite3.Connection) -> None:
         """Copies what can be copied now, if it is time; call under `WriterLock`.
 
+        It follows a commit, which stands whatever happens here: a full disk is logged, and does not raise.
+
         Readers that still need the old pages are never waited for, because all writers would wait with them:
         the log keeps growing, and the next try comes after a pause that doubles up to `LONGEST_PAUSE_S`.
         """
         try:
             size = self._log.stat().st_size
-        except FileNotFoundError:
+        except OSError:
             return
         if size < self._copied_bytes:  # It has begun again.
             self._copied_bytes = 0
@@ -246,18 +248,21 @@ class Checkpoints:
         # A log that never shrank back needs a moment without readers; ask for it only then.
         mode = "RESTART" if size >= RESTART_AFTER * self._at_least else "PASSIVE"
         connection.execute(_busy_timeout(0.0))
+        warning = ""
         try:
             busy, frames, copied = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+            whole = not busy and copied == frames
+            if not whole and mode == "RESTART":
+                grown = f"has grown to {size >> 20} MiB"
+                warning = f"{grown}; it is copied back when a reader that holds its pages ends"
+        except sqlite3.Error as error:
+            whole, warning = False, f"cannot be copied back ({error}), and is tried again"
         finally:
             connection.execute(_busy_timeout(BUSY_TIMEOUT_S))
-        if busy or copied < frames:
-            if mode == "RESTART" and not self._warned:
+        if not whole:
+            if warning and not self._warned:
                 self._warned = True
-                logger.warning(
-                    "%s has grown to %d MiB; it is copied back when a reader that holds its pages ends",
-                    self._log,
-                    size >> 20,
-                )
+                logger.warning("%s %s", self._log, warning)
             self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
         else:
             self._pause_s = 0.0

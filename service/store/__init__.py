@@ -32,6 +32,7 @@ from service.db.errors import (
     StoreFull,
     StoreOutage,
     StoreUnavailable,
+    Unconfirmed,
     UnusableDatabase,
 )
 from service.store.attempts import Attempts
@@ -86,6 +87,7 @@ __all__ = [
     "StoreFull",
     "StoreOutage",
     "StoreUnavailable",
+    "Unconfirmed",
     "UnusableDatabase",
     "body_sha256",
 ]

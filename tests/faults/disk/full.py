@@ -7,23 +7,27 @@ import random
 import resource
 import shutil
 import subprocess
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from service.config.settings import Settings
-from service.db import migrate
+from service.db import migrate, sqlite
 from service.recording.spool import Spool
-from service.store import Store, StoreError, StoreFull
+from service.store import Store, StoreError, StoreFull, Unconfirmed
 from tests.faults.disk.checkpoints import difference, save
 from tests.faults.disk.outcome import Outcome
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore
 from trainers.errors import CheckpointError
 
-SIZE = 4 << 20
+SIZE = 32 << 20
 """Of the disk."""
 _MOST_LEFT = 100_000
+_INDEXED_BYTES = 4062 * 4120
+"""Of a log whose index, the file that SQLite's processes share, has to grow for the next frame."""
 
 
 class SmallDisk:
@@ -65,6 +69,14 @@ class SmallDisk:
         self.free()
         if self.mounted:
             subprocess.run(["umount", str(self.folder)], check=True)
+
+
+def _names(folder: Path) -> list[str]:
+    store = Store.open(Settings(data_dir=folder))
+    with store.database.read() as connection:
+        found = list(connection.execute(sa.text("SELECT name FROM metric_names ORDER BY id")).scalars())
+    store.close()
+    return found
 
 
 def _problems(store: Store) -> list[str]:
@@ -149,33 +161,61 @@ class FullDisks:
         shutil.copy(self._template / "stillhouse.db", place)
         settings = Settings(data_dir=place)
         store = Store.open(settings)
-        left, lines, kept = chance.randrange(_MOST_LEFT), list[str](), list[str]()
+        limits = [0, sqlite.CHECKPOINT_BYTES, *([_INDEXED_BYTES] if self.disk.mounted else [])]
+        grown, left = chance.choice(limits), chance.randrange(_MOST_LEFT)
+        lines, kept, open_ended = list[str](), list[str](), list[str]()
         add = sa.text("INSERT INTO metric_names (name) VALUES (:name)")
-        for number in range(400):
-            name = f"{number} " + "x" * chance.randint(1, 20_000)
-            if number == 3:
-                self.disk.fill(left)
-            try:
-                store.database.write(lambda connection, name=name: connection.execute(add, {"name": name}))  # type: ignore[misc]
-            except StoreFull as error:
-                lines.append(str(error))
-                break
-            kept.append(name)
+
+        def write(*names: str) -> None:
+            rows = [{"name": name} for name in names]
+            store.database.write(lambda connection: connection.execute(add, rows))
+
+        with ExitStack() as reading:
+            if grown == _INDEXED_BYTES:  # A reader keeps the log from beginning again.
+                reader = reading.enter_context(store.database.read())
+                reader.execute(sa.text("SELECT 1 FROM metric_names")).all()
+            log = place / "stillhouse.db-wal"
+            while not kept or log.stat().st_size < grown - left:
+                far = log.stat().st_size < grown - 300_000 if kept else False
+                names = [f"{len(kept) + more} " + "x" * 3000 for more in range(30 if far else 1)]
+                write(*names)
+                kept += names
+            self.disk.fill(left)
+            for _ in range(400):
+                name = f"{len(kept)} " + "x" * chance.randint(1, 5_000 if grown else 20_000)
+                try:
+                    write(name)
+                except Unconfirmed as error:
+                    lines.append(str(error))
+                    open_ended.append(name)
+                    break
+                except StoreFull as error:
+                    lines.append(str(error))
+                    break
+                kept.append(name)
+            crashed = self._as_after_a_crash(place)
         wrong = ""
         if not _problems(store):
             wrong = "a full disk is ready"
         self.disk.free()
         if _problems(store):
             wrong = "a disk with room is not ready"
-        store.database.write(lambda connection: connection.execute(add, {"name": "last"}))
+        write("last")
         store.close()
-        store = Store.open(settings)
-        with store.database.read() as connection:
-            found = list(connection.execute(sa.text("SELECT name FROM metric_names ORDER BY id")).scalars())
-        store.close()
+        if crashed not in (kept, [*kept, *open_ended]):
+            wrong = f"after a crash {len(crashed)} commits of {len(kept)} are there"
+        found = _names(place)
         if found != [*kept, "last"]:
             wrong = f"{len(found)} commits of {len(kept) + 1} are there"
-        return Outcome(f"database with {left} bytes left", wrong, True, tuple(lines))
+        what = f"database with {left} bytes left and a log of {grown >> 20} MiB"
+        return Outcome(what + (", unconfirmed" if open_ended else ""), wrong, True, tuple(lines))
+
+    def _as_after_a_crash(self, place: Path) -> list[str]:
+        """The rows of a copy of the database and its log, without what its processes share."""
+        with tempfile.TemporaryDirectory(dir=self._template) as folder:
+            for name in ("stillhouse.db", "stillhouse.db-wal"):
+                shutil.copy(place / name, folder)
+            return _names(Path(folder))
 
     def close(self) -> None:
         """Takes the disk away."""

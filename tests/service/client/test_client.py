@@ -113,6 +113,16 @@ def test_what_cannot_be_repeated_is_not() -> None:
     assert len(server.requests) == 3, "nothing had been sent or changed"
 
 
+def test_what_may_be_stored_is_repeated_only_where_that_is_safe() -> None:
+    server = Server(problem(504, "unconfirmed"))
+    with pytest.raises(ApiError) as error:
+        client_of(server).retry(3)
+    assert (error.value.status, len(server.requests)) == (504, 1)
+    server = Server(problem(504, "unconfirmed"), httpx.Response(201, json=EXPERIMENT))
+    assert client_of(server).submit("name: n").id == 3
+    assert len({request.headers["idempotency-key"] for request in server.requests}) == 1
+
+
 def test_an_absent_server_is_unreachable_in_one_line() -> None:
     server = Server(*[httpx.ConnectError("[Errno 111] Connection refused")] * 5)
     with pytest.raises(Unreachable, match=r"cannot reach http://127\.0\.0\.1:1") as error:

@@ -19,6 +19,7 @@ from service.db.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    Unconfirmed,
     UnusableDatabase,
     kind_of_sqlite_error,
     kind_of_sqlstate,
@@ -95,7 +96,7 @@ def test_a_commit_without_an_answer_is_not_repeated(database: Database, proxy: S
         connection.execute(ADD, {"name": "a"})
 
     proxy.fall_silent_after(b"COMMIT")
-    with pytest.raises(StoreUnavailable, match="has not answered for"):
+    with pytest.raises(Unconfirmed, match="lost during the commit"):
         ends(lambda: database.write(body))
     assert tries == [1]
     assert names(database) == ["a"]  # Only the answer was lost.
