@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainers.data.batches import StepBatch
 from trainers.reporting import StopReason
+from trainers.telemetry.overlap import Sent
 from trainers.transfer import Transfer
 
 
@@ -46,6 +48,7 @@ class Launched:
         rate: learning rate.
         reports_underflow: Whether its numbers have the underflow.
         timed: Whether its time counts in the rates.
+        sent: Gives what its exchange of gradients took, once the host has waited for it.
         transfer: Its numbers on their way to the host; None = they were read at once.
     """
 
@@ -53,4 +56,5 @@ class Launched:
     rate: float
     reports_underflow: bool
     timed: bool
+    sent: Callable[[], Sent]
     transfer: Transfer | None = None

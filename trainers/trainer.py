@@ -62,7 +62,12 @@ class Trainer:
         self.stopping: StopReason | None = None
         self.launched: Launched | None = None
         """The last step, if the host has yet to read its numbers: the next step does, or a boundary."""
-        self.reads_late = self._may_read_late()
+        # A step's numbers are then read in the next step, so that the device never waits for the host.
+        self.reads_late = (
+            kind_of(self.device).behind_host
+            and self.model.replica.concludes_late
+            and self.model.update.skips_on_device
+        )
         if self.reads_late:
             self.model.update.decide_on_device()
         self.tested: Mapping[str, float] | None = None
@@ -162,18 +167,14 @@ class Trainer:
         if self.launched is None or self.stopping or self.saving.due or self.saving.whole:
             return True
         step, every = self._next_step, self.config.checkpoint.every_steps
+        if self._looked_at(step):
+            return True
         saves = every is not None and step % every == 0
         return step >= self.total_steps or step % self.evaluate_every == 0 or saves
 
-    def _may_read_late(self) -> bool:
-        """Whether a step's numbers may be read in the next step, so that the device never waits for the host.
-
-        Not with several workers, which agree on each step, or where steps are looked at one by one.
-        """
-        telemetry, alone = self.config.telemetry, self.workers.world == 1
-        each = telemetry.profile_steps or telemetry.trace_steps
-        behind = kind_of(self.device).behind_host
-        return behind and alone and not each and self.model.update.skips_on_device
+    def _looked_at(self, step: int) -> bool:
+        """Whether a step is profiled or traced: it ends before the next one begins."""
+        return self.telemetry.profiler.covers(step) or self.telemetry.tracer.covers_next
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
         """Returns a step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
@@ -184,7 +185,8 @@ class Trainer:
         """Returns one optimizer update: gradients of the global batch, agreement, update, report.
 
         Where the device runs behind the host, it decides itself whether the step is applied, and the host
-        reads the step's numbers in the next step, when that one's passes are launched.
+        reads the step's numbers in the next step, when that one's passes are launched. Devices of several
+        workers decide by the same sums.
 
         Returns:
             False when the run has to go back to a checkpoint instead.
@@ -205,6 +207,7 @@ class Trainer:
         noise.source.begin_step(step)
         replica.begin_step(step, scale.value)
         loss_sum = replica.gradients(batch, objective.loss, update.next_scale)
+        sent = replica.launched()
         if not self._finish_step():
             return False
 
@@ -215,7 +218,8 @@ class Trainer:
         underflow_pct = update.underflow_pct() if underflow_due else None
         squares = update.squares()
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
-        launched = Launched(batch, rate, underflow_pct is not None, timed=not self.telemetry.profiler.active)
+        timed = not self.telemetry.profiler.active
+        launched = Launched(batch, rate, underflow_pct is not None, timed=timed, sent=sent)
 
         self.timeline.enter(Phase.communication)
         shares = self._shares(
@@ -228,12 +232,14 @@ class Trainer:
             0.0 if underflow_pct is None or self.workers.rank else underflow_pct,
         )
         # What is compared from step to step needs the norms at once.
-        if self.reads_late and not noise.source.looks:
+        if self.reads_late and not (noise.source.looks or self._looked_at(step)):
+            sums = self.workers.sum_on_device(shares, self.device)
+            loss_sum, squares, *_ = (sum_ for sum_ in sums if isinstance(sum_, torch.Tensor))
             self.timeline.enter(Phase.optimizer)
             update.apply_if_finite(loss_sum, squares, rate)
             update.clear()
             self.timeline.enter(Phase.communication)
-            self.launched = replace(launched, transfer=Transfer(shares, self.device))
+            self.launched = replace(launched, transfer=Transfer(sums, self.device))
             return True
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
         totals = self._agreed(self.workers.sum(shares, self.device))
@@ -288,8 +294,9 @@ class Trainer:
             timed=launched.timed,
         )
         self.stopping = totals.stop
-        sent = self.model.replica.end_step(applied=totals.finite)
-        self.progress.count_sent(sent, timed=launched.timed)
+        if not totals.finite:
+            self.model.replica.discard()
+        self.progress.count_sent(launched.sent(), timed=launched.timed)
         if (step + 1) % self.config.log_every_steps == 0:
             own: dict[str, float] = {}
             if launched.reports_underflow:

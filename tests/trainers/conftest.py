@@ -176,10 +176,12 @@ def launch() -> Iterator[Launch]:
         stall_at: int | None = None,
         hang_write_at: int | None = None,
         emulate_fp16: bool = False,
+        behind_host: bool = False,
     ) -> Ended:
         """See `launch`. The last worker stops, is killed, is poisoned or stalls, for all.
 
-        The write of the checkpoint of `hang_write_at` never ends, on whichever worker writes.
+        The write of the checkpoint of `hang_write_at` never ends, on whichever worker writes. `behind_host`:
+        trainers take their device for one that runs behind the host.
         """
         workers = configs[0].parallel.workers
         with tempfile.TemporaryDirectory() as folder:
@@ -193,6 +195,7 @@ def launch() -> Iterator[Launch]:
                 "stall_at": stall_at,
                 "hang_write_at": hang_write_at,
                 "emulate_fp16": emulate_fp16,
+                "behind_host": behind_host,
             }
             processes = [
                 context.Process(

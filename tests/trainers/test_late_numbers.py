@@ -160,6 +160,28 @@ def test_a_stop_is_heard_within_a_step(behind, configure, recorder):
     assert outcome.step <= 5
 
 
+def test_steps_that_are_profiled_or_traced_are_read_at_once_and_all_others_late(
+    behind, configure, recorder, order
+):
+    """The default step is what is measured outside the window; the window has only its own steps."""
+    telemetry = {"gradient_noise": False, "profile_steps": 2, "trace_steps": 3}
+    train(configure(length={"steps": 20}, telemetry=telemetry), recorder, NeverStop())
+    late = ["gradients", "read", "update"]
+    window = ["gradients"] * 5  # decided by the host
+    border = ["gradients", "update"]
+    assert order == [*border, *late * 9, "read", *window, *border, *late * 4, "read"]
+
+
+@pytest.mark.parametrize("window", ["profile_steps", "trace_steps"])
+def test_a_window_changes_no_number(behind, config_in, tmp_path, recorder, window):
+    telemetry = {window: 2}
+    optimizer = {"learning_rate": 1e-3, "max_grad_norm": 0.5}
+    found = both(
+        behind, config_in, tmp_path, recorder, length={"steps": 16}, telemetry=telemetry, optimizer=optimizer
+    )
+    assert_alike(found)
+
+
 @pytest.mark.parametrize("bad_step", [3, 4], ids=["before a checkpoint", "at a checkpoint"])
 def test_no_checkpoint_counts_after_numbers_that_are_not_finite(
     behind, configure, recorder, poison, bad_step
@@ -186,6 +208,109 @@ def test_skipped_steps_are_those_of_a_run_that_reads_at_once(
     )  # fmt: skip
     assert_alike(found)
     assert found[0][1].series("skipped_steps")[8] == 2
+
+
+# --- several workers, whose devices decide by the same sums ---
+
+TWO = {"strategy": "ddp", "workers": 2}
+
+
+def both_pairs(launch, config_in, tmp_path, changes, **script):
+    """Trains runs of two workers late and at once; returns the results of each run by rank, for both."""
+    found = []
+    for name, behind_host in (("late", True), ("at once", False)):
+        configs = [
+            config_in(
+                tmp_path / name / str(number),
+                **{"parallel": TWO, "deterministic": True, "length": {"steps": EVERY_STEPS + 4}, **fields},
+            )
+            for number, fields in enumerate(changes)
+        ]
+        ended = launch(configs, behind_host=behind_host, **script)
+        found.append([[result["runs"][i] for result in ended.results] for i in range(len(changes))])
+    return zip(*found, strict=True)
+
+
+def assert_pairs_alike(late, at_once, *, reads: int) -> None:
+    assert [run["reads"] for run in late] == [reads, reads]
+    assert [run["reads"] for run in at_once] == [0, 0]
+    for mine, other in zip(late, at_once, strict=True):
+        assert mine["status"] == other["status"] == "completed"
+        assert mine["weights"] == other["weights"]
+        assert mine["points"].keys() == other["points"].keys()
+        for of_clocks in (*OF_CLOCKS, "communication_ms", "hidden_communication_ms"):
+            mine["points"].pop(of_clocks, None), other["points"].pop(of_clocks, None)
+        assert repr(mine["points"]) == repr(other["points"])
+
+
+def test_two_workers_have_bitwise_the_run_that_reads_at_once(launch, config_in, tmp_path):
+    runs = both_pairs(
+        launch, config_in, tmp_path,
+        [
+            {"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}},
+            {"optimizer__name": "adan", "batch": {"global_size": 8, "micro_size": 2}},
+            {"parallel": {**TWO, "compression": "bf16"}, "evaluation": {"every_epochs": 0.5}},
+        ],
+    )  # fmt: skip
+    for late, at_once in runs:
+        # Gradients are compared in steps 1 and 17.
+        assert_pairs_alike(late, at_once, reads=EVERY_STEPS + 4 - 2)
+
+
+def test_an_exchange_that_keeps_state_is_read_at_once(launch, config_in, tmp_path):
+    parallel = {**TWO, "compression": "powersgd"}
+    ((late, at_once),) = both_pairs(launch, config_in, tmp_path, [{"parallel": parallel}])
+    assert_pairs_alike(late, at_once, reads=0)
+
+
+def test_the_devices_of_two_workers_have_one_loss_scale(launch, config_in, tmp_path):
+    changes = {
+        "precision": "fp16",
+        "numerics": {"initial_loss_scale": 2.0**22, "loss_scale_growth_steps": 2},
+        "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1.0},
+        "telemetry": {"gradient_noise": False},
+    }
+    ((late, at_once),) = both_pairs(launch, config_in, tmp_path, [changes], emulate_fp16=True)
+    assert_pairs_alike(late, at_once, reads=EVERY_STEPS + 4)
+    scales = [*late[0]["points"]["loss_scale"].values()]
+    assert scales[0] == 2.0**22 > min(scales)
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+def test_numbers_of_one_worker_that_are_not_finite_are_handled_alike_on_both(
+    launch, config_in, tmp_path, policy
+):
+    changes = {
+        "numerics": {"not_finite": policy},
+        "telemetry": {"gradient_noise": False},
+        "length": {"steps": 8},
+        "checkpoint": EVERY_TWO,
+    }
+    script = {"poison_step": 3, "poison_until": 5}
+    ((late, at_once),) = both_pairs(launch, config_in, tmp_path, [changes], **script)
+    if policy == "skip":
+        assert_pairs_alike(late, at_once, reads=8)
+        assert late[0]["points"]["skipped_steps"]["8"] == 2
+        return
+    assert [run["failure"] for run in (*late, *at_once)] == ["not_finite"] * 4
+    assert [run["message"] for run in late] == [run["message"] for run in at_once]
+    saved = {
+        name: sorted(path.name for path in (tmp_path / name).glob("*/*/step-*"))
+        for name in ("late", "at once")
+    }
+    assert saved["late"] == saved["at once"] == ["step-00000002"]
+
+
+def test_two_workers_resume_bitwise(launch, config_in, tmp_path):
+    fields = {"parallel": TWO, "deterministic": True, "length": {"steps": 14}, "checkpoint": EVERY_TWO}
+    (whole,) = launch([config_in(tmp_path / "whole", **fields)], behind_host=True).results[0]["runs"]
+    parts = config_in(tmp_path / "parts", **fields)
+    stopped = launch([parts], behind_host=True, stop_after=5).results
+    assert [result["runs"][0]["status"] for result in stopped] == ["stopped"] * 2
+    assert len({result["runs"][0]["step"] for result in stopped}) == 1
+    (resumed,) = launch([parts], behind_host=True).results[0]["runs"]
+    assert 0 < resumed["resumed_from"] < 14
+    assert resumed["weights"] == whole["weights"]
 
 
 def test_rolling_back_is_that_of_a_run_that_reads_at_once(behind, config_in, tmp_path, recorder, poison):

@@ -12,12 +12,13 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import distributed
 
-from trainers import run_model, run_worker
+from trainers import run_model, run_worker, trainer
 from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
@@ -25,6 +26,7 @@ from trainers.entrypoint import classify, train
 from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.imdb.task import Imdb
+from trainers.transfer import Transfer
 
 
 class Script(NullSink):
@@ -101,6 +103,8 @@ def main(job: dict[str, Any]) -> None:
     configs = [RunConfig.model_validate(config) for config in job["configs"]]
     workers = configs[0].parallel.workers
     torch.set_num_threads(1)
+    if job["behind_host"]:
+        trainer.kind_of = lambda device: SimpleNamespace(behind_host=True)
     if job["emulate_fp16"]:
         run_worker.arithmetic_for = lambda precision, device, numerics: Rounded(torch.float16)
     if workers > 1:
@@ -112,7 +116,16 @@ def main(job: dict[str, Any]) -> None:
             timeout=timedelta(seconds=60),
         )
     runs = []
+    reads = [0]
+    read = Transfer.read
+
+    def counted(self: Transfer) -> list[float]:
+        reads[0] += 1
+        return read(self)
+
+    Transfer.read = counted  # type: ignore[method-assign]
     for config in configs:
+        reads[0] = 0
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
         if job["poison_step"] is not None:
@@ -136,6 +149,7 @@ def main(job: dict[str, Any]) -> None:
                 "step": outcome.step,
                 "summary": dict(outcome.summary),
                 "losses": script.losses,
+                "reads": reads[0],
                 "losses_by_name": script.by_name,
                 "points": script.all_points,
                 "resumed_from": script.resumed_from,

@@ -46,6 +46,8 @@ class Replica:
     name = "single"
     keeps_gradients = False
     """Gradients are cleared by setting them to 0, because passes write to the memory that they have."""
+    concludes_late = True
+    """Whether the host may learn after the next step's passes if a step was applied."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Replica:
         Args:
             batch: this replica's share of the step.
             loss_of: Loss to minimise.
-            scale: loss scale; a tensor where the device changes it, which one worker alone has.
+            scale: loss scale; a tensor where the device changes it.
 
         Returns:
             The loss summed over the share's examples, fp32, on the device; over all workers these
@@ -124,13 +126,12 @@ class Replica:
             loss_scale: Factor applied to the gradients.
         """
 
-    def end_step(self, *, applied: bool) -> Sent:
-        """Called when the host has waited for the step; what was sent in it.
+    def launched(self) -> Callable[[], Sent]:
+        """Called after `gradients`; returns what says what was sent, once the host has waited for it."""
+        return Sent
 
-        Args:
-            applied: the optimizer took the step.
-        """
-        return Sent()
+    def discard(self) -> None:
+        """The optimizer did not take the step that was exchanged last."""
 
     def exchange_state(self) -> Mapping[str, torch.Tensor]:
         """On rank 0 what all workers' exchange of gradients has to remember; every worker takes part."""
@@ -205,8 +206,10 @@ class DistributedReplica(Replica):
         # torch compares a hook's annotations by identity, and ours are strings: give it a function without.
         self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange_bucket(state, bucket))
         self._exchange, self._noise = exchange, noise
+        # What an exchange keeps between steps has to be put right before the next one.
+        self.concludes_late = not exchange.keeps_buckets
         self._overlap = overlap_for(self._device)
-        self._counted = Sent()
+        self._bytes_before = exchange.bytes_sent
 
     @override
     def _forward(self, batch: Batch) -> Output:
@@ -227,12 +230,15 @@ class DistributedReplica(Replica):
         self._noise.faithful = self._exchange.faithful
 
     @override
-    def end_step(self, *, applied: bool) -> Sent:
-        if not applied:
-            self._exchange.discard()
-        self._overlap.settle()
-        before, self._counted = self._counted, Sent(self._exchange.bytes_sent, self._overlap.hidden_s)
-        return Sent(self._counted.bytes - before.bytes, self._counted.hidden_s - before.hidden_s)
+    def launched(self) -> Callable[[], Sent]:
+        overlap, self._overlap = self._overlap, overlap_for(self._device)
+        before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
+        sent = self._bytes_before - before
+        return lambda: Sent(sent, overlap.hidden_s())
+
+    @override
+    def discard(self) -> None:
+        self._exchange.discard()
 
     @override
     def exchange_state(self) -> Mapping[str, torch.Tensor]:
@@ -259,10 +265,11 @@ class DistributedReplica(Replica):
             if not bucket.is_last():
                 self._timeline.enter(Phase.backward)
             return reduced
-        number = self._overlap.begin()
+        overlap = self._overlap
+        number = overlap.begin()
 
         def arrived(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            self._overlap.end(number)
+            overlap.end(number)
             return future.value()
 
         return self._exchange.start(bucket).then(arrived)

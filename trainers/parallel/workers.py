@@ -51,6 +51,16 @@ class Workers:
         found = iter(torch.stack(there).tolist() if there else ())
         return [next(found) if isinstance(value, torch.Tensor) else value for value in values]
 
+    def sum_on_device(
+        self, values: Sequence[float | torch.Tensor], device: torch.device
+    ) -> Sequence[float | torch.Tensor]:
+        """The same sums, of which those that the host does not know stay on the device; no host waits.
+
+        Args:
+            values, device: see `sum`.
+        """
+        return values
+
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every worker."""
         return value
@@ -87,6 +97,15 @@ class GroupWorkers(Workers):
 
     @override
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
+        return list(self._total(values, device).tolist())
+
+    @override
+    def sum_on_device(
+        self, values: Sequence[float | torch.Tensor], device: torch.device
+    ) -> Sequence[float | torch.Tensor]:
+        return self._total(values, device).unbind()
+
+    def _total(self, values: Sequence[float | torch.Tensor], device: torch.device) -> torch.Tensor:
         known = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
         # Made on the device, it would wait there for all that the step has launched.
         tensor = kind_of(device).backend.send(torch.tensor(known, dtype=torch.float64), device)
@@ -94,7 +113,7 @@ class GroupWorkers(Workers):
             if isinstance(value, torch.Tensor):
                 tensor[place] = value
         distributed.all_reduce(tensor)
-        return list(tensor.tolist())
+        return tensor
 
     @override
     def broadcast(self, value: Any) -> Any:

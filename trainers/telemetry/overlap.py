@@ -29,17 +29,13 @@ class Sent:
 
 
 class Overlap:
-    """The time in which buckets were on their way while the backward pass went on.
+    """The time of a step in which buckets were on their way while the backward pass went on.
 
     A bucket is on its way from its hook's start to its completion. What overlaps counts once; what
     lies after the backward pass is exposed, and the timeline counts it as communication.
-
-    Attributes:
-        hidden_s: over all steps so far of this attempt.
     """
 
     def __init__(self) -> None:
-        self.hidden_s = 0.0
         self._numbers = count()
         self._begins: dict[int, float] = {}
         self._ends: dict[int, float] = {}
@@ -59,13 +55,10 @@ class Overlap:
         """The backward pass has nothing left to compute: from now on all waiting is exposed."""
         self._exposed_from = time.perf_counter()
 
-    def settle(self) -> None:
-        """Counts a step whose buckets are all reduced, as a device's host knows when it has waited for it."""
-        if self._begins:
-            spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
-            self.hidden_s += hidden(spans, self._exposed_from)
-        self._begins.clear()
-        self._ends.clear()
+    def hidden_s(self) -> float:
+        """Returns it; all buckets are reduced, as a device's host knows once it has waited for the step."""
+        spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
+        return hidden(spans, self._exposed_from)
 
 
 class DeviceOverlap(Overlap):
@@ -98,19 +91,17 @@ class DeviceOverlap(Overlap):
         self._exposed = self._mark()
 
     @override
-    def settle(self) -> None:
+    def hidden_s(self) -> float:
         """Reads the events; the host has waited for the device already."""
-        if self._began and self._exposed is not None:
-            origin = next(iter(self._began.values()))
+        if not self._began or self._exposed is None:
+            return 0.0
+        origin = next(iter(self._began.values()))
 
-            def at(event: Any) -> float:
-                return float(origin.elapsed_time(event)) / 1e3
+        def at(event: Any) -> float:
+            return float(origin.elapsed_time(event)) / 1e3
 
-            spans = [(at(began), at(self._ended.get(number, began))) for number, began in self._began.items()]
-            self.hidden_s += hidden(spans, at(self._exposed))
-        self._began.clear()
-        self._ended.clear()
-        self._exposed = None
+        spans = [(at(began), at(self._ended.get(number, began))) for number, began in self._began.items()]
+        return hidden(spans, at(self._exposed))
 
 
 def hidden(spans: list[tuple[float, float]], until: float) -> float:
@@ -130,6 +121,6 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 
 def overlap_for(device: torch.device) -> Overlap:
-    """Returns the overlap that measures truly on a device."""
+    """Returns what measures a step's overlap truly on a device."""
     kind = kind_of(device)
     return DeviceOverlap(partial(kind.backend.moment, device)) if kind.behind_host else Overlap()

@@ -254,6 +254,10 @@ class StepProfiler:
 
     active = False
 
+    def covers(self, step: int) -> bool:
+        """Returns whether a step (0-based) is in the window."""
+        return False
+
     def around(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Around one step (0-based), with everything that belongs to it."""
         return contextlib.nullcontext()
@@ -309,13 +313,20 @@ class TorchProfiler(StepProfiler):
             return "counting repeats each kernel, and a repeated exchange would wait for the other workers"
         return None
 
+    @override
+    def covers(self, step: int) -> bool:
+        return self._first <= step < self._end or self._counts_in(step)
+
+    def _counts_in(self, step: int) -> bool:
+        return self._counts and step == self._end and self._trace is not None
+
     @contextlib.contextmanager
     @override
     def around(self, step: int) -> Iterator[None]:
-        counts = self._counts and step == self._end and self._trace is not None
-        if not (counts or self._first <= step < self._end):
+        if not self.covers(step):
             yield
             return
+        counts = self._counts_in(step)
         self._timeline.enter(Phase.profiling)
         self.active = self._timeline.profiling = True
         if self._running is None:

@@ -72,6 +72,11 @@ class WorkerTrace:
 class StepTracer:
     """Traces a window of a run's steps; the null form traces none."""
 
+    @property
+    def covers_next(self) -> bool:
+        """Whether the next step, or the current one, is in the window."""
+        return False
+
     def around(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Around one step (0-based), with everything that belongs to it."""
         return contextlib.nullcontext()
@@ -97,12 +102,17 @@ class SpanTracer(StepTracer):
         self._open: tuple[Phase, float] | None = None
         self._counts = dict.fromkeys(_NUMBERED, 0)
 
+    @property
+    @override
+    def covers_next(self) -> bool:
+        return not self._skipped and self._left > 0
+
     @contextlib.contextmanager
     @override
     def around(self, step: int) -> Iterator[None]:
-        if self._skipped or not self._left:
-            self._skipped = max(0, self._skipped - 1)
+        if not self.covers_next:
             yield
+            self._skipped = max(0, self._skipped - 1)
             return
         self._step, self._open, self._counts = step + 1, None, dict.fromkeys(_NUMBERED, 0)
         self._timeline.settle()  # what belongs to the steps before is not told

@@ -72,6 +72,7 @@ class PipelineReplica(Replica):
     """
 
     name = "pipeline"
+    concludes_late = False  # its stages wait for each other by name in each step
 
     def __init__(
         self, student: Student, partition: StagePartition, *, timeout_s: float, **place: Any
