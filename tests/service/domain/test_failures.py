@@ -16,6 +16,40 @@ from trainers.errors import FailureClass
 
 
 @pytest.mark.parametrize(
+    ("failure", "own", "of_machines", "progressed", "decision"),
+    [
+        ("preempted", 9, 99, False, (True, 0.0, "preempted: the run resumes when resources are back")),
+        ("lost", 9, 3, False, (True, 4.0, "lost: retrying, not counted against max_restarts")),
+        ("lost", 9, 20, True, (True, 1.0, "lost: retrying, not counted against max_restarts")),
+        ("lost", 0, 21, True, (False, 0.0, "lost 21 times to machine failures; the limit is 20")),
+        ("bug", 2, 9, True, (True, 2.0, "bug: restart 2 of 2")),
+        ("bug", 3, 0, True, (False, 0.0, "bug: all 2 of max_restarts are used")),
+        ("bad_spec", 0, 0, True, (False, 0.0, "bad_spec: not retried, would fail the same way again")),
+    ],
+)
+def test_a_decision_has_its_delay_and_its_reason_in_words(
+    failure: str, own: int, of_machines: int, progressed: bool, decision: tuple[bool, float, str]
+) -> None:
+    counts = FailureCounts(own, of_machines)
+    found = decide_retry(FailureClass(failure), counts, max_restarts=2, progressed=progressed)
+    assert (found.retry, found.delay_s, found.reason) == decision
+
+
+def test_the_rule_of_each_class_in_words() -> None:
+    of_machines = "yes, up to 20 times, counted separately from the run's own failures"
+    assert {failure: retry_rule(failure) for failure in FailureClass} == {
+        FailureClass.infrastructure: of_machines,
+        FailureClass.lost: of_machines,
+        FailureClass.preempted: "yes, not counted",
+        FailureClass.bug: "up to `max_restarts` times",
+        FailureClass.not_finite: "up to `max_restarts` times",
+        FailureClass.out_of_memory: "no",
+        FailureClass.bad_data: "no",
+        FailureClass.bad_spec: "no",
+    }
+
+
+@pytest.mark.parametrize(
     "failure", [FailureClass.out_of_memory, FailureClass.bad_data, FailureClass.bad_spec]
 )
 def test_what_would_fail_again_unchanged_is_not_retried(failure: FailureClass) -> None:
@@ -63,7 +97,7 @@ def test_every_class_gets_a_decision_with_a_reason() -> None:
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:
-    assert [backoff_s(n) for n in (1, 2, 3)] == [1.0, 2.0, 4.0]
+    assert [backoff_s(n) for n in (1, 2, 3, 9, 10)] == [1.0, 2.0, 4.0, 256.0, 300.0]
     assert backoff_s(50) == backoff_s(10**6) == LONGEST_DELAY_S
 
 

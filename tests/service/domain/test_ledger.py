@@ -189,7 +189,11 @@ def test_held_devices_are_charged_whether_an_attempt_is_open_or_not() -> None:
     attempt = tried(start=720.0, end=2520.0, placement="p", measured=Measured(overhead_s={"warm_up": 180.0}))
     found = ledger(1, [attempt], [placement(0.0, 360.0, HOUR)], now_s=1e6)
     parts = {overhead.part: overhead.time_s for overhead in found.overhead}
+    assert found.experiment_id == 1
     assert parts == {"worker_start": 360.0, "between_runs": 1440.0, "warm_up": 180.0}
+    for overhead in found.overhead:
+        assert overhead.device_hours == pytest.approx(overhead.time_s * DEVICES / HOUR)
+        assert overhead.cost_usd == pytest.approx(overhead.time_s * PRICE / HOUR)
     assert found.total.device_hours == pytest.approx(DEVICES)
     assert found.total.cost_usd == pytest.approx(PRICE)
     assert found.total.overhead_usd == pytest.approx(PRICE * 1980 / HOUR)

@@ -62,7 +62,9 @@ def test_a_failed_run_is_not_disturbed() -> None:
 
 def test_one_cause_is_named_and_several_are_counted() -> None:
     assert in_words(2, 3, {"same_experiment": 2}) == "2 of 3 runs disturbed: same experiment"
+    assert in_words(1, 1, {"foreign": 1}) == "1 of 1 run disturbed: foreign processes"
     causes = {"foreign": 2, "other_experiment": 1}
+    assert in_words(2, 2, causes).startswith("2 of 2 runs disturbed: ")
     assert in_words(2, 3, causes) == "2 of 3 runs disturbed: foreign processes (2), another experiment (1)"
 
 
