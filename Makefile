@@ -13,7 +13,7 @@ GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-ex
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench gpu-wheels clean
+.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench: $(READY) ## Run every benchmark in full; each prints one JSON object as i
 	  name=$$(basename $$module .py); echo "== benchmarks.$$name"; \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; \
 	done
+
+mutation: $(READY) ## Change ROOM (service/domain) in small ways, and show what its tests do not notice
+	@$(BIN)/python -m tests.mutation $(or $(ROOM),service/domain)
 
 gpu-wheels: $(READY) ## Fetch the small wheels that a GPU machine lacks (PYTHON_OF_GPU=3.12) into build/wheels
 	@rm -rf build/wheels
