@@ -180,7 +180,8 @@ def _in_order(sweep: OnlyHere[Sweep]) -> Any:
 
         def choose_trial_to_run(self, tune_controller: Any) -> Any:
             _keep_idle_process(tune_controller, sweep.value.may_start_more)
-            for trial in tune_controller.get_live_trials():
+            # A copy: Tune gives its own set, from which `stop_trial` discards.
+            for trial in tuple(tune_controller.get_live_trials()):
                 if trial.status == "PENDING" and not sweep.value.wanted(trial.config["turn"]):
                     tune_controller.stop_trial(trial)
             return super().choose_trial_to_run(tune_controller)

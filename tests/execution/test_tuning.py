@@ -84,6 +84,38 @@ def test_a_run_ends_although_its_points_cannot_be_stored() -> None:
     assert calls_of(ending, RayActorError()) == ["wait_until_stored", "ended"]
 
 
+class Controller:
+    """Tune's controller as a scheduler sees it: the set of live trials is its own, and shrinks meanwhile."""
+
+    def __init__(self, statuses: list[str]) -> None:
+        self.trials = [
+            SimpleNamespace(status=status, config={"turn": number}) for number, status in enumerate(statuses)
+        ]
+        self._live = {id(trial): trial for trial in self.trials}
+        self._tune_controller = SimpleNamespace(_actor_cache=SimpleNamespace(_may_keep_one=True))
+
+    def get_live_trials(self) -> Any:
+        return self._live.values()
+
+    def get_trials(self) -> Any:
+        return self.trials
+
+    def stop_trial(self, trial: Any) -> None:
+        trial.status = "TERMINATED"
+        del self._live[id(trial)]
+
+
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_runs_that_are_not_wanted_any_more_leave_those_that_train_alone(waiting: int) -> None:
+    """After a pause, a cancellation or a preemption; trials that wait for a place are taken back."""
+    controller = Controller(["RUNNING", *["PENDING"] * waiting, "RUNNING"])
+    sweep: Any = SimpleNamespace(may_start_more=True, wanted=lambda turn: False)
+    tuning._in_order(OnlyHere(sweep)).choose_trial_to_run(controller)
+    assert [trial.status for trial in controller.trials] == [
+        "RUNNING", *["TERMINATED"] * waiting, "RUNNING",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) -> None:
     """By the names of Tune's own cache, which has no public ones."""
