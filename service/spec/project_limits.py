@@ -135,7 +135,7 @@ def queue_cap_problem(project: str, owner: str, waiting: int, more: int, most: i
         "too-many-queued",
         "project",
         f"{waiting + more} queued runs of {owner} are more than the {most} that project {project} allows a "
-        f"user ({waiting} are queued, {more} would be added); wait, submit fewer, or ask an administrator to "
+        f"user ({waiting} are queued, {more} would be added); wait, queue fewer, or ask an administrator to "
         "raise queued_runs_per_user",
     )
 

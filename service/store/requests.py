@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import reuse_statements, statements
+from service.db import access_statements, reuse_statements, share_statements, statements
 from service.db.errors import Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
 from service.domain.access import LOCAL_ACTOR, Actor
@@ -26,6 +26,7 @@ from service.domain.states import (
     ExperimentState,
     RunState,
 )
+from service.spec.project_limits import ProjectLimits, queue_cap_problem
 from service.store.audit import note_change
 from service.store.base import (
     NewEvent,
@@ -129,7 +130,8 @@ class Requesting(StorePart):
 
         Raises:
             NotFound: there is no such experiment.
-            Conflict: it has ended, or its cancellation was requested.
+            Conflict: it has ended, its cancellation was requested, or its owner would have too many queued
+                runs.
         """
         now = self.clock()
 
@@ -160,7 +162,7 @@ class Requesting(StorePart):
 
         Raises:
             NotFound: there is no such experiment.
-            Conflict: it has not ended, or every run has succeeded.
+            Conflict: it has not ended, every run has succeeded, or its owner would have too many queued runs.
         """
         now = self.clock()
 
@@ -188,7 +190,8 @@ class Requesting(StorePart):
 
         Raises:
             NotFound: there is no such experiment.
-            Conflict: it has not ended, or no result can be measured again.
+            Conflict: it has not ended, no result can be measured again, or its owner would have too many
+                queued runs.
         """
         now = self.clock()
 
@@ -247,6 +250,7 @@ class Requesting(StorePart):
                     )
                 )
             count = len(again)
+            _check_queue_cap(connection, experiment_id, count)
             new.append(
                 NewEvent(
                     EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again"
@@ -284,8 +288,12 @@ class Requesting(StorePart):
     def _queue_runs(
         self, connection: Connection, experiment_id: int, runs: frozenset[RunState] | set[RunState]
     ) -> int:
-        """Queues the runs in these states; returns how many."""
-        return connection.execute(
+        """Queues the runs in these states; returns how many.
+
+        Raises:
+            Conflict: their owner would have too many queued runs.
+        """
+        queued = connection.execute(
             statements.move_runs(
                 experiment_id,
                 RunState.queued,
@@ -298,6 +306,8 @@ class Requesting(StorePart):
                 **({} if RunState.paused in runs else _AFRESH),
             )
         ).rowcount
+        _check_queue_cap(connection, experiment_id, queued)
+        return queued
 
     def set_priority(self, experiment_id: int, priority: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Moves the experiment in the queue; higher goes first.
@@ -356,7 +366,8 @@ class Requesting(StorePart):
 
         Raises:
             NotFound: the run does not exist.
-            Conflict: the run has not ended, has succeeded, or its experiment is being cancelled.
+            Conflict: the run has not ended, has succeeded, its experiment is being cancelled, or its owner
+                would have too many queued runs.
         """
         now = self.clock()
 
@@ -386,12 +397,33 @@ class Requesting(StorePart):
                     **_AFRESH,
                 )
             )
+            _check_queue_cap(connection, experiment_id, 1)
             new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
             if ended:
                 new.append(NewEvent(EventKind.experiment_retried, "queued again"))
             return _carried_out_on_run(connection, run, new, now, actor)
 
         return self.database.write(body)
+
+
+def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> None:
+    """Checks the limit of queued runs in the transaction that has queued some again.
+
+    Raises:
+        Conflict: the experiment's owner has more than their project allows.
+    """
+    experiment = read_experiment(connection, experiment_id)
+    project, owner = experiment.project, experiment.owner
+    settings = connection.execute(access_statements.project(project)).mappings().one()["settings"]
+    most = ProjectLimits.model_validate(settings).queued_runs_per_user
+    if most is None or not more:
+        return
+    if connection.dialect.name == "postgresql":
+        connection.execute(share_statements.SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
+    queued = connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one()
+    problem = queue_cap_problem(project, owner, queued - more, more, most)
+    if problem is not None:
+        raise Conflict(problem.message)
 
 
 def _standing(row: sa.Row[Any]) -> dict[str, Any]:

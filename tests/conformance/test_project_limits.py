@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from service.config.document import SpecError
 from service.scheduling.fair_pass import FairPass
@@ -51,11 +52,42 @@ def test_what_is_wrong_changes_nothing(store: Store, queue: Queue, submit: Submi
 def test_queued_runs_of_a_user_stay_within_the_cap(store: Store, submit: Submit) -> None:
     submit(3)
     submit(9, owner="bob")
-    spec, plans, text = plans_of(2, 50)
+    spec, plans, written = plans_of(2, 50)
     with pytest.raises(SpecError, match="5 queued runs of ada are more than the 4"):
-        store.submit(spec, plans, spec_text=text, owner="ada", most_queued=4)
+        store.submit(spec, plans, spec_text=written, owner="ada", most_queued=4)
     assert store.queued_runs_of("default", "ada") == 3
-    assert store.submit(spec, plans, spec_text=text, owner="ada", most_queued=5)[1]
+    assert store.submit(spec, plans, spec_text=written, owner="ada", most_queued=5)[1]
+
+
+@pytest.mark.parametrize("request_of", ["retry", "retry_run", "retry_disturbed", "resume"])
+def test_runs_that_are_queued_again_count_for_the_cap(store: Store, submit: Submit, request_of: str) -> None:
+    experiment = submit(2)
+    (first, _) = (run.id for run in store.runs(experiment_id=experiment.id).items)
+    if request_of == "resume":
+        store.request_pause(experiment.id)
+    else:
+        store.request_cancel(experiment.id)
+    if request_of == "retry_disturbed":
+        disturbed = "UPDATE runs SET state = 'succeeded', neighbours_foreign_pct = 60 WHERE id = :run"
+        store.database.write(lambda connection: connection.execute(text(disturbed), {"run": first}))
+    submit(3)
+    store.set_project_limits("default", ProjectLimits(queued_runs_per_user=3))
+    before = store.experiment(experiment.id)
+    ask, of = getattr(store, request_of), first if request_of == "retry_run" else experiment.id
+    with pytest.raises(Conflict) as refused:
+        ask(of)
+    more = 1 if request_of in ("retry_run", "retry_disturbed") else 2
+    assert str(refused.value) == (
+        f"{3 + more} queued runs of ada are more than the 3 that project default allows a user (3 are "
+        f"queued, {more} would be added); wait, queue fewer, or ask an administrator to raise "
+        "queued_runs_per_user"
+    )
+    assert store.experiment(experiment.id) == before
+    assert store.queued_runs_of("default", "ada") == 3
+    submit(9, owner="bob")
+    store.set_project_limits("default", ProjectLimits(queued_runs_per_user=3 + more))
+    ask(of)
+    assert store.queued_runs_of("default", "ada") == 3 + more
 
 
 def test_a_users_runs_at_a_time_stay_within_the_cap(store: Store, queue: Queue, submit: Submit) -> None:
