@@ -14,10 +14,12 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
+import re
 import secrets
 import socket
 import time
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from service.config.hosts import Address, AllowedHosts, literal_address
 from service.config.settings import Settings
@@ -30,6 +32,10 @@ LONGEST_URL = 2000
 _READ_BYTES = 300
 """Bytes of the answer's text that are kept for the log."""
 _SECRET_PREFIX = "whsec_"
+_SHORTEST_SECRET = 8
+"""Characters; shorter parts of a URL are words."""
+_NOT_A_URL = "the target is not a URL; use https://host/path"
+"""Without the target: the path of a webhook is often its secret."""
 _GONE = 410
 
 
@@ -70,6 +76,7 @@ class Webhook:
         """
         import httpx  # Not by the API, which only checks targets, and stays small.
 
+        logging.getLogger("httpcore").setLevel(logging.INFO)  # At DEBUG it logs what receivers quote.
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._send(outgoing, settings)
@@ -77,7 +84,7 @@ class Webhook:
             raise Undeliverable(f"no answer within {TIMEOUT_S:g} s") from None
         except httpx.HTTPError as error:
             line = (str(error).splitlines() or [""])[0]
-            raise Undeliverable(f"{type(error).__name__}: {line}") from None
+            raise Undeliverable(_without_secrets(f"{type(error).__name__}: {line}", outgoing)) from None
 
     async def _send(self, outgoing: Outgoing, settings: Settings) -> str:
         import httpx
@@ -98,18 +105,20 @@ class Webhook:
         }
         at = httpx.URL(outgoing.target).copy_with(host=str(address), userinfo=b"")
         # The certificate is checked against the name, while the connection goes to the checked address.
-        async with (
-            httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=TIMEOUT_S) as client,
-            client.stream(
-                "POST", at, content=body, headers=headers, extensions={"sni_hostname": host}
-            ) as answer,
-        ):
+        extensions = {"sni_hostname": host, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
+        # Without a client, which would log the URL: its path may be a secret.
+        async with httpx.AsyncHTTPTransport(trust_env=False) as transport:
+            answer = await transport.handle_async_request(
+                httpx.Request("POST", at, content=body, headers=headers, extensions=extensions)
+            )
             said = b""
             async for chunk in answer.aiter_raw():
                 said += chunk
                 if len(said) >= _READ_BYTES:
                     break
-        line = f"{answer.status_code} {said[:_READ_BYTES].decode(errors='replace')}".strip()
+            await answer.aclose()
+        text = _without_secrets(said.decode(errors="replace"), outgoing)
+        line = f"{answer.status_code} {text[:_READ_BYTES]}".strip()
         if answer.is_success:
             return line
         if answer.is_redirect:
@@ -136,6 +145,17 @@ def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, st
     }
 
 
+def _without_secrets(text: str, outgoing: Outgoing) -> str:
+    """Returns a text without what only receiver and subscriber know: parts of the URL, and the key."""
+    url = urlsplit(outgoing.target)
+    parts = re.split(r"[/?&=#;]", f"{url.path}?{url.query}#{url.fragment}")
+    known = {outgoing.secret or "", *parts, *map(unquote, parts)}
+    for secret in sorted(known, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
+
+
 def _split(target: str) -> SplitResult:
     """Splits a URL.
 
@@ -149,10 +169,10 @@ def _split(target: str) -> SplitResult:
     try:
         url = urlsplit(target)
         port = url.port
-    except ValueError as error:
-        raise BadSubscription("target", f"{target!r} is not a URL: {error}") from None
+    except ValueError:
+        raise BadSubscription("target", _NOT_A_URL) from None
     if url.scheme not in _PORTS or not url.hostname or port == 0:
-        raise BadSubscription("target", f"{target!r} is not a URL; use https://host/path")
+        raise BadSubscription("target", _NOT_A_URL)
     if url.username is not None:
         raise BadSubscription(
             "target", "a webhook's URL takes no user and password; messages are signed instead"

@@ -27,6 +27,8 @@ class HttpReceiver:
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Answers to the next requests, in order; then 204."""
+    echoes: bool = False
+    """Whether an answer has the request's path as its text."""
 
 
 @contextmanager
@@ -42,8 +44,10 @@ def http_receiver(host: str = "127.0.0.1") -> Iterator[HttpReceiver]:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "0")
+            text = self.path.encode() if receiver.echoes and status != 204 else b""
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
+            self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,54 @@ def test_a_message_that_did_not_arrive_comes_again_under_the_same_id(
     assert (entry.state, entry.attempts, entry.next_s) == (DeliveryState.delivered, 3, None)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [(204, {}), (200, {}), (404, {}), (410, {}), (302, {"Location": "/hook/T0123456789"}), (500, {}), None],
+    ids=lambda answer: str(answer[0]) if answer else "refused",
+)
+def test_a_secret_in_a_url_is_in_no_log_and_no_answer(
+    store: Store,
+    settings: Settings,
+    receiver: HttpReceiver,
+    caplog: pytest.LogCaptureFixture,
+    answer: tuple[int, dict[str, str]] | None,
+) -> None:
+    """Slack's, Teams' and Discord's webhooks have no other secret; a receiver may quote its path."""
+    caplog.set_level(1)
+    secrets = ("T0123456789", "t0ken%2Bvalue")
+    url = f"{receiver.url}/{secrets[0]}?key={secrets[1]}"
+    if answer is None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            url = url.replace(receiver.url, f"http://127.0.0.1:{unused.getsockname()[1]}")
+    else:
+        receiver.answers, receiver.echoes = [answer], True
+    made = told(store, settings, url)
+    cancelled(store)
+    Courier(store, settings).run_once()
+    assert len(receiver.requests) == (answer is not None)
+    formatter = logging.Formatter()
+    (entry,) = store.deliveries()
+    (subscription,) = store.subscriptions()
+    kept = [
+        *(formatter.format(record) for record in caplog.records),
+        entry.answer or "",
+        subscription.disabled_because or "",
+    ]
+    for secret in (*secrets, "t0ken+value", made.secret or ""):
+        assert not [line for line in kept if secret in line]
+    assert (entry.answer or "").startswith("ConnectError" if answer is None else str(answer[0]))
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1/T0123456789", "http://127.0.0.1:x/T0123456789"])
+def test_an_error_about_a_url_does_not_quote_its_secret(
+    store: Store, settings: Settings, target: str
+) -> None:
+    with pytest.raises(BadSubscription) as refused:
+        told(store, settings, target)
+    assert "T0123456789" not in str(refused.value)
+
+
 def test_pauses_grow_and_end() -> None:
     pauses = [retry_in_s(attempt) for attempt in range(1, ATTEMPTS + 1)]
     assert pauses[:3] == [5.0, 20.0, 80.0]
@@ -180,7 +229,7 @@ def test_only_subscribers_of_the_owner_and_the_topic_are_told(
 def test_a_silent_receiver_holds_up_no_other(
     store: Store, settings: Settings, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.notices.webhook.TIMEOUT_S", 0.3)
+    monkeypatch.setattr("service.notices.webhook.TIMEOUT_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told(store, settings, f"http://127.0.0.1:{silent.getsockname()[1]}/")
         told(store, settings, receiver.url)
