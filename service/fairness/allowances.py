@@ -21,6 +21,9 @@ A project is not preempted below what it is guaranteed. Only runs that have work
 they last started yield (`may_yield`), except to a newcomer, whose user holds nothing of the lane, and to a
 guarantee: those start within one checkpoint interval.
 
+**Handovers.** Where a run of higher priority waits that finds too few devices and may not preempt, those of
+lower priority start no further runs on devices that it could use (`handovers`): it gets them as runs end.
+
 **Large runs.** What is free goes to whoever can use it at once, so that small runs would pass a large one
 forever. So a large run (of more devices than the smallest run there) whose turn it is and which has waited
 for `PATIENCE_S` is not passed by others of its project, whose score sinks until it comes first in the lane.
@@ -48,6 +51,7 @@ from enum import Enum, auto
 from operator import itemgetter
 
 from service.fairness.backlog import Backlog, Entry
+from service.fairness.handovers import handovers
 from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, Project, User
 from service.fairness.preemptions import Preemptions
 from service.fairness.rules import DRAINED_AFTER_S, PATIENCE_S, ROUNDING, lane_of, waits_since_s
@@ -55,6 +59,7 @@ from service.fairness.standings import Standings
 from service.fairness.state import (
     Allowance,
     Claimant,
+    Handover,
     Lane,
     Preemption,
     ShareScore,
@@ -80,6 +85,11 @@ class Division:
     free: Mapping[Lane, float]
     reserved_for: Mapping[Lane, int]
     _standings: Standings
+    _lanes: Lanes
+
+    def handovers(self) -> tuple[Handover, ...]:
+        """Returns the experiments that start no more runs, because runs of higher priority come first."""
+        return tuple(handovers(self._lanes, self.preemptions))
 
     def project_score(self, project: str, lane: Lane | None = None) -> ShareScore:
         """Returns the score of an active project after the pass.
@@ -189,6 +199,7 @@ class _Pass:
                 if state.reserved_for is not None
             },
             Standings(self._lanes, preemptions),
+            self._lanes,
         )
 
     def _give_guaranteed(self, name: str, hardware: str) -> None:

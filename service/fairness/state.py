@@ -274,6 +274,23 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """An experiment that starts no more runs within all its devices: as its runs end, others come first.
+
+    Attributes:
+        experiment_id: of the experiment.
+        hardware: kind of device.
+        devices: within which it may start another run.
+        for_experiment_ids: whose runs come first.
+    """
+
+    experiment_id: int
+    hardware: str
+    devices: float
+    for_experiment_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """Why the next run of one experiment waits.
 

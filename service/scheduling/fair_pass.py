@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from service.db import schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.records import Experiment
 from service.fairness.allowances import Division, divide
-from service.fairness.state import Claimant, Demand, Lane, ProjectTerms, Usage
+from service.fairness.state import Claimant, Demand, Handover, Lane, ProjectTerms, Usage
 from service.fairness.usage import charged
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.situation import Lookout, usage_by_user
@@ -86,10 +86,16 @@ class FairPass:
         at_work = [
             each for each in claimants if each.id in chosen or (each.id in going and each is not leaving)
         ]
-        allowed = first
+        division, allowed = self._division, first
         if len(at_work) < len(claimants):
-            allowed = _allowed(divide(replace(seen.situation, claimants=at_work)), at_work)
-        self._put(self._rows(claimants, allowed, terms))
+            division = divide(replace(seen.situation, claimants=at_work))
+            allowed = _allowed(division, at_work)
+        # Whoever is claimed as soon as there are devices comes first when runs end, as those at work do.
+        waiting = [each.id for each in seen.waiting if each.id not in chosen]
+        if following := waiting[: max(0, places - len(chosen))]:
+            claimed = [each for each in claimants if each in at_work or each.id in following]
+            division = divide(replace(seen.situation, claimants=claimed))
+        self._put(self._rows(claimants, allowed, terms, division.handovers()))
         self._lookout.budgets.tell()
         self._charge()
         return [id for id in chosen if self._has_some(id, allowed)]
@@ -116,22 +122,35 @@ class FairPass:
         claimants: Sequence[Claimant],
         allowed: Mapping[tuple[int, str], float],
         terms: Mapping[str, ProjectTerms],
+        handovers: Sequence[Handover],
     ) -> list[dict[str, Any]]:
-        """Returns the rows of `allowances`."""
+        """Returns the rows of `allowances`.
+
+        Where others' runs come first when its own end, or its project starts nothing more, an experiment is
+        allowed less than it holds and stops nothing for that: what runs stays until it ends, and no run takes
+        its place.
+        """
         capped = _users_at_cap(claimants, allowed, terms)
+        handed_over = {(each.experiment_id, each.hardware): each for each in handovers}
         rows: list[dict[str, Any]] = []
         for claimant in claimants:
             holds = terms.get(claimant.project, _DEFAULT_TERMS).holds
             for demand in claimant.demands:
                 hardware = demand.hardware
-                # What runs there stays until it ends, and no run takes its place.
                 devices = 0.0 if holds is not None else allowed.get((claimant.id, hardware), 0.0)
+                reason = holds or _reason(claimant, demand, devices, claimants, allowed, capped)
+                preemptible = claimant.preemptible and holds is None
+                following = handed_over.get((claimant.id, hardware))
+                # What is preempted anyway stops now, and hands the rest over in a later pass.
+                if following and following.devices < devices >= demand.running * demand.devices:
+                    devices, preemptible = following.devices, False
+                    reason = _comes_first(claimant, following.for_experiment_ids, claimants)
                 row = {
                     "experiment_id": claimant.id,
                     "hardware": hardware,
                     "devices": devices,
-                    "preemptible": claimant.preemptible and holds is None,
-                    "reason": holds or _reason(claimant, demand, devices, claimants, allowed, capped),
+                    "preemptible": preemptible,
+                    "reason": reason,
                     "pool": self._pool,
                 }
                 rows.append(row)
@@ -188,23 +207,35 @@ class FairPass:
 
 
 def _leaving(active: Sequence[Claimant], waiting: Sequence[Experiment]) -> Claimant | None:
-    """Returns the experiment whose driver makes room for an owner who has none, where no more may run.
+    """Returns the experiment whose driver makes room, where no more may run; it is queued again.
 
-    It is the newest of the owner with the most, and of no higher priority; it is queued again.
+    For an owner who has none, it is the newest of the owner with the most, and of no higher priority. For
+    another that waits, it is the newest of the lowest priority, if that is lower and all its runs have worked
+    for a useful time.
 
     Args:
         active: those that have a driver.
         waiting: those that might hold devices, in the order of claims.
     """
     drivers = Counter((each.project, each.user) for each in active)
+    able = [each for each in active if each.demands and each.preemptible]
     newcomer = next((each for each in waiting if not drivers[each.project, each.owner]), None)
-    if newcomer is None or max(drivers.values(), default=0) < 2:
-        return None
-    able = [
-        each for each in active if each.demands and each.preemptible and each.priority <= newcomer.priority
+    if newcomer is not None:
+        equal = [
+            each
+            for each in able
+            if each.priority <= newcomer.priority and drivers[each.project, each.user] > 1
+        ]
+        if equal:
+            return max(equal, key=lambda each: (drivers[each.project, each.user], each.id))
+    urgent = max((each.priority for each in waiting), default=0)
+    lower = [
+        each
+        for each in able
+        if each.priority < urgent
+        and all(demand.yieldable in (None, demand.running) for demand in each.demands)
     ]
-    found = max(able, key=lambda each: (drivers[each.project, each.user], each.id), default=None)
-    return found if found is not None and drivers[found.project, found.user] > 1 else None
+    return min(lower, key=lambda each: (each.priority, -each.id), default=None)
 
 
 def _in_turn(connection: Connection) -> None:
@@ -271,10 +302,21 @@ def _reason(
     others = [
         each for each in claimants if each is not claimant and allowed.get((each.id, hardware), 0.0) > 0
     ]
-    names = [f"experiment {each.id} of {each.user}" for each in others if each.project == claimant.project]
-    if hidden := len(others) - len(names):
-        names.append(f"{hidden} experiment{'s' * (hidden != 1)} of other projects")
     share = (
         f"its share is {devices:g} of the {hardware} devices" if devices else f"no {hardware} device is free"
     )
-    return f"{share}; devices go to {', '.join(names)}" if names else share
+    return f"{share}; devices go to {_named(claimant, others)}" if others else share
+
+
+def _comes_first(claimant: Claimant, for_ids: Collection[int], claimants: Sequence[Claimant]) -> str:
+    """Returns why an experiment starts no further runs although it holds devices."""
+    first = [each for each in claimants if each.id in for_ids]
+    return f"as its runs end, their devices go to {_named(claimant, first)}, of higher priority"
+
+
+def _named(claimant: Claimant, others: Sequence[Claimant]) -> str:
+    """Returns other experiments in words; those of other projects are not named."""
+    names = [f"experiment {each.id} of {each.user}" for each in others if each.project == claimant.project]
+    if hidden := len(others) - len(names):
+        names.append(f"{hidden} experiment{'s' * (hidden != 1)} of other projects")
+    return ", ".join(names)

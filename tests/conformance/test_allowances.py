@@ -260,3 +260,78 @@ def test_an_experiment_that_yields_is_queued_and_no_attempt_is_lost(
     )
     assert lost_attempts(store, experiment.id) == 0
     assert started(store, queue).attempt == 2
+
+
+def test_a_persons_urgent_experiment_comes_first_as_runs_of_their_sweep_end(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    sweep = submit(20, priority=25)
+    started(store, queue)
+    hold(store, sweep.id, 2, since_s=store.clock())
+    urgent = submit(1, priority=100)
+    queue.heartbeat("s", node="n", pid=1)
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == []
+    allowed = allowances(store, sweep.id)["cpu"]
+    assert (allowed.devices, allowed.preemptible) == (1, False), "no run is stopped, and none follows"
+    reason = f"as its runs end, their devices go to experiment {urgent.id} of ada, of higher priority"
+    assert allowed.reason == reason
+    waits = queue.position(urgent.id).reason
+    assert waits == f"no cpu device is free; devices go to experiment {sweep.id} of ada; next in line"
+
+    hold(store, sweep.id, 1, since_s=store.clock())
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == [urgent.id]
+    assert allowances(store, sweep.id)["cpu"].devices == 1
+    started(store, queue)
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == []
+    assert (allowances(store, sweep.id)["cpu"].devices, allowances(store, urgent.id)["cpu"].devices) == (1, 1)
+
+
+def test_nothing_is_kept_for_an_experiment_that_there_is_no_place_for(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    sweep = submit(20, priority=25)
+    started(store, queue)
+    hold(store, sweep.id, 2, since_s=store.clock())
+    submit(1, priority=100)
+    assert fair_pass.divide(CLUSTER, queue.active(), 0) == []
+    assert allowances(store, sweep.id)["cpu"].devices == 2
+
+
+def test_priorities_of_other_projects_are_not_named(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    store.create_project("secret")
+    sweep, other = submit(20, priority=25), submit(20, priority=50, owner="bob", project="secret")
+    for each in (other, sweep):
+        started(store, queue)
+        hold(store, each.id, 1, since_s=store.clock())
+    submit(2, priority=100, owner="bob", project="secret")
+    fair_pass.divide(CLUSTER, queue.active(), 3)
+    allowed = allowances(store, sweep.id)["cpu"]
+    assert allowed.devices == 0
+    assert allowed.reason == (
+        "as its runs end, their devices go to 2 experiments of other projects, of higher priority"
+    )
+
+
+def test_an_urgent_experiment_gets_the_place_of_one_of_lower_priority_after_a_useful_time(
+    store: Store, queue: Queue, submit: Submit
+) -> None:
+    now = [store.clock()]
+    store.clock = lambda: now[0]
+    fair_pass = FairPass(store)
+    old, new = submit(20, priority=25), submit(20, priority=25)
+    for each in (old, new):
+        started(store, queue)
+        hold(store, each.id, 1, since_s=now[0])
+    urgent = submit(1, priority=100)
+
+    def divided() -> list[float]:
+        assert fair_pass.divide(CLUSTER, queue.active(), 0) == [], "there is no place"
+        return [allowances(store, each.id)["cpu"].devices for each in (old, new)]
+
+    assert divided() == [1, 1]
+    now[0] += USEFUL_S
+    assert divided() == divided() == [2, 0]
+    store.release_experiment(new.id, 1, delay_s=0.0, yielded="urgent")
+    assert fair_pass.divide(CLUSTER, queue.active(), 1) == [urgent.id]

@@ -19,6 +19,7 @@ from service.fairness.rules import (
     ROUNDING,
     USEFUL_S,
     may_yield,
+    permitted,
 )
 from service.fairness.state import (
     DEFAULT_POOL,
@@ -38,6 +39,7 @@ from service.fairness.tree import HORIZON_H
 KINDS = ("h100", "v100")
 PRICES = {"h100": 3.0, "v100": 1.0}
 NOW_S = 1_000_000.0
+NO_TERMS = ProjectTerms()
 FAST = settings(max_examples=60, deadline=None)
 
 
@@ -197,6 +199,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
     first, second = divide(situation), divide(dataclasses.replace(situation, claimants=claimants))
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
+    assert first.handovers() == second.handovers()
     assert list(first.waiting()) == list(second.waiting())
 
 
@@ -293,6 +296,119 @@ def test_higher_priority_preempts_lower_but_not_what_is_guaranteed() -> None:
     terms = {"nlp": ProjectTerms(guaranteed={"h100": 1})}
     (preemption,) = divide(Situation(NOW_S, capacity(h100=4), claimants, terms)).preemptions
     assert preemption.runs == 3
+
+
+def handed_over(*claimants: Claimant, devices: float, **terms: ProjectTerms) -> dict[int, float]:
+    """Returns within how many devices experiments may start runs, by id, where that is not all they hold."""
+    situation = Situation(NOW_S, capacity(h100=devices), claimants, terms)
+    return {each.experiment_id: each.devices for each in divide(situation).handovers()}
+
+
+def just_started(claimant: Claimant) -> Claimant:
+    """Returns it with runs that have not worked for a useful time."""
+    (demand,) = claimant.demands
+    return dataclasses.replace(claimant, demands=(dataclasses.replace(demand, yieldable=0),))
+
+
+SWEEP = just_started(experiment(1, running=4, waiting=9, priority=25))
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_an_owners_urgent_runs_come_first_as_runs_of_a_sweep_end(preemptible: bool) -> None:
+    sweep = dataclasses.replace(SWEEP, preemptible=preemptible)
+    urgent = experiment(2, waiting=3, priority=100)
+    division = divide(Situation(NOW_S, capacity(h100=4), [sweep, urgent]))
+    assert not division.preemptions
+    (found,) = division.handovers()
+    assert (found.experiment_id, found.devices, found.for_experiment_ids) == (1, 1.0, (2,))
+
+
+def test_runs_of_equal_or_lower_priority_take_nothing_over() -> None:
+    for priority in (10, 25):
+        assert handed_over(SWEEP, experiment(2, waiting=3, priority=priority), devices=4) == {}
+
+
+def test_what_fits_on_free_devices_needs_no_handover() -> None:
+    assert handed_over(SWEEP, experiment(2, waiting=3, priority=100), devices=7) == {}
+    assert handed_over(SWEEP, experiment(2, waiting=3, priority=100), devices=5) == {1: 2}
+
+
+def test_every_experiment_of_lower_priority_makes_room_whichever_run_ends_first() -> None:
+    other = just_started(experiment(3, running=2, waiting=1, priority=50, user="bob"))
+    assert handed_over(SWEEP, other, experiment(2, waiting=1, priority=100), devices=6) == {1: 2, 3: 1}
+
+
+def test_an_experiment_whose_last_runs_are_running_has_nothing_to_hand_over() -> None:
+    last = just_started(experiment(1, running=4, priority=25))
+    assert handed_over(last, experiment(2, waiting=3, priority=100), devices=4) == {}
+
+
+def test_a_run_that_needs_the_devices_of_several_is_passed_until_it_may_preempt() -> None:
+    urgent = experiment(2, waiting=1, devices=2.0, priority=100)
+    assert handed_over(SWEEP, urgent, devices=4) == {}
+    worked = experiment(1, running=4, waiting=9, priority=25)
+    (preemption,) = divide(Situation(NOW_S, capacity(h100=4), [worked, urgent])).preemptions
+    assert preemption.runs == 2
+
+
+def test_a_guarantee_is_not_handed_over_to_another_project() -> None:
+    terms = ProjectTerms(guaranteed={"h100": 4})
+    assert handed_over(SWEEP, experiment(2, "b", waiting=1, priority=100), devices=4, nlp=terms) == {}
+    assert handed_over(SWEEP, experiment(2, waiting=1, priority=100), devices=4, nlp=terms) == {1: 3}
+
+
+@pytest.mark.parametrize(
+    ("terms", "of_own", "of_a_colleague"),
+    [
+        (ProjectTerms(concurrent_runs_per_user=4), {1: 3}, {}),  # A newcomer preempts instead.
+        (ProjectTerms(ceiling={"h100": 4}), {1: 3}, {1: 3}),
+        (ProjectTerms(holds="budget of 100 USD spent"), {}, {}),
+    ],
+)
+def test_limits_hold_for_who_comes_next(
+    terms: ProjectTerms, of_own: dict[int, float], of_a_colleague: dict[int, float]
+) -> None:
+    urgent = experiment(2, waiting=1, priority=100)
+    assert handed_over(SWEEP, urgent, devices=4, nlp=terms) == of_own
+    colleague = dataclasses.replace(urgent, user="bob")
+    assert handed_over(SWEEP, colleague, devices=4, nlp=terms) == of_a_colleague
+
+
+def test_who_has_as_many_runs_as_they_may_gets_none_of_others() -> None:
+    full = just_started(experiment(3, running=4, priority=100, user="bob"))
+    urgent = experiment(2, waiting=1, priority=100, user="bob")
+    terms = ProjectTerms(concurrent_runs_per_user=4)
+    assert handed_over(SWEEP, full, urgent, devices=8, nlp=terms) == {}
+
+
+def test_a_promotion_takes_nothing_over() -> None:
+    old = experiment(2, waiting=1, priority=25, queued_s=NOW_S - PROMOTED_AFTER_S)
+    sweep = dataclasses.replace(SWEEP, priority=30)
+    assert handed_over(sweep, old, devices=4) == {}
+
+
+@given(situations())
+@FAST
+def test_where_nothing_is_handed_over_no_higher_priority_waits_for_the_end_of_a_run(
+    situation: Situation,
+) -> None:
+    division = divide(situation)
+    held_back = {each.experiment_id for each in division.handovers()}
+    terms = situation.terms.get
+    for number, claimant in enumerate(situation.claimants):
+        (demand,) = claimant.demands
+        if claimant.id in held_back or division.preemptions or not (demand.running and demand.waiting):
+            continue
+        ended = list(situation.claimants)
+        shorter = dataclasses.replace(demand, running=demand.running - 1)
+        ended[number] = dataclasses.replace(claimant, demands=(shorter,))
+        following = divide(dataclasses.replace(situation, claimants=ended))
+        for other in situation.claimants:
+            first = permitted(other.priority, terms(other.project, NO_TERMS)) > permitted(
+                claimant.priority, terms(claimant.project, NO_TERMS)
+            )
+            if first and other.demands[0].devices <= demand.devices:
+                assert runs_allowed(following, other) <= runs_allowed(division, other)
 
 
 def test_a_priority_above_what_the_project_may_use_counts_as_that() -> None:
@@ -426,6 +542,7 @@ def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
     first, second = divide(situation), divide(dataclasses.replace(situation, claimants=claimants), backlog)
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
+    assert first.handovers() == second.handovers()
     assert list(first.waiting()) == list(second.waiting())
 
 
