@@ -25,7 +25,7 @@ def attempts_for_ledger(chosen: sa.ColumnElement[bool]) -> Select[Any]:
         select(
             _a.run_id, _a.number, _r.state.label("run_state"), _a.state, _a.failure_class, _a.started_s,
             _a.ended_s, _a.seen_s, _a.placement, _a.resumed_from_s, _a.resumed_from_step, _a.last_step,
-            (_r.devices // _r.workers * workers).label("devices"),
+            (_r.devices / _r.workers * workers).label("devices"),
             (_r.price_usd_per_hour / _r.workers * workers).label("price_usd_per_hour"),
             (_r.power_w / _r.workers * workers).label("power_w"),
         )

@@ -230,7 +230,7 @@ runs = Table(
     Column("hardware", Text, nullable=False),
     Column("teacher", Text),
     # What an hour of the run's devices costs and draws, for totals while it still runs:
-    Column("devices", Integer, nullable=False),
+    Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
     # From the summary:
@@ -344,7 +344,7 @@ attempt_usage = Table(  # What a ledger sums up of each attempt, so that totals 
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("placement", Text),
-    Column("devices", Integer, nullable=False),
+    Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
     Column("started_s", Real, nullable=False),
@@ -364,7 +364,7 @@ placements = Table(  # Devices that an experiment holds, from placed to released
     Column("experiment_attempt", Integer, nullable=False),
     Column("hardware", Text, nullable=False),
     Column("workers", Integer, nullable=False),
-    Column("devices", Integer, nullable=False),
+    Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
     Column("placed_s", Real, nullable=False),

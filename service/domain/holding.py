@@ -29,8 +29,8 @@ class HeldDevices(Serializable):
     """Cluster that has the devices."""
     hardware: str
     """Name in the catalogue."""
-    devices: int
-    """How many."""
+    devices: float
+    """How many; a part of one where runs share it."""
     workers: int
     """Worker processes on them."""
     since_s: float

@@ -73,7 +73,7 @@ class AttemptUsage:
         resumed_from_s: when the checkpoint was taken that it went on from; None = from the beginning, or
             not told.
         resumed_from_step, last_step: First and last step.
-        devices: Number of devices held.
+        devices: Number of devices held; a part of one where runs share it.
         price_usd_per_hour, power_w: Price and power of all its devices.
         placement: id of the devices; None = not known.
         measured: Figures it reported.
@@ -90,7 +90,7 @@ class AttemptUsage:
     resumed_from_s: float | None
     resumed_from_step: int | None
     last_step: int
-    devices: int
+    devices: float
     price_usd_per_hour: float
     power_w: float
     placement: str | None = None
@@ -251,7 +251,7 @@ class _Stretch:
 
     part: str
     time_s: float
-    devices: int
+    devices: float
     price_usd_per_hour: float
     power_w: float
 

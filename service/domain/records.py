@@ -282,7 +282,7 @@ class Placement(StoredRecord):
         id: Ray's id of the placement group.
         hardware: catalogue entry of the devices.
         workers: processes on them.
-        devices: Number of devices held.
+        devices: Number of devices held; a part of one where runs share it.
         price_usd_per_hour, power_w: Price and power of all its devices.
         placed_s: Ray reserved them, Unix time.
         ready_s: the worker processes could take their first run; None = not yet, or they never could.
@@ -293,7 +293,7 @@ class Placement(StoredRecord):
     id: str
     hardware: str
     workers: int
-    devices: int
+    devices: float
     price_usd_per_hour: float
     power_w: float
     placed_s: float

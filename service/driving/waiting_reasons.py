@@ -60,6 +60,6 @@ def waits_for(shape: Shape, others: Sequence[Held]) -> str:
             else ", the devices and their share of the node's CPUs (measure: exclusive)"
         )
     holders = ", ".join(
-        f"experiment {held.experiment_id} holds {held.devices} {held.hardware}" for held in others
+        f"experiment {held.experiment_id} holds {held.devices:g} {held.hardware}" for held in others
     )
     return f"{what}; {holders or 'no other experiment holds devices'}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
 from service.spec.experiment import ExperimentSpec
-from trainers.config import Precision
+from trainers.config import SHARERS, Precision
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
 
@@ -243,7 +243,8 @@ def forecast_run(
         )
     work = _work(spec, steps)
     devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.kind.counted_in_cpus else 1)
-    watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * devices)
+    charged = devices / SHARERS if spec.queue.share_device else devices
+    watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * charged)
     if like:
         time_s = _from_history(work, like, tier)
         drawn = [p.energy_kwh * J_PER_KWH / p.total_time_s for p in like if p.energy_kwh and p.total_time_s]
@@ -260,11 +261,11 @@ def forecast_run(
     hours = time_s * (1 / 3600)
     return RunForecast(
         time_s=time_s,
-        cost_usd=hours * (devices * hardware.price_usd_per_hour),
+        cost_usd=hours * (charged * hardware.price_usd_per_hour),
         energy_kwh=Span(
             hours.low * watts.low / 1000, hours.middle * watts.middle / 1000, hours.high * watts.high / 1000
         ),
-        device_hours=hours * devices,
+        device_hours=hours * charged,
         basis=basis,
         from_history=bool(like),
     )

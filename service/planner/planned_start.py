@@ -19,6 +19,7 @@ from service.scheduling.queue import Queue
 from service.scheduling.situation import Lookout, Newcomer
 from service.spec.experiment import ExperimentSpec
 from service.store import Store
+from trainers.config import SHARERS
 
 PLANNED_RUNS = 100
 """Runs of a grid that tell what all of it asks for."""
@@ -79,12 +80,12 @@ def _demand(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> dict[str
     """Returns (devices of all runs, of the largest) by hardware, by the first runs of the grid."""
     together: defaultdict[str, float] = defaultdict(float)
     largest: defaultdict[str, float] = defaultdict(float)
-    looked_at = 0
+    looked_at, sharers = 0, SHARERS if spec.queue.share_device else 1
     for run in itertools.islice(planned_runs(spec, catalogue, None), PLANNED_RUNS):
         looked_at += 1
         if run.feasible:
             in_cpus = lookup(run.hardware, catalogue).kind.counted_in_cpus
-            devices = float(run.cpus if in_cpus else run.accelerators)
+            devices = (run.cpus if in_cpus else run.accelerators) / sharers
             together[run.hardware] += devices
             largest[run.hardware] = max(largest[run.hardware], devices)
     scale = spec.run_count() / max(1, looked_at)

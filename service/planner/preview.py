@@ -19,6 +19,7 @@ from service.domain.serialization import Serializable
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
 from service.spec.experiment import ExperimentSpec, cell_of
+from trainers.config import SHARERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _planned(
     cpus = each * workers
     memory = spec.resources.memory_gib_per_worker
     price = hardware.price_usd_per_hour if hardware else 0.0
-    devices = each if in_cpus else 1
+    devices = (each if in_cpus else 1) / (SHARERS if spec.queue.share_device else 1)
     return PlannedRun(
         index=index,
         cell=cell,

@@ -137,7 +137,7 @@ class PlacementWatch:
         for shape, pricing in self._pricing():
             if group.holds(shape):
                 self._shapes[group.id] = shape
-                devices = shape.workers * pricing.devices_per_worker
+                devices = shape.workers * pricing.charged_devices
                 return Placement(
                     id=group.id,
                     hardware=pricing.hardware,

@@ -12,6 +12,7 @@ from typing import Any
 from service.config.hardware import CATALOGUE, Hardware, lookup
 from service.domain.serialization import Serializable
 from service.spec.experiment import ExperimentSpec
+from trainers.config import SHARERS
 from trainers.device_kinds import DEVICE_KINDS
 
 CPU = "CPU"
@@ -21,8 +22,6 @@ MEMORY = "memory"
 ACCELERATOR = "accelerator_type:"
 """Beginning of Ray's resources that a node has for its model of accelerator."""
 
-SHARERS = 4
-"""Most runs on one device, or on the CPUs of one run, where `queue.share_device` lets them share."""
 NODE_ID = "ray.io/node-id"
 """Label that Ray gives each node."""
 _GIB = 1 << 30

@@ -33,7 +33,6 @@ from service.fairness.state import (
 from service.scheduling.budgets import BudgetWatch
 from service.scheduling.cluster import (
     CPU,
-    SHARERS,
     ClusterNode,
     ClusterSnapshot,
     devices_of,
@@ -276,8 +275,8 @@ class Lookout:
     ) -> Demand:
         """Returns what an experiment holds and could use, in devices that its runs really take.
 
-        A run that shares its device takes a part of it; on CPUs, one that is measured alone takes a whole
-        node; an elastic one is content with the fewest workers.
+        On CPUs, a run that is measured alone takes a whole node; an elastic one is content with the fewest
+        workers.
         """
         runs, each = devices / largest, largest
         at_a_time = min(runs, spec.queue.max_concurrent_runs or runs)
@@ -285,9 +284,7 @@ class Lookout:
             fewest = each * spec.worker_numbers[-1] / spec.worker_numbers[0]
             return _in_runs(hardware, fewest, at_a_time * each / fewest, held)
         found = find(hardware, self._catalogue)
-        if spec.queue.share_device:
-            each, held = each / SHARERS, held / SHARERS
-        elif spec.measure == "exclusive" and found is not None and found.kind.counted_in_cpus:
+        if spec.measure == "exclusive" and found is not None and found.kind.counted_in_cpus:
             alone = exclusive_holds(spec, nodes, self._catalogue) if spec.hardware == hardware else ()
             each = max((hold.workers * hold.resources[CPU] for hold in alone[:1]), default=each)
         return _in_runs(hardware, each, at_a_time, held)

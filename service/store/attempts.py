@@ -448,7 +448,7 @@ def _resized(had: int, has: int) -> dict[str, Any]:
     columns = schema.runs.c
     return {
         "workers": has,
-        "devices": columns.devices // had * has,
+        "devices": columns.devices / had * has,
         "price_usd_per_hour": columns.price_usd_per_hour / had * has,
         "power_w": columns.power_w / had * has,
     }

@@ -28,7 +28,7 @@ class Held:
 
     experiment_id: int
     hardware: str
-    devices: int
+    devices: float
 
 
 class Placing(StorePart):

@@ -332,7 +332,8 @@ class Submission(StorePart):
         """Returns the columns that are known at submission."""
         hardware = lookup(spec.hardware, self._catalogue)
         workers = spec.worker_numbers[0]
-        devices = workers * hardware.pricing(spec.resources.cpus_per_worker).devices_per_worker
+        shared = spec.queue.share_device
+        devices = workers * hardware.pricing(spec.resources.cpus_per_worker, shared=shared).charged_devices
         return {
             "task": str(spec.task.name),
             "student": storable(spec.model.student),

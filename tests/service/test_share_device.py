@@ -8,13 +8,19 @@ import pytest
 
 from service.analysis.run_tables import read_run_table
 from service.config.document import SpecError
-from service.config.hardware import CATALOGUE
+from service.config.hardware import CATALOGUE, lookup
 from service.domain.states import RunState
-from service.scheduling.cluster import ClusterNode, fits, worker_resources
+from service.recording.assignment import Ready
+from service.recording.placement_watch import PlacementGroup, PlacementWatch
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, fits, worker_resources
+from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import shapes_of
+from service.scheduling.situation import Lookout
 from service.spec.experiment import ExperimentSpec, validate
 from service.store import Store
+from trainers.config import SHARERS
+from trainers.telemetry.energy import cost_usd, modelled_energy_j
 
 
 def spec(share: bool, **fields: Any) -> ExperimentSpec:
@@ -67,3 +73,69 @@ def test_every_answer_says_what_was_shared(store: Store, queue: Queue) -> None:
     answer = Question(read_run_table(store, [experiment.id])).compare()
     assert [row.shared for row in answer.rows] == [1, 1]
     assert any(note.startswith("2 of 2 runs shared a device") for note in answer.notes)
+
+
+@pytest.mark.parametrize("hardware, devices", [("cpu", 2), ("A100", 1)])
+def test_each_second_of_a_shared_device_is_charged_once(
+    store: Store, queue: Queue, hardware: str, devices: int
+) -> None:
+    """From Ray's placements to every sum: four runs fill a device, and together they pay for it."""
+    now = [1_000_000.0]
+    store.clock = lambda: now[0]
+    asked = spec(True, hardware=hardware, seeds=list(range(SHARERS * devices // 2)))
+    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    (claimed,) = queue.claim("s", lease_s=600)
+    store.driver_started(experiment.id, claimed.attempt, "here", 1)
+    runs = store.runs(experiment_id=experiment.id).items
+    assert len(runs) == SHARERS * devices
+    (shape,) = shapes_of(asked, CATALOGUE)
+    rates = lookup(hardware).pricing(1, shared=True)
+    groups = [PlacementGroup(f"g{run.id}", now[0], (dict(shape.resources),), {}) for run in runs]
+    watch = PlacementWatch(
+        lambda: groups,
+        lambda: [(shape, rates)],
+        lambda changed: store.record_placements(experiment.id, claimed.attempt, changed),
+        store.clock,
+    )
+    watch.look()
+    now[0] += 10.0
+    for run, group in zip(runs, groups, strict=True):
+        watch.ready(Ready(group.id, now[0]))
+        number = store.open_attempt(run.id, claimed.attempt, placement=group.id)
+        store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
+    now[0] += 80.0
+    for run in runs:
+        store.finish_run(run.id, 1, RunState.succeeded)
+    now[0] += 10.0
+    groups.clear()
+    watch.look()
+
+    ledger, wall_s = store.ledger(experiment.id), 100.0
+    price = lookup(hardware).price_usd_per_hour
+    assert ledger.total.device_hours * 3600 == pytest.approx(devices * wall_s)
+    assert ledger.total.cost_usd * 3600 == pytest.approx(devices * wall_s * price)
+    assert sum(run.total.device_hours for run in ledger.runs) * 3600 == pytest.approx(devices * 80.0)
+    totals = store.experiment_totals(experiment.id)
+    assert totals.device_hours == pytest.approx(ledger.total.device_hours)
+    assert totals.cost_usd == pytest.approx(ledger.total.cost_usd)
+    spent = store.spent("default")
+    assert spent.device_hours == pytest.approx(ledger.total.device_hours)
+    assert spent.usd == pytest.approx(ledger.total.cost_usd)
+    assert SHARERS * devices * cost_usd(rates, 80.0) * 3600 == pytest.approx(devices * 80.0 * price)
+
+
+def test_energy_of_a_shared_device_is_modelled_once() -> None:
+    """The time of CPUs is measured for each run; an accelerator counts as busy for all of them."""
+    alone, shared = (lookup("A100").pricing(1, shared=share) for share in (False, True))
+    assert SHARERS * modelled_energy_j(shared, 100.0, 100.0) == modelled_energy_j(alone, 100.0, 100.0)
+    cpu = lookup("cpu").pricing(1, shared=True)
+    assert modelled_energy_j(cpu, 100.0, 90.0) == 90.0 * cpu.tdp_w
+
+
+def test_a_pass_counts_places_on_a_device(store: Store, queue: Queue) -> None:
+    asked = spec(True, seeds=[0, 1, 2, 3])
+    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    one = ClusterSnapshot(0.0, True, None, (ClusterNode("n", "n", True, {"CPU": 1.0}, {}),))
+    assert FairPass(store).divide(one, [], 3) == [experiment.id]
+    (claimant,) = Lookout(store).look(one, [], 3).situation.claimants
+    assert (claimant.demands[0].devices, claimant.demands[0].waiting) == (0.25, 8)

@@ -21,7 +21,7 @@ from trainers.config.parallel import (
     Strategy,
     require_layers,
 )
-from trainers.config.run import DevicePricing, RunConfig, Workspace
+from trainers.config.run import SHARERS, DevicePricing, RunConfig, Workspace
 from trainers.config.section import Identifier, Section
 from trainers.config.task import MAX_LENGTH, Task
 from trainers.config.training import TrainingSections
@@ -32,6 +32,7 @@ __all__ = [
     "MAX_LENGTH",
     "MAX_WORKERS",
     "MICRO_BATCHES_PER_STAGE",
+    "SHARERS",
     "Batch",
     "Binary",
     "Checkpointing",

@@ -12,6 +12,9 @@ from trainers.config.training import TrainingSections
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.registry import NameIn
 
+SHARERS = 4
+"""Most runs on one device, or on the CPUs of one run, where they may share it; each pays for its part."""
+
 
 class DevicePricing(Section):
     """What the hardware of a run costs, for the cost and energy figures."""
@@ -37,6 +40,11 @@ class DevicePricing(Section):
     """Published memory bandwidth of one device, in GB/s; unset = not known."""
     reported_as: tuple[str, ...] = ()
     """Names that the device's driver gives it, without the maker's; empty = not checked."""
+
+    @property
+    def charged_devices(self) -> float:
+        """Devices that a worker is charged for: its place on those that it shares."""
+        return self.devices_per_worker / SHARERS if self.shared else self.devices_per_worker
 
     @property
     def kind(self) -> DeviceKind:

@@ -21,7 +21,9 @@ def modelled_energy_j(
         busy_s: device-seconds of work in it; on CUDA all of them, an upper bound.
         limit_w: power limit of the device itself, in W, which replaces the table's; None = it has none.
     """
-    return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * rates.devices_per_worker)
+    # The time of CPUs is measured for each run; a device that others share is busy for all of them at once.
+    most = rates.devices_per_worker if rates.kind.counted_in_cpus else rates.charged_devices
+    return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * most)
 
 
 def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, str]:
@@ -30,5 +32,8 @@ def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, s
 
 
 def cost_usd(rates: DevicePricing, wall_s: float) -> float:
-    """Returns the price per device-hour times devices times hours: a device held is paid for, busy or not."""
-    return rates.price_usd_per_hour * rates.devices_per_worker * wall_s / 3600.0
+    """Returns the price per device-hour times devices times hours: a device held is paid for, busy or not.
+
+    Of a device that runs share, each pays for its place.
+    """
+    return rates.price_usd_per_hour * rates.charged_devices * wall_s / 3600.0

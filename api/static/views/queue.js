@@ -22,7 +22,8 @@ const ended = (counts) => ENDED.reduce((sum, name) => sum + (counts[name] || 0),
 function cells(node, resource, held, kinds) {
   const total = Math.floor(node.resources[resource]), free = Math.floor(node.available[resource] ?? total);
   const own = held.filter((one) => (kinds.get(one.hardware)?.accelerator_type ? resource !== "CPU" : resource === "CPU"));
-  const filled = own.flatMap((one) => Array(Math.round(one.devices)).fill(one)).slice(0, total), other = Math.max(0, total - free - filled.length);
+  let sum = 0; // Runs that share a device hold a part of it each: a cell is filled by the first of them.
+  const filled = own.flatMap((one) => Array(Math.ceil(sum + one.devices) - Math.ceil((sum += one.devices) - one.devices)).fill(one)).slice(0, total), other = Math.max(0, total - free - filled.length);
   const words = `${resource}: ${count(free)} of ${count(total)} free`;
   return h("div", { class: "resource" }, h("span", { class: "quiet" }, words),
     total <= MOST_CELLS ? h("span", { class: "cells", role: "img", "aria-label": `${words}; ${own.map((one) => `${one.devices} held by ${one.experiment ? one.experiment.name : "another project"}`).join(", ") || "none held"}` },
@@ -40,13 +41,13 @@ function map(cluster, held, kinds) {
     h("div", { class: "grid" }, cluster.nodes.map((node) => h("div", { class: "card pad node" }, h("h3", {}, node.name, node.alive ? null : h("span", { class: "bad" }, " does not answer")),
       Object.keys(node.resources).filter((name) => !OWN_RESOURCE.test(name) && node.resources[name] >= 1).map((name) => cells(node, name, placed.get(node), kinds))))),
     shortTable("Who holds devices", [
-      ["Devices", (one) => h("span", {}, h("i", { class: `swatch ${tone(one.experiment)}`, "aria-hidden": "true" }), ` ${count(one.devices)} × ${one.hardware}`)], ["Experiment", (one) => (one.experiment ? link(one.experiment) : h("span", { class: "quiet" }, "of a project that you do not see")), "wide"],
+      ["Devices", (one) => h("span", {}, h("i", { class: `swatch ${tone(one.experiment)}`, "aria-hidden": "true" }), ` ${+one.devices.toFixed(2)} × ${one.hardware}`)], ["Experiment", (one) => (one.experiment ? link(one.experiment) : h("span", { class: "quiet" }, "of a project that you do not see")), "wide"],
       ["Run", (one) => (one.run_id ? h("a", { href: `/runs/${one.run_id}` }, one.run_id) : "–"), "num"], ["Owner", (one) => one.experiment?.owner ?? "–"], ["Project", (one) => one.experiment?.project ?? "–"], ["Node", (one) => one.node ?? "–"],
       ["Held for", (one) => duration(Date.now() / 1000 - one.since_s), "num"],
     ], held, "Nothing is held."), elsewhere.length && cluster.nodes.length > 1 ? h("p", { class: "quiet" }, `${elsewhere.length} placement${elsewhere.length === 1 ? " is" : "s are"} on nodes that are not known yet.`) : null];
 }
 
-const devices = (by) => Object.entries(by || {}).map(([name, many]) => `${many} × ${name}`).join(", ") || "–";
+const devices = (by) => Object.entries(by || {}).map(([name, many]) => `${+many.toFixed(2)} × ${name}`).join(", ") || "–";
 
 /** What each project may count on, holds and waits for. */
 function byProject(known, held, waiting, active, kinds) {
