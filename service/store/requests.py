@@ -348,7 +348,12 @@ class Requesting(StorePart):
             if run.state in _WAITING_RUN:
                 connection.execute(
                     statements.move_run(
-                        run_id, RunState.cancelled, sources=_WAITING_RUN, cancel_requested_s=now, ended_s=now
+                        run_id,
+                        RunState.cancelled,
+                        sources=_WAITING_RUN,
+                        cancel_requested_s=now,
+                        ended_s=now,
+                        waits_for=None,
                     )
                 )
                 new = NewEvent(EventKind.run_cancelled, "cancelled", run_id, run.attempt)
