@@ -11,10 +11,11 @@ of theirs wait for it (a fifth of their experiments are one run, the others grid
 The other 14 submit in office hours with exponential gaps (three fifths one run, the others grids of 2 to 40),
 for some kinds more than their share. A run takes 1, 2, 4 or 8 devices of one kind for a log-normal time
 around 40 minutes (sigma 0.8 between experiments, 0.3 inside); forecasts of it are off by a log-normal factor
-(sigma 0.5). A tenth of the experiments has low priority; those do not count among the 40. Checkpoints are 5
-to 20 minutes apart. A run that is preempted stops at its next checkpoint, and costs its restart, 30 to 120 s,
-when it starts again. One project is guaranteed 2 of the 16 A100; a guarantee of an H100 would forbid the runs
-that need all eight. FIFO gets the submissions at the times at which they were made under fair sharing.
+(sigma 0.5). A tenth of the experiments has low priority; those do not count among the 40. One person gives
+each experiment one of three priorities in turn (low, normal, high). Checkpoints are 5 to 20 minutes apart. A
+run that is preempted stops at its next checkpoint, and costs its restart, 30 to 120 s, when it starts again.
+One project is guaranteed 2 of the 16 A100; a guarantee of an H100 would forbid the runs that need all eight.
+FIFO gets the submissions at the times at which they were made under fair sharing.
 
 **FIFO**: by age alone; a run that does not fit lets those behind it pass (the fullest cluster that FIFO can
 have).
@@ -35,13 +36,15 @@ others it is their own pauses that decide.
 **Figures**, the worst of the seeds each, `eta_width` the median: `share_error_pct`; `starved`: experiments of
 which nothing started for 72 h while runs of them waited; `starved_within_share`: those of people who asked
 for no more hours of such devices than an equal part of their project's share has; `utilisation_vs_fifo`:
-device time used over FIFO's;
-`small_job_wait_ratio`: median wait of one-run experiments over FIFO's; `preemption_waste_pct`: device time
-spent on restarts after a preemption, of all; `eta_covered_pct`: starts within the interval that was forecast
-when they were submitted (every third experiment; one without a latest start is a miss, and is counted as
-`without_eta`); `eta_width`: its latest end over its earliest, each with a minute more; `pass_ms_100k`: a pass
-over 100 projects, 1,000 users and 100,000 queued runs, as 1,000 and as 100,000 experiments, the slower of
-both (median of 15).
+device time used over FIFO's; `priority_order_pct`: of the runs that the person with three priorities started,
+those for which no run of theirs of higher priority waited that needs no more devices of the kind (low
+priority that has waited for a day counts as normal); `priority_wait_h`: their median wait for the first
+start, by priority; `small_job_wait_ratio`: median wait of one-run experiments over FIFO's;
+`preemption_waste_pct`: device time spent on restarts after a preemption, of all; `eta_covered_pct`: starts
+within the interval that was forecast when they were submitted (every third experiment; one without a latest
+start is a miss, and is counted as `without_eta`); `eta_width`: its latest end over its earliest, each with a
+minute more; `pass_ms_100k`: a pass over 100 projects, 1,000 users and 100,000 queued runs, as 1,000 and as
+100,000 experiments, the slower of both (median of 15).
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ from service.domain.access import DEFAULT_POOL
 from service.fairness.allowances import Division, divide
 from service.fairness.backlog import Backlog
 from service.fairness.eta import Calibration, Holder, Outlook, Seconds, Start, Waiter, starts
-from service.fairness.rules import USEFUL_S, may_yield
+from service.fairness.rules import PROMOTED_AFTER_S, PROMOTED_TO, USEFUL_S, may_yield
 from service.fairness.state import (
     Capacity,
     Claimant,
@@ -80,7 +83,7 @@ BENCHMARK = Benchmark(
     __doc__,
     fields=(
         "share_error_pct", "starved", "starved_within_share", "utilisation_vs_fifo", "small_job_wait_ratio",
-        "preemption_waste_pct", "eta_covered_pct", "eta_width", "pass_ms_100k",
+        "preemption_waste_pct", "eta_covered_pct", "eta_width", "priority_order_pct", "pass_ms_100k",
     ),
 )  # fmt: skip
 DEVICES = {"h100": 8, "a100": 16, "v100": 32}
@@ -90,7 +93,9 @@ GUARANTEED = {"theses": {"a100": 2.0}}
 PEOPLE_PER_PROJECT = 4
 ALWAYS_BUSY = {"search": 2, "nlp": 2, "vision": 2}
 """People of each project who never pause."""
-LOW, NORMAL = 25, 50
+LOW, NORMAL, HIGH = 25, 50, 75
+OF_THREE_PRIORITIES = "speech-3"
+"""The person whose experiments have low, normal and high priority in turn."""
 AHEAD = 40
 """Runs of each kind that those keep waiting."""
 TICK_S = 60.0
@@ -225,8 +230,11 @@ class People:
             Seconds(forecast_s / 2.3, forecast_s, forecast_s * 2.3),
             rng.uniform(300.0, 1200.0),
             rng.uniform(30.0, 120.0),
-            rng.choices([LOW, NORMAL], [0.1, 0.9])[0],
+            self._priority(user, rng.choices([LOW, NORMAL], [0.1, 0.9])[0]),
         )
+
+    def _priority(self, user: str, drawn: int) -> int:
+        return (LOW, NORMAL, HIGH)[self._next % 3] if user == OF_THREE_PRIORITIES else drawn
 
 
 class Cluster:
@@ -385,19 +393,35 @@ class Fair(Cluster):
         self._forecasts: dict[int, tuple[WaitingReason, Start]] = {}
         self.etas: list[tuple[Start, float]] = []
         self.preemptions = 0
+        self.starts_in_order: list[bool] = []
+        """Of each run started by the person with three priorities: whether none of theirs came first."""
 
     def divide(self, arrived: Sequence[Experiment]) -> None:
         self._usage = charge(self._usage, self.now_s, self._rates, self.now_s - self._charged_s)
         claimants = [self._claimant(each) for each in self.experiments.values()]
         division = divide(Situation(self.now_s, self._capacity, claimants, self._terms, self._usage))
+        theirs = {
+            each.of.id: self._counts_as(each)
+            for each in self.experiments.values()
+            if each.of.user == OF_THREE_PRIORITIES
+        }
+        started: list[tuple[Experiment, int]] = []
         for each in self.experiments.values():
             allowance = division.allowances.get(each.of.id)
             devices = 0.0 if allowance is None else allowance.devices.get(each.of.hardware, 0.0)
             runs = round(devices / each.of.devices)
             self._stop(each, len(each.running) - runs)
             if runs > len(each.running):
-                self.begin(each, runs - len(each.running))
+                started.append((each, runs - len(each.running)))
+                self.begin(*started[-1])
                 self._learn(each)
+        for each, count in started:
+            if each.of.id in theirs:
+                passed = (
+                    priority > theirs[each.of.id] and self._could_have(self.experiments[id], each)
+                    for id, priority in theirs.items()
+                )
+                self.starts_in_order += [not any(passed)] * count
         rates: defaultdict[tuple[str, str, Lane], float] = defaultdict(float)
         for each in self.experiments.values():
             of, usd = each.of, PRICES_USD_PER_HOUR[each.of.hardware]
@@ -407,6 +431,18 @@ class Fair(Cluster):
         new = [each for each in arrived if each.first_start_s is None and each.of.id % FORECAST_EVERY == 0]
         if new:
             self._forecast(division, new)
+
+    def _counts_as(self, each: Experiment) -> int:
+        """Returns what an experiment's priority counts as for its turn."""
+        since_s = each.of.at_s if each.served_s is None else each.served_s
+        is_old = self.now_s - since_s >= PROMOTED_AFTER_S
+        return max(each.of.priority, PROMOTED_TO) if is_old else each.of.priority
+
+    @staticmethod
+    def _could_have(waiting: Experiment, started: Experiment) -> bool:
+        """Returns whether an experiment waits for devices that another's run has got."""
+        kind = waiting.of.hardware == started.of.hardware
+        return bool(waiting.waiting) and kind and waiting.of.devices <= started.of.devices
 
     def _claimant(self, each: Experiment) -> Claimant:
         of = each.of
@@ -614,6 +650,9 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         "small_job_wait_s": medians[0],
         "fifo_small_job_wait_s": medians[1],
         "small_job_wait_ratio": medians[0] / medians[1] if medians[1] else 0.0,
+        "priority_order_pct": 100 * statistics.mean(fair.starts_in_order or [True]),
+        "priority_wait_h": _waits_by_priority(fair),
+        "starts_with_priorities": len(fair.starts_in_order),
         "preemptions": fair.preemptions,
         "preemption_waste_pct": 100 * fair.wasted_s / used,
         "etas": len(covered),
@@ -631,6 +670,16 @@ def _within_share(of: Submission, cluster: Cluster, days: float) -> bool:
     asked_s = sum(asked[of.project, of.user, of.hardware] for asked in cluster.asked_s.values())
     part = WEIGHTS[of.project] / sum(WEIGHTS.values()) / PEOPLE_PER_PROJECT
     return asked_s <= part * DEVICES[of.hardware] * days * DAY_S
+
+
+def _waits_by_priority(cluster: Cluster) -> dict[int, float]:
+    """Returns the median hours until the first start, of the person with three priorities."""
+    waits: defaultdict[int, list[float]] = defaultdict(list)
+    for each in (*cluster.experiments.values(), *cluster.ended):
+        if each.of.user == OF_THREE_PRIORITIES:
+            started_s = cluster.now_s if each.first_start_s is None else each.first_start_s
+            waits[each.of.priority].append((started_s - each.of.at_s) / 3600.0)
+    return {priority: round(statistics.median(found), 2) for priority, found in sorted(waits.items())}
 
 
 def _small_waits(cluster: Cluster) -> dict[int, float]:
@@ -677,7 +726,7 @@ def measure(days: float, seeds: int, runs: int, rounds: int) -> dict[str, Any]:
     worst = {
         "share_error_pct": max, "starved": max, "starved_within_share": max, "utilisation_vs_fifo": min,
         "small_job_wait_ratio": max, "preemption_waste_pct": max, "eta_covered_pct": min,
-        "eta_width": statistics.median,
+        "eta_width": statistics.median, "priority_order_pct": min,
     }  # fmt: skip
     return {
         **{name: choose(each[name] for each in by_seed) for name, choose in worst.items()},

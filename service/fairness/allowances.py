@@ -26,7 +26,8 @@ lower priority start no further runs on devices that it could use (`handovers`):
 
 **Large runs.** What is free goes to whoever can use it at once, so that small runs would pass a large one
 forever. So a large run (of more devices than the smallest run there) whose turn it is and which has waited
-for `PATIENCE_S` is not passed by others of its project, whose score sinks until it comes first in the lane.
+for `PATIENCE_S` is not passed by others of its project, within a guarantee or beyond, whose score sinks until
+it comes first in the lane.
 Then the run may take the devices of all whose score is higher even without them than its own, also of
 smaller runs that have just started: those come after it once they have stopped, and do not start again in
 its place. Where others' runs are in its way that do not yield, whoever fits
@@ -215,6 +216,7 @@ class _Pass:
             found = [
                 (-priority, user.score(), entry[:3], user.name, lane, state, priority, user, devices, bucket)
                 for lane, state, project in places
+                if not self._saves(state, project, hardware)
                 for user in project.users.values()
                 for priority, buckets in user.buckets.items()
                 for devices, bucket in buckets.items()
@@ -231,6 +233,29 @@ class _Pass:
                     for bucket in buckets.values():
                         if bucket.closed in (WaitingReason.busy, WaitingReason.share):
                             bucket.closed = None
+
+    def _saves(self, state: LaneState, project: Project, hardware: str) -> bool:
+        """Returns whether the project's turn is that of a large run beyond its guarantee, which has waited.
+
+        Within the guarantee, smaller ones would pass it forever, and keep its project from coming first.
+        """
+        waiting = [
+            (-priority, user.score(), entry[:3], user, devices)
+            for user in project.users.values()
+            for priority, buckets in user.buckets.items()
+            for devices, bucket in buckets.items()
+            if (entry := bucket.first()) is not None
+            and devices <= state.capacity + ROUNDING
+            and self._lanes.limit(user, hardware, devices) is None
+        ]
+        if not waiting:
+            return False
+        *_, (since_s, *_), _, devices = min(waiting, key=lambda each: each[:3])
+        return (
+            devices > state.smallest + ROUNDING
+            and devices > project.guaranteed(hardware) + ROUNDING
+            and self._lanes.now_s - since_s >= PATIENCE_S
+        )
 
     def _go_on(self, entry: Entry, priority: int, user: User) -> None:
         """Lets a large experiment that started a moment ago use the devices of its last run for its next one.

@@ -516,6 +516,21 @@ def test_a_large_run_is_not_passed_by_its_own_project() -> None:
     assert alone.allowances[2].devices == {"h100": 1.0}, "nobody else has a use for it"
 
 
+@pytest.mark.parametrize(("waited_s", "small_runs"), [(60.0, 2), (PATIENCE_S, 0)])
+def test_a_large_run_is_not_passed_within_its_projects_guarantee(waited_s: float, small_runs: int) -> None:
+    """Else its project would always hold what it is guaranteed, and never come first for more."""
+    large = experiment(1, waiting=1, devices=4.0, queued_s=NOW_S - waited_s)
+    small = experiment(2, waiting=9, user="bob")
+    others = just_started(experiment(3, "vision", running=8, waiting=9, preemptible=False))
+    used = {
+        ("nlp", "bob", lane("h100")): Usage(100.0, NOW_S),
+        ("vision", "ann", lane("h100")): Usage(90.0, NOW_S),
+    }
+    terms = {"nlp": ProjectTerms(guaranteed={"h100": 2})}
+    situation = Situation(NOW_S, capacity(h100=10), [large, small, others], terms, UsageTree(used))
+    assert runs_allowed(divide(situation), small) == small_runs
+
+
 def test_low_priority_does_not_wait_forever() -> None:
     old = experiment(1, waiting=1, priority=25, queued_s=NOW_S - PROMOTED_AFTER_S)
     others = [experiment(2, waiting=1, priority=PROMOTED_TO), experiment(3, "vision", running=1)]
