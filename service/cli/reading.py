@@ -239,8 +239,8 @@ def queue(limit: Limit = 20, as_json: Json = False) -> None:
     if as_json:
         print_json(answer)
         return
-    if answer.items:
-        console().print(queue_table(answer.items))
+    if answer.items or answer.at_work:
+        console().print(queue_table(answer.items, answer.at_work))
         if answer.next_page_token is not None:
             note(f"{len(answer.items)} of {answer.total}; raise --limit to see more")
     else:

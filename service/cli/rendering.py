@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Pool,
         QueueEntry,
         Span,
+        WaitingAtWork,
     )
     from service.domain.outlook import StartForecast
     from service.domain.records import Attempt, Event, Run
@@ -469,20 +470,21 @@ def _print_events(console: Console, events: Sequence[Event]) -> None:
     console.print(table)
 
 
-def queue_table(entries: Sequence[QueueEntry]) -> Table:
-    """What waits, why, and until when."""
-    several = any(entry.experiment and entry.experiment.pool != DEFAULT_POOL for entry in entries)
+def queue_table(entries: Sequence[QueueEntry], at_work: Sequence[WaitingAtWork] = ()) -> Table:
+    """What waits, why, and until when; first what is at work and waits for capacity, without a position."""
+    rows = [(each.experiment, "", "at work", each.reason) for each in at_work]
+    rows += [(each.experiment, str(each.position), _start(each.start), each.reason) for each in entries]
+    several = any(experiment and experiment.pool != DEFAULT_POOL for experiment, *_ in rows)
     pool = ("pool",) if several else ()
     table = grid_table(
         *pool, "#", "id", "name", "owner", "priority", "starts", "reason", right=("#", "id", "priority")
     )
-    for entry in entries:
-        experiment = entry.experiment
+    for experiment, position, start, reason in rows:
         what = ("", "", "", "")
         if experiment is not None:
             what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
         its_pool = (experiment.pool if experiment is not None else "",) if several else ()
-        table.add_row(*its_pool, str(entry.position), *what, _start(entry.start), entry.reason)
+        table.add_row(*its_pool, position, *what, start, reason)
     return table
 
 

@@ -46,6 +46,7 @@ from service.domain.records import (
     QueuePosition,
     Run,
     Totals,
+    WaitingAtWork,
 )
 from service.planner.forecast import Forecast, Span
 from service.planner.preview import PlannedRun, Preview, Validated
@@ -88,6 +89,7 @@ __all__ = [
     "Unreachable",
     "UnsafeCredentials",
     "Validated",
+    "WaitingAtWork",
 ]
 
 

@@ -8,7 +8,7 @@ import httpx
 
 from service.client.wire import Wire, encoded, given, read
 from service.config.hardware import HardwareEntry
-from service.domain.records import QueueEntry, QueueListing
+from service.domain.records import QueueEntry, QueueListing, WaitingAtWork
 from service.domain.shares import Share
 from service.planner.forecast import Forecast
 from service.planner.preview import PlannedRun, Preview, Validated
@@ -51,17 +51,19 @@ class InstallationCalls(Wire):
                 return replace(page, items=items, next_page_token=token, forecast=forecast, notes=notes)
 
     def queue(self, *, limit: int = 1000) -> QueueListing:
-        """The first `limit` experiments that wait, and why."""
+        """The first `limit` experiments that wait, and why; and what waits for capacity at work."""
         items: list[QueueEntry] = []
+        at_work: list[WaitingAtWork] = []
         token: str | None = None
         while True:
             page = self._get(
                 QueueListing, "/queue", page_size=min(1000, limit - len(items)), page_token=token
             )
             items += page.items
+            at_work += page.at_work
             token = page.next_page_token
             if token is None or len(items) >= limit:
-                return replace(page, items=items)
+                return replace(page, items=items, at_work=at_work)
 
     def hardware(self) -> list[HardwareEntry]:
         """The hardware catalogue."""

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Select, Update, func, select, update
 
-from service.db.schema import attempts, experiments, placements, runs
+from service.db.schema import ACTIVE, attempts, experiments, placements, runs
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.states import RunState
 
@@ -72,6 +72,16 @@ def close_placements(experiment_id: int, *, before_attempt: int | None = None) -
     if before_attempt is not None:
         statement = statement.where(_p.experiment_attempt < before_attempt)
     return statement.values(released_s=_p.seen_s)
+
+
+WAITING_AT_WORK = (
+    select(_x.id, _r.waits_for)
+    .join_from(runs, experiments, _x.id == _r.experiment_id)
+    .where(_r.waits_for.is_not(None), _r.state == RunState.queued, ACTIVE)
+    .group_by(_x.id, _r.waits_for)
+    .order_by(_x.id, func.min(_r.id))
+)
+"""(experiment, what runs wait for) of those that have a driver, by index of the runs that wait."""
 
 
 def clear_waiting(experiment_id: int) -> Update:

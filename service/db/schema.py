@@ -294,6 +294,8 @@ Index(
     sqlite_where=_SUCCEEDED,
     postgresql_where=_SUCCEEDED,
 )
+_WAITS = runs.c.waits_for.is_not(None)
+Index("ix_runs_waits_for", runs.c.experiment_id, sqlite_where=_WAITS, postgresql_where=_WAITS)
 _REUSED = runs.c.reused_from.is_not(None)
 Index("ix_runs_reused_from", runs.c.reused_from, sqlite_where=_REUSED, postgresql_where=_REUSED)
 for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):

@@ -629,6 +629,16 @@ class QueueEntry(QueuePosition):
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingAtWork(Serializable):
+    """An experiment with a driver, and with runs that wait for capacity."""
+
+    experiment: ExperimentStatus | None
+    """The experiment; null when it is of a project that the reader does not see."""
+    reason: str
+    """What its runs wait for, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueListing(Serializable):
     """One page of what waits, in the order in which it would be claimed."""
 
@@ -640,6 +650,8 @@ class QueueListing(Serializable):
     """How many experiments wait in all."""
     schedulers_alive: list[str]
     """Schedulers with a recent heartbeat; without one nothing is claimed."""
+    at_work: list[WaitingAtWork]
+    """Experiments that have a driver, and runs that wait for capacity; on the first page."""
 
 
 @dataclass(frozen=True, slots=True)

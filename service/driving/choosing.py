@@ -146,6 +146,14 @@ class RunChooser:
             return Choice(run, shape, models)
         return Wait.later if self._queued or self._live else Wait.over
 
+    def lacking(self) -> dict[int, str]:
+        """Returns what the cluster lacks for runs that wait for nodes, by the first run of each kind."""
+        return {
+            first.id: missing
+            for first, group in self._queued.ready()
+            if (missing := self._room.missing(group.sample)) is not None and self._waits(group)
+        }
+
     def prune(self, failed: Run) -> None:
         """Fails the runs that need at least as much memory as one that ran out of it."""
         spec = self._context.spec_of(failed)
@@ -210,15 +218,19 @@ class RunChooser:
         hardware = find(run.hardware, self._context.catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
+    def _waits(self, group: Group) -> bool:
+        """Returns whether runs that the cluster cannot hold wait for nodes, and do not fail."""
+        spec = self._room.spec_of(group.sample)
+        waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
+        return waits or "hardware" in group.sample.point or group.started
+
     def _cannot_run(self, group: Group, missing: str) -> None:
         """Notes it; and unless the run waits for nodes, fails it instead of waiting silently.
 
         Where hardware is an axis, cells whose hardware is absent wait while the others continue. An
         elastic run, and one that had room once, waits for nodes that have gone or for others.
         """
-        spec = self._room.spec_of(group.sample)
-        waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
-        if waits or "hardware" in group.sample.point or group.started:
+        if self._waits(group):
             if missing not in self._noted:
                 self._noted.add(missing)
                 self._context.note(f"runs are waiting for capacity: {missing}", EventKind.experiment_note)

@@ -202,7 +202,7 @@ class Sweep:
             self._chooser.relist()
 
     def tell_waiting(self, starting: Iterable[Shape]) -> None:
-        """Stores what runs without room wait for, and behind whom; called from time to time.
+        """Stores what runs without room wait for, behind whom or for which nodes; called from time to time.
 
         Args:
             starting: shapes of workers that are placed and not ready yet: their runs have room.
@@ -219,7 +219,7 @@ class Sweep:
         try:
             if waiting:
                 self._chooser.list_when_due()
-            self._waiting.update(waiting)
+            self._waiting.update(waiting, self._chooser.lacking())
         except StoreOutage as error:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 

@@ -21,8 +21,12 @@ class WaitingReasons:
         self._context = context
         self._stored: dict[int, str] = {}
 
-    def update(self, waiting: Mapping[int, Shape]) -> None:
+    def update(self, waiting: Mapping[int, Shape], lacking: Mapping[int, str]) -> None:
         """Stores the reasons of all runs that wait, by id, and removes those of the others.
+
+        Args:
+            waiting: shapes of those that have their turn, and no room.
+            lacking: what the cluster lacks for others, even when idle.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -30,7 +34,8 @@ class WaitingReasons:
         """
         store, id = self._context.store, self._context.experiment_id
         others = store.held_by_others(id) if waiting else []
-        reasons = {run_id: waits_for(shape, others) for run_id, shape in waiting.items()}
+        reasons = {run_id: f"capacity: {missing}" for run_id, missing in lacking.items()}
+        reasons |= {run_id: waits_for(shape, others) for run_id, shape in waiting.items()}
         changed: dict[int, str | None] = {
             run_id: text for run_id, text in reasons.items() if self._stored.get(run_id) != text
         }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from service.config.hardware import CATALOGUE, Hardware
-from service.db import queue_statements, schema, share_statements, statements
+from service.db import placement_statements, queue_statements, schema, share_statements, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
@@ -26,6 +26,7 @@ from service.domain.records import (
     QueueListing,
     QueuePosition,
     StoredRecord,
+    WaitingAtWork,
 )
 from service.domain.states import ExperimentState
 from service.scheduling.claims import Claim, serve
@@ -329,7 +330,8 @@ class Queue:
             places = {each.experiment_id: each.place for each in shown}
             explained = self._explained(connection, places, visible)
             schedulers = self._schedulers_alive(connection)
-        counts = self._store.run_counts_of([experiment.id for experiment, _ in explained])
+            at_work = [] if page_token is not None else _waiting_at_work(connection)
+        counts = self._store.run_counts_of([each.id for each, _ in (*explained, *at_work)])
         return QueueListing(
             [
                 QueueEntry(
@@ -345,6 +347,12 @@ class Queue:
             shown[-1].turn.token(shown[-1].experiment_id) if len(found) > page_size else None,
             total,
             [scheduler.name for scheduler in schedulers],
+            [
+                WaitingAtWork(ExperimentStatus.of(experiment, counts[experiment.id]), reason)
+                if visible.includes(experiment.project)
+                else WaitingAtWork(None, OUT_OF_SIGHT)
+                for experiment, reason in at_work
+            ],
         )
 
     def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
@@ -493,6 +501,17 @@ def pools_of(
     return [
         Pool.of(pool, alive[pool], clusters.get(pool), now_s) for pool in sorted(alive, key=order_of_pool)
     ]
+
+
+def _waiting_at_work(connection: Connection) -> list[tuple[Experiment, str]]:
+    """Returns experiments with a driver whose runs wait for capacity, and what for; by pool and priority."""
+    reasons: dict[int, list[str]] = {}
+    for row in connection.execute(placement_statements.WAITING_AT_WORK):
+        reasons.setdefault(row.id, []).append(row.waits_for)
+    rows = connection.execute(statements.experiments_by_id(reasons)).mappings()
+    found = [Experiment.from_row(row) for row in rows]
+    found.sort(key=lambda each: (order_of_pool(each.pool), -each.priority, each.id))
+    return [(each, f"runs wait for {'; and for '.join(reasons[each.id])}") for each in found]
 
 
 def _owner_and_pool_of(connection: Connection, experiment_id: int) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.domain.access import Visibility
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.store import Held, StaleAttempt, Store
@@ -83,6 +84,29 @@ def test_what_a_run_waits_for_is_shown_until_its_attempt_is_opened(store: Store,
     store.set_waiting(experiment.id, 1, {first.id: "too late"})
     assert store.run(first.id).waits_for is None
     assert attempt == 1
+
+
+def test_the_queue_lists_what_is_at_work_and_waits_for_capacity(
+    store: Store, queue: Queue, running: Running
+) -> None:
+    experiment, (first, second, third) = running(3)
+    store.set_waiting(
+        experiment.id, 1, {first.id: "1 CPU", second.id: "capacity: no node has 8 CPU", third.id: "1 CPU"}
+    )
+
+    def listed() -> list[str]:
+        return [each.reason for each in queue.listing().at_work if each.experiment is not None]
+
+    assert listed() == ["runs wait for 1 CPU; and for capacity: no node has 8 CPU"]
+    hidden = queue.listing(visible=Visibility(frozenset())).at_work
+    assert [(each.experiment, each.reason) for each in hidden] == [
+        (None, "of a project that you are not a member of")
+    ]
+    store.request_cancel_run(second.id)
+    assert store.run(second.id).waits_for is None
+    assert listed() == ["runs wait for 1 CPU"]
+    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    assert listed() == [], "it is in the queue itself"
 
 
 def test_a_deleted_experiment_leaves_no_placement(store: Store, running: Running) -> None:

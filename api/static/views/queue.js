@@ -87,6 +87,7 @@ export async function show(main, parameters, { signal }) {
     if (main.querySelector("dialog[open]") || area.contains(document.activeElement) && document.activeElement.matches("select")) { again(); return; } // Someone chooses.
     const [queue, cluster, { items: held }, active, paused, over] = found, chosen = query().get("project") || "";
     for (const one of [...active.items, ...paused.items, ...queue.items.map((entry) => entry.experiment)]) if (one) projects.add(one.project);
+    const lacking = new Map(queue.at_work.filter((one) => one.experiment).map((one) => [one.experiment.id, one.reason]));
     const wanted = (one) => !chosen || one?.project === chosen, focus = document.activeElement?.getAttribute("aria-label");
     replace(tools, projects.size > 1 || chosen ? h("label", {}, "project ", choice("project", [["", "all"], ...[...projects].sort()], chosen, { onchange: (event) => { setQuery({ project: event.target.value }); draw(); } })) : null,
       h("span", { class: "quiet" }, queue.schedulers_alive.length ? `Schedulers: ${queue.schedulers_alive.join(", ")}` : ""));
@@ -100,7 +101,7 @@ export async function show(main, parameters, { signal }) {
         ["", (one) => (one.experiment ? steering(one.experiment, who, draw) : null)]], queue.items.filter((one) => wanted(one.experiment)), "Nothing is waiting."),
       h("p", { class: "actions" }, token ? h("button", { type: "button", onclick: () => { token = null; setQuery({ page: null }); draw(); } }, "First page") : null,
         queue.next_page_token ? h("button", { type: "button", onclick: () => { token = queue.next_page_token; setQuery({ page: token }); draw(); } }, "Next page") : null)),
-      section(`Running (${count(active.items.length)}${active.next_page_token ? " and more" : ""})`, shortTable("Running experiments", [...common, ["State", (one) => state(one.state)], runs, ["Started", (one) => when(one.started_s)], acts], active.items.filter(wanted), "Nothing is running.")),
+      section(`Running (${count(active.items.length)}${active.next_page_token ? " and more" : ""})`, shortTable("Running experiments", [...common, ["State", (one) => state(one.state)], runs, ["Waits for capacity", (one) => lacking.get(one.id) ?? "", "wide"], ["Started", (one) => when(one.started_s)], acts], active.items.filter(wanted), "Nothing is running.")),
       paused.items.length ? section("Paused", shortTable("Paused experiments", [...common, runs, acts], paused.items.filter(wanted))) : null,
       section("Devices", map({ ...cluster, nodes: cluster.pools.flatMap((pool) => pool.nodes) }, held, kinds)), section("Shares of the projects", byProject(known.items, held, queue.items, active.items, kinds)),
       over.items.length ? section("Failed or cancelled lately", shortTable("Failed or cancelled experiments", [...common, ["State", (one) => state(one.state)], ["Ended", (one) => h("span", {}, relative(one.ended_s))], ["Failure", (one) => one.failure_message ?? "", "wide"], acts], over.items.filter(wanted))) : null);

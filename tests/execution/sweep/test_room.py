@@ -112,9 +112,14 @@ def test_capacity_is_waited_for_when_asked_and_said_once(
 
 
 def test_cells_of_absent_hardware_wait_while_the_others_go_on(
-    begin: Begin, store: Store, resources: list[dict[str, float]], notes: list[str], clock: Clock
+    begin: Begin,
+    store: Store,
+    queue: Queue,
+    resources: list[dict[str, float]],
+    notes: list[str],
+    clock: Clock,
 ) -> None:
-    sweep, _experiment = begin(1, search={"axes": {"hardware": ["cpu", "A100"]}})
+    sweep, experiment = begin(1, search={"axes": {"hardware": ["cpu", "A100"]}})
     here = given(sweep)
     assert store.run(here.run_id).hardware == "cpu"
     complete(sweep, store, here)
@@ -124,9 +129,22 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
         "accelerator_type:A100); "
         "the cluster has no accelerators"
     ]
+    sweep.tell_waiting([])
+    queue.heartbeat("s", node="n", pid=1)
+    listing = queue.listing()
+    assert (listing.items, [each.experiment and each.experiment.id for each in listing.at_work]) == (
+        [],
+        [experiment.id],
+    )
+    assert listing.at_work[0].reason == (
+        "runs wait for capacity: no node has hardware A100-PCIE-80GB (Ray resource accelerator_type:A100); "
+        "the cluster has no accelerators"
+    )
     resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(10)
     assert store.run(given(sweep).run_id).hardware == "A100-PCIE-80GB"
+    sweep.tell_waiting([])
+    assert queue.listing().at_work == []
 
 
 def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:

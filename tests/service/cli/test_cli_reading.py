@@ -227,6 +227,21 @@ def test_queue_says_why_each_waits(house: House) -> None:
     assert "nothing will start" in result.stderr
 
 
+def test_queue_lists_what_is_at_work_and_waits_for_capacity(house: House) -> None:
+    number = house.submitted()
+    house.queue.heartbeat("s", node="n", pid=1)
+    (claimed,) = house.queue.claim("s", lease_s=60)
+    house.store.driver_started(number, claimed.attempt, "node", 1)
+    assert "nothing is waiting" in house.run("queue").stdout
+    (run, *_) = house.store.runs(experiment_id=number).items
+    house.store.set_waiting(number, claimed.attempt, {run.id: "capacity: no node has hardware T4"})
+    shown = house.run("queue", width=200).stdout
+    assert "nothing is waiting" not in shown
+    assert "at work" in shown and "runs wait for capacity: no node has hardware T4" in shown
+    (listed,) = house.json("queue")["at_work"]
+    assert (listed["experiment"]["id"], listed["experiment"]["state"]) == (number, "running")
+
+
 def test_cluster_shows_every_pool(house: House) -> None:
     node = ClusterNode("1", "1", True, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9, "node:10.0.0.1": 1.0}, {})
     there = Queue(house.store, "gpu")

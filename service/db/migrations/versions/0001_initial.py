@@ -433,6 +433,14 @@ def upgrade() -> None:
     op.create_index("ix_runs_score_id", "runs", ["score", "id"], unique=False)
     op.create_index("ix_runs_state_id", "runs", ["state", "id"], unique=False)
     op.create_index("ix_runs_total_time_s_id", "runs", ["total_time_s", "id"], unique=False)
+    op.create_index(
+        "ix_runs_waits_for",
+        "runs",
+        ["experiment_id"],
+        unique=False,
+        sqlite_where=sa.text("waits_for IS NOT NULL"),
+        postgresql_where=sa.text("waits_for IS NOT NULL"),
+    )
     op.create_table(
         "attempts",
         sa.Column("run_id", _ID, autoincrement=False, nullable=False),
