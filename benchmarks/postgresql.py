@@ -47,12 +47,21 @@ class PostgreSQLServer:
     Args:
         durable: False turns fsync off, which tests may and benchmarks must not.
         options: further settings, `name=value`.
+        parent: where its folder is made; None = where temporary files are.
+        wal_segment_mib: size of a file of its log.
 
     Raises:
         NoPostgreSQL: when none can be started here.
     """
 
-    def __init__(self, *, durable: bool = True, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        options: Sequence[str] = (),
+        parent: Path | None = None,
+        wal_segment_mib: int = 16,
+    ) -> None:
         self._programs = binaries()
         self._options = [*options, "listen_addresses=", "max_connections=200"]
         if not durable:
@@ -61,14 +70,18 @@ class PostgreSQLServer:
         if os.geteuid() == 0:  # The server refuses to run as root.
             known = {entry.pw_name for entry in pwd.getpwall()}
             self._user = "postgres" if "postgres" in known else "nobody"
-        self._folder = Path(tempfile.mkdtemp(prefix="stillhouse-pg-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="stillhouse-pg-", dir=parent))
+        self._wal_segment = f"--wal-segsize={wal_segment_mib}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
             if self._user is not None:
                 shutil.chown(self._folder, self._user)
-            self._run("initdb", "-D", "data", "-U", "stillhouse", "-A", "trust", "-E", "UTF8", "--locale=C")
+            self._run(
+                "initdb", "-D", "data", "-U", "stillhouse", "-A", "trust", "-E", "UTF8", "--locale=C",
+                self._wal_segment,
+            )  # fmt: skip
             self.start()
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -106,9 +119,13 @@ class PostgreSQLServer:
                     raise NoPostgreSQL(f"the server does not start: {error}; {log_text[-500:]}") from None
             time.sleep(0.05)
 
+    def is_running(self) -> bool:
+        """Returns whether the server's process lives."""
+        return self._process is not None and self._process.poll() is None
+
     def stop(self, *, at_once: bool = False) -> None:
         """Stop the server; `at_once` as in a crash."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.is_running():
             self._process.send_signal(signal.SIGQUIT if at_once else signal.SIGINT)
             self._process.wait(30)
 

@@ -12,13 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from service.config.settings import Settings
+from service.db.engine import Database, has_room
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.store import PointBatch, RecordBatch, Store
+from service.store import PointBatch, RecordBatch, Store, StoreFull
 from tests.conformance.building import plans_of
+from tests.faults.campaign.__main__ import main as campaign
 from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, Told
+from tests.faults.campaign.full_disks import FullDisks
 from tests.faults.campaign.plan import Round, rounds_of
 from tests.faults.campaign.values import WRITER, value_of, writer_of
 
@@ -169,6 +173,44 @@ def test_an_acknowledged_request_without_an_event_is_lost(story: Story) -> None:
     assert story.counts()["lost"] == 2
 
 
+def _refused_after_its_commit(database: Database, body: Callable[[Connection], object]) -> object:
+    result = _WRITE(database, body)
+    assert database.path is not None
+    if not has_room(database.path):
+        raise StoreFull("database or disk is full")
+    return result
+
+
+def _acknowledged_and_rolled_back(database: Database, body: Callable[[Connection], object]) -> object:
+    assert database.path is not None
+    if has_room(database.path):
+        return _WRITE(database, body)
+    with database._sqlite_writer().begin() as transaction:
+        result = body(transaction.connection)
+        transaction.rollback()
+    return result
+
+
+_WRITE = Database._write_sqlite
+
+
+@pytest.mark.parametrize(
+    ("fault", "planted"),
+    [("refused_stored", _refused_after_its_commit), ("acknowledged_missing", _acknowledged_and_rolled_back)],
+    ids=["refused_stored", "acknowledged_missing"],
+)
+def test_a_wrong_answer_at_a_full_disk_is_found(
+    fault: str,
+    planted: Callable[[Database, Callable[[Connection], object]], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FullDisks("sqlite", tmp_path / "full") as disks:
+        monkeypatch.setattr(Database, "_write_sqlite", planted)
+        outcome = disks.carry_out(Round(0, "sqlite", "full_disks", 0, 5))
+    assert outcome.findings.lines[fault]
+
+
 def test_what_does_not_move_for_its_patience_is_stuck() -> None:
     watch = ProgressWatch(3.0)
     assert watch.look(0.0, {1: "a", 2: "a"}) == []
@@ -198,7 +240,8 @@ def test_a_slice_of_the_campaign_finds_nothing(
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
     command = [sys.executable, "-m", "tests.faults.campaign", "--kills", "30", "--freezes", "12",
-               "--histories", "3", "--databases", database, "--seed", str(seed)]  # fmt: skip
+               "--histories", "3", "--full-disks", "20", "--databases", database,
+               "--seed", str(seed)]  # fmt: skip
     with capsys.disabled():
         print(f"\npython {' '.join(command[1:])}")
     done = subprocess.run(
@@ -207,6 +250,21 @@ def test_a_slice_of_the_campaign_finds_nothing(
     assert done.returncode == 0, f"{' '.join(command[1:])}\n{done.stdout}\n{done.stderr}"
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["seed"] == seed
-    for kind in ("kills", "freezes", "histories"):
-        assert answer[kind]["count"] > 0
+    for kind in ("kills", "freezes", "histories", "full_disks"):
+        assert answer[kind]["count"] > 0 or f"no {kind.replace('_', ' ')} on" in done.stdout
         assert {fault: answer[kind][fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0)
+
+
+def test_the_sum_takes_results_from_before_full_disks_and_joined_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"count": 3, "lost": 1}
+    of_kills = {**counts, "sqlite": counts}
+    (tmp_path / "campaign-1.json").write_text(json.dumps({"kills": of_kills}))
+    (tmp_path / "campaign-2.json").write_text(json.dumps({"campaigns": 55, "kills": of_kills}))
+    assert campaign(["--sum", str(tmp_path)]) == 0
+    total = json.loads(capsys.readouterr().out)
+    assert total["campaigns"] == 56
+    assert [total["kills"][name] for name in ("count", "lost", "stuck")] == [6, 2, 0]
+    assert total["kills"]["sqlite"]["count"] == 6
+    assert total["full_disks"]["count"] == 0

@@ -1,4 +1,4 @@
-"""Faults by the thousand: kill -9, SIGSTOP past the lease, and many clients at once, all checked.
+"""Faults by the thousand: kill -9, SIGSTOP past the lease, many clients at once, and full disks, all checked.
 
     python -m tests.faults.campaign --kills 100 --freezes 100 --histories 10 --databases sqlite --seed 7
 
@@ -16,4 +16,5 @@ are shorter (`timing`). Every process is forked from one that has imported every
 - `checker`: whether everything acknowledged is there, once; reads tables and events, and shares no code with
   the store
 - `rounds`: the parts above, joined
+- `full_disks`, `script`: a database on a small disk, and every kind of write that fills it
 """

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,7 +26,8 @@ from typing import Any, get_args
 
 from tests.faults.campaign import stand_ins
 from tests.faults.campaign.checker import FAULTS
-from tests.faults.campaign.databases import open_database
+from tests.faults.campaign.databases import CampaignDatabase, open_database
+from tests.faults.campaign.full_disks import FullDisks, NoSmallDisk
 from tests.faults.campaign.node import end_with_parent
 from tests.faults.campaign.plan import Kind, Round, rounds_of
 from tests.faults.campaign.rounds import Outcome, carry_out
@@ -71,6 +73,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=0, help="on each database")
     parser.add_argument("--freezes", type=int, default=0, help="on each database")
     parser.add_argument("--histories", type=int, default=0, help="on each database")
+    parser.add_argument("--full-disks", type=int, default=0, help="on each database")
     parser.add_argument("--databases", default="sqlite,postgresql", help="sqlite, postgresql or both")
     parser.add_argument("--seed", type=int, help="of the plan; unset = a fresh one")
     parser.add_argument("--lanes", type=int, default=1, help="installations at a time for each database")
@@ -97,6 +100,8 @@ def _interleaved(lists: Sequence[list[Round]]) -> list[Round]:
 
 def _print_plan(round: Round) -> None:
     print(round.name)
+    if round.kind == "full_disks":
+        return  # When its disk fills up depends on what the steps before took.
     if round.kind == "histories":
         for history, client in itertools.product(range(round.size), range(3)):
             print(*round.requests(history, client), sep="\n")
@@ -162,15 +167,27 @@ def _lane(name: str, folder: Path, keep: Path | None, channel: Connection) -> No
     signal.signal(signal.SIGTERM, _exit)
     end_with_parent(signal.SIGTERM)
     folder.mkdir(parents=True)
-    database = open_database(name, folder)
-    try:
-        warm(database, folder / "warming")
-        while (round := channel.recv()) is not None:
-            channel.send(carry_out(round, database, folder, keep))
-    except Exception:
-        traceback.print_exc()
-    finally:
-        database.close()
+    with ExitStack() as opened:
+        try:
+            database: CampaignDatabase | None = None
+            disks: FullDisks | None = None
+            while (round := channel.recv()) is not None:
+                if round.kind == "full_disks":
+                    try:
+                        disks = disks or opened.enter_context(FullDisks(name, folder / round.name))
+                    except NoSmallDisk as error:
+                        print(f"no full disks on {name}: {error}", flush=True)
+                        channel.send(Outcome(round))
+                    else:
+                        channel.send(disks.carry_out(round))
+                    continue
+                if database is None:
+                    database = open_database(name, folder)
+                    opened.callback(database.close)
+                    warm(database, folder / "warming")
+                channel.send(carry_out(round, database, folder, keep))
+        except Exception:
+            traceback.print_exc()
 
 
 def _exit(number: int, frame: object) -> None:
@@ -212,6 +229,8 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
         for name in options.databases:
             those = [each for each in of_kind if each.round.database == name]
             answer[kind][name] = _counted(those) | {"cpu_s": round(sum(each.cpu_s for each in those), 1)}
+        if kind == "full_disks":
+            answer[kind]["unconfirmed"] = sum(each.unconfirmed for each in of_kind)
         answer[kind]["targets"] = dict(sum((each.by_target for each in of_kind), Counter()))
     answer["problems"] = sum(len(outcome.problems) for outcome in outcomes)
     answer["still_s"] = round(max((outcome.longest_s for outcome in outcomes), default=0.0), 2)
@@ -230,16 +249,17 @@ def _counted(outcomes: Sequence[Outcome]) -> dict[str, int]:
 def _sum(folder: Path, databases: Sequence[str]) -> dict[str, Any]:
     """The counts of earlier campaigns, `campaign-*.json`, together."""
     answers = [json.loads(path.read_text()) for path in sorted(folder.glob("campaign-*.json"))]
-    total: dict[str, Any] = {"campaigns": len(answers)}
+    total: dict[str, Any] = {"campaigns": sum(each.get("campaigns", 1) for each in answers)}
     for kind in KINDS:
-        parts = {name: [each[kind][name] for each in answers if name in each[kind]] for name in databases}
-        total[kind] = _added([each[kind] for each in answers])
-        total[kind] |= {name: _added(counted) for name, counted in parts.items()}
+        counted = [each[kind] for each in answers if kind in each]
+        parts = {name: [each[name] for each in counted if name in each] for name in databases}
+        total[kind] = _added(counted)
+        total[kind] |= {name: _added(of_database) for name, of_database in parts.items()}
     return total
 
 
 def _added(counted: Sequence[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(each[name] for each in counted) for name in ("count", *FAULTS)}
+    return {name: sum(each.get(name, 0) for each in counted) for name in ("count", *FAULTS)}
 
 
 def _commit() -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 Rows = list[tuple[Any, ...]]
 
-FAULTS = ("lost", "duplicated", "stale_writes", "stranded", "stuck")
-"""What is counted."""
+FAULTS = ("lost", "duplicated", "stale_writes", "stranded", "stuck", "acknowledged_missing", "refused_stored")
+"""What is counted; the last two at full disks."""
 _TERMINAL = {"succeeded", "failed", "cancelled"}
 _TERMINAL_RUN = _TERMINAL | {"stopped"}
 _AFTER = {

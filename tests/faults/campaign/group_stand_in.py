@@ -213,6 +213,7 @@ def install() -> None:
         {
             "ray.train": {"get_context": Context, **options},
             "ray.train.backend": empty,
+            "ray.train.torch": {"get_device": lambda: types.SimpleNamespace(type="cpu")},
             "ray.train._internal": {},
             "ray.train._internal.utils": {"get_address_and_port": get_address_and_port},
             "ray.train.v2": {},

@@ -10,13 +10,13 @@ from typing import Literal
 from tests.faults.campaign.timing import LEASE_S
 from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED
 
-Kind = Literal["kills", "freezes", "histories"]
+Kind = Literal["kills", "freezes", "histories", "full_disks"]
 Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
 
 TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
 _WEIGHTS = (1, 1, 3, 3, 3, 1)
-PER_ROUND: dict[Kind, int] = {"kills": 200, "freezes": 160, "histories": 16}
-"""Faults, or histories, that share an installation."""
+PER_ROUND: dict[Kind, int] = {"kills": 200, "freezes": 160, "histories": 16, "full_disks": 20}
+"""Faults, or histories, that share an installation; full disks that are carried out at a stretch."""
 HISTORIES_AT_A_TIME = 4
 """Of those that share an installation: more would mostly ask about experiments that are queued."""
 GAP_S: dict[Kind, float] = {"kills": 0.03, "freezes": 0.07, "histories": 0.12}
@@ -82,7 +82,7 @@ class Round:
 
     Attributes:
         seed, database, kind, number: decide all else.
-        size: faults, or histories.
+        size: faults, histories, or full disks.
     """
 
     seed: int
@@ -159,7 +159,7 @@ class Round:
 
 
 def rounds_of(seed: int, database: str, kind: Kind, count: int) -> list[Round]:
-    """Rounds that hold so many kills, freezes or histories together."""
+    """Rounds that hold so many kills, freezes, histories or full disks together."""
     size = PER_ROUND[kind]
     return [
         Round(seed, database, kind, number, min(size, count - number * size))

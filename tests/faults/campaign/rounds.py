@@ -47,8 +47,9 @@ class Outcome:
 
     Attributes:
         round: which.
-        count: faults that happened, or histories.
-        by_target: faults by what was hit.
+        count: faults that happened, histories, or full disks.
+        by_target: faults by what was hit, or what a full disk refused.
+        unconfirmed: refusals of a full disk that may have been stored.
         findings: what is wrong.
         wall_s: how long it took.
         longest_s: the longest time without progress at rest.
@@ -61,6 +62,7 @@ class Outcome:
     round: Round
     count: int = 0
     by_target: Counter[str] = field(default_factory=Counter)
+    unconfirmed: int = 0
     findings: Findings = field(default_factory=Findings)
     problems: list[str] = field(default_factory=list)
     wall_s: float = 0.0

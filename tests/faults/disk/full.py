@@ -8,7 +8,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -35,13 +35,14 @@ class SmallDisk:
 
     Args:
         folder: empty.
+        size: in bytes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int = SIZE) -> None:
         self.folder = folder
         folder.mkdir()
         mount = shutil.which("mount")
-        command = [mount or "", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+        command = [mount or "", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
         done = subprocess.run(command, capture_output=True, check=False) if mount else None
         self.mounted = done is not None and done.returncode == 0
         self._ballast = folder / "ballast"
@@ -49,9 +50,12 @@ class SmallDisk:
     def fill(self, left: int) -> None:
         """Leaves so many bytes."""
         if self.mounted:
-            space = os.statvfs(self.folder)
             with self._ballast.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - left))
+                while True:
+                    space = os.statvfs(self.folder)
+                    with suppress(OSError):  # Others have just taken some of it.
+                        os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - left))
+                        return
         else:
             largest = max(
                 (path.stat().st_size for path in self.folder.rglob("*") if path.is_file()), default=0
