@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The oldest supported (torch 2.11 brings it), what torch 2.13 brings, and the newest, each in a folder of its own.
 TRITON := build/triton
+TRITONS := 3.6.0 3.7.1 newest
 PYTHON_OF_GPU ?= 3.12
 # What the trainers, their peer (the Hugging Face Trainer) and the kernels' tests import besides torch,
 # transformers and numpy.
@@ -50,10 +52,13 @@ test-postgres: $(READY) ## Run the tests that need PostgreSQL
 smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 5 minutes)
 	@$(BIN)/python -m pytest $(PARALLEL) -m smoke tests/benchmarks
 
-kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels; without a GPU, Triton goes to build/
-	@$(BIN)/python -c 'import triton' 2>/dev/null || test -d $(TRITON)/triton || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON) triton
-	@PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/cuda_ext/test_encoder_triton.py
+kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
+	@for version in $(TRITONS); do test -d $(TRITON)/$$version/triton || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON)/$$version \
+	    triton$$(echo "==$$version" | sed s/==newest//) || exit 1; done
+	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
+	@for version in 3.6.0 newest; do \
+	  PYTHONPATH=$(TRITON)/$$version $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90 || exit 1; done
 
 lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/ruff check .

@@ -11,11 +11,15 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from cuda_ext.build import ARCHITECTURES
 from cuda_ext.errors import BuildError
@@ -30,16 +34,6 @@ WIDTHS = (384, 768, 1024, 3072)
 
 REGISTER_LIMIT = 128
 """Registers per thread with which 16 warps fit on a multiprocessor."""
-
-_POINTERS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("ids_ptr", "types_ptr", "positions_ptr", "labels_ptr"), "i64")
-    | dict.fromkeys(("mean_ptr", "rstd_ptr", "sums_ptr", "lse_ptr", "losses_ptr"), "fp32")
-)
-"""What pointers point to, where it is not an activation or a parameter."""
-
-_SCALARS: Mapping[str, str] = MappingProxyType({"eps": "fp32", "scale": "fp32", "offset": "i64"})
-"""Types of numbers other than int32."""
-_SEEDS = ("i64", "*i64")
 
 _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<local>\d+)")
 
@@ -63,10 +57,28 @@ class KernelResources:
     spill_bytes: int
 
 
-def kernel_resources(
-    targets: Sequence[str] = tuple(TARGETS), widths: Sequence[int] = WIDTHS
-) -> list[KernelResources]:
-    """Compiles every kernel for every target, for bfloat16 with dropout; with a seed, also for one in memory.
+@dataclass(frozen=True)
+class _Absent:
+    """Triton's driver of a GPU that is not here: launches compile for it."""
+
+    target: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return str(self.target)  # by which Triton keeps what it has compiled
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+@contextmanager
+def compilation(target: str) -> Iterator[list[tuple[str, Any]]]:
+    """Within it, Triton's launches compile for a target and do not run.
+
+    Yields:
+        Names of the kernels and what they were compiled to, launch by launch.
 
     Raises:
         BuildError: Triton is not installed, or it interprets instead of compiling.
@@ -74,54 +86,79 @@ def kernel_resources(
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BuildError("TRITON_INTERPRET=1 interprets kernels instead of compiling them; unset it")
     try:
-        from cuda_ext import encoder_triton
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import JITFunction, driver
     except ImportError:
         raise BuildError("Triton is not installed; install triton") from None
-    kernels = [value for name, value in vars(encoder_triton).items() if name.endswith("_kernel")]
-    return [
-        _compiled(kernel, target, width, seed)
-        for target in targets
-        for width in widths
-        for kernel in kernels
-        for seed in (_SEEDS if "seed" in kernel.arg_names else _SEEDS[:1])
-    ]
+    launches: list[tuple[str, Any]] = []
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
+        launches.append((kernel.__name__, compiled))
+        return compiled
+
+    before = driver._active
+    driver.set_active(_Absent(GPUTarget("cuda", TARGETS[target], 32)))
+    JITFunction.run = compile_only
+    try:
+        yield launches
+    finally:
+        JITFunction.run = run
+        driver._active = before
 
 
-def _compiled(kernel: Any, target: str, width: int, seed: str) -> KernelResources:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def launch_all(*, rows: int, width: int, dtype: torch.dtype, seed: Tensor, offset: int = 0) -> None:
+    """Launches every operator of a training step, within `compilation`.
 
+    Args:
+        rows, width: of the activations, which take no memory.
+        dtype: theirs; parameters are float32.
+        seed: dropout's, on the CPU or on the device `meta`.
+        offset: dropout's.
+    """
     from cuda_ext import encoder_triton as kernels
 
-    name = kernel.__name__
-    flat = {
-        "bias_gelu_kernel": 1024,
-        "bias_gelu_backward_kernel": kernels.COLUMNS,
-        "totals_kernel": kernels.TOTAL_COLUMNS,
-        "joint_gradient_kernel": kernels.JOINT_COLUMNS,
-    }
-    block = flat.get(name, min(kernels.block_of(width), 4096))
-    constants = {"BLOCK": block, "DROPS": True, "OTHER": True, "ROWS": kernels.JOINT_ROWS}
-    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    signature = {
-        argument: "constexpr"
-        if argument in constants
-        else f"*{_POINTERS.get(argument, 'bf16')}"
-        if argument.endswith("_ptr")
-        else {**_SCALARS, "seed": seed}.get(argument, "i32")
-        for argument in kernel.arg_names
-    }
-    sums = "sums_ptr" in kernel.arg_names
-    fixed = {"bias_gelu_kernel": 4, "totals_kernel": 4, "joint_gradient_kernel": 8}
-    warps = fixed.get(name) or kernels.warps_of(block, sums=sums)
-    compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants),
-        target=GPUTarget("cuda", TARGETS[target], 32),
-        options={"num_warps": warps},
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, row, parameter = (
+        empty(rows, width),
+        empty(rows, dtype=torch.float32),
+        empty(width, dtype=torch.float32),
     )
-    registers, spilled = _usage(compiled.asm["cubin"])
-    return KernelResources(target, name, width, registers, spilled)
+    ids, table, types = empty(rows, dtype=torch.int64), empty(512, width), empty(2, width)
+    drawn = (0.1, seed, offset)
+    kernels.bias_gelu(x, parameter)
+    kernels.bias_gelu_backward(x, x, parameter)
+    kernels.dropout_add_norm(x, parameter, x, parameter, parameter, 1e-12, *drawn)
+    kernels.dropout_add_norm_backward(x, None, x, row, row, parameter, *drawn)
+    kernels.joint_gradient([x, x, x], torch.float32)
+    kernels.embed_norm(ids, ids, ids, table, table, types, parameter, parameter, 1e-12, *drawn)
+    kernels.embed_norm_backward(x, ids, ids, ids, table, table, types, row, row, parameter, *drawn)
+    kernels.cross_entropy(x, ids, -100)
+    kernels.cross_entropy_backward(row, x, ids, row, -100)
+
+
+def kernel_resources(
+    targets: Sequence[str] = tuple(TARGETS), widths: Sequence[int] = WIDTHS
+) -> list[KernelResources]:
+    """Compiles every kernel for every target as a step in bfloat16 does, from a seed of either kind.
+
+    Raises:
+        BuildError: Triton is not installed, or it interprets instead of compiling.
+    """
+    found: dict[int, KernelResources] = {}
+    for target in targets:
+        for width in widths:
+            with compilation(target) as launches:
+                for device in ("cpu", "meta"):
+                    seed = torch.full((), 2**62 + 1, device=device)
+                    launch_all(rows=4096, width=width, dtype=torch.bfloat16, seed=seed)
+            for name, compiled in launches:
+                if id(compiled) not in found:
+                    found[id(compiled)] = KernelResources(target, name, width, *_usage(compiled.asm["cubin"]))
+    return list(found.values())
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,17 +27,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-PROGRAMS = 512
-"""Programs that share rows where sums over rows are taken: one number for all GPUs, so that sums agree."""
-
 _NO_SEED = torch.zeros((), dtype=torch.int64)
 _ops: Any = torch.ops.stillhouse
 
 
-def shares(rows: int) -> tuple[int, int]:
-    """Returns the programs that share rows, and how many each takes."""
-    each = max(1, -(-rows // PROGRAMS))
-    return max(1, -(-rows // each)), each
+@cache
+def _resident(device: torch.device) -> int:
+    """Programs of four warps with up to 128 registers a thread that a GPU runs at once."""
+    if device.type != "cuda":
+        return 512
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def programs_of(x: Tensor) -> int:
+    """Returns the programs that share the rows of x (..., H) where sums over rows are taken."""
+    rows = x.numel() // x.shape[-1]
+    return max(1, min(_resident(x.device), -(-rows // 4)))
 
 
 def adjoin(parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -100,7 +106,7 @@ def _row_sums(x: Tensor, columns: int) -> Tensor:
 
     The kernels of the CPU give whole sums: a single line.
     """
-    programs = 1 if x.is_cpu else shares(x.numel() // x.shape[-1])[0]
+    programs = 1 if x.is_cpu else programs_of(x)
     return x.new_empty((programs, columns), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
