@@ -99,7 +99,8 @@ async def device_token(request: Request, store: StoreDep) -> Response:
         return _error("unsupported_grant_type", f"grant_type must be {GRANT_TYPE}")
     if not form.get("device_code"):
         return _error("invalid_request", "device_code is missing")
-    polled = await run_in_threadpool(store.poll_device_login, digest(form["device_code"]))
+    device_sha256 = digest(form["device_code"])
+    polled = await run_in_threadpool(store.poll_device_login, device_sha256)
     if isinstance(polled, Polled):
         return _error(str(polled), _WHY[polled])
     try:
@@ -110,6 +111,7 @@ async def device_token(request: Request, store: StoreDep) -> Response:
             scope=polled.scope,
             project=polled.project,
             lasts_s=polled.lasts_s,
+            device_sha256=device_sha256,
             actor=Actor(polled.user, None, client_address(request) or None),
         )
     except (Conflict, NotFound) as error:  # Disabled or demoted since the approval.

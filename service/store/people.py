@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import access_statements, schema, statements
+from service.db import access_statements, schema, session_statements, statements
 from service.db.engine import Database
 from service.db.errors import BadValue, Conflict, NotFound, StoreError
 from service.domain.access import (
@@ -197,6 +197,7 @@ class People(StorePart):
         scope: Scope,
         project: str | None = None,
         lasts_s: float | None = None,
+        device_sha256: str | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> NewToken:
         """Creates a token, and returns it with its secret, which is stored only as a hash.
@@ -207,13 +208,14 @@ class People(StorePart):
             scope: what it may be used for.
             project: only project that it is for; None = all of the user's.
             lasts_s: seconds until it expires; None = never.
+            device_sha256: of the approved device login that it is for, which gives one token.
             actor: who creates it.
 
         Raises:
             BadValue: the name is not valid.
             NotFound: there is no such user or project.
             Conflict: the user is disabled, is not the administrator that scope `admin` needs, or has a
-                token of this name.
+                token of this name; or the device has its token.
         """
         if not _TOKEN_NAME.fullmatch(name):
             raise BadValue(
@@ -223,6 +225,9 @@ class People(StorePart):
         expires_s = None if lasts_s is None else now + lasts_s
 
         def body(connection: Connection) -> NewToken:
+            take = None if device_sha256 is None else session_statements.take_grant(device_sha256)
+            if take is not None and not connection.execute(take).rowcount:
+                raise Conflict("the login has given its token; begin again")
             owner = read_user(connection, user, lock=True)
             if owner.disabled_s is not None:
                 raise Conflict(f"user {user} is disabled; enable them first: stillhouse user enable {user}")

@@ -230,7 +230,7 @@ class Sessions(StorePart):
         self.database.write(body)
 
     def poll_device_login(self, device_sha256: str) -> Polled | Approved:
-        """Returns what an approved device login is given, once; or why it is given nothing yet."""
+        """Returns the token that an approved device login is to be given, or why it is given none yet."""
         now = self.clock()
 
         def body(connection: Connection) -> Polled | Approved:
@@ -244,8 +244,6 @@ class Sessions(StorePart):
                 return Polled.too_fast
             if row.approved_s is None:
                 return Polled.pending
-            if not connection.execute(session_statements.take_grant(device_sha256)).rowcount:
-                return Polled.expired
             return Approved(
                 f"{row.name} {row.user_code}", row.user, row.scope, row.project, row.token_expires_s - now
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import socket
 import threading
@@ -36,6 +37,17 @@ search: {axes: {precision: [fp32, bf16]}}
 seeds: [0, 1]
 """
 TOKEN = "stillhouse-" + "t" * 32
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Files of this process grow to a size at most: what is larger already meets a full disk."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 @pytest.fixture(scope="session")

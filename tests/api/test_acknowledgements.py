@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,21 +13,10 @@ from api.app import create_app
 from service.config.settings import Settings
 from service.db import sqlite
 from service.store import Store
-from tests.api.conftest import BASE_URL, SPEC
+from tests.api.conftest import BASE_URL, SPEC, files_up_to
 from tests.silent_proxy import SilentProxy
 
 EXPERIMENTS = "/api/v1/experiments"
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """Files of this process grow to a size at most: what is larger already meets a full disk."""
-    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 def test_what_a_full_disk_refuses_is_not_stored_and_what_it_takes_is(

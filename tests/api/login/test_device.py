@@ -14,7 +14,7 @@ from api.login.device import GRANT_TYPE
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE
 from service.domain.access import Scope
 from service.domain.sessions import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S
-from tests.api.conftest import TOKEN
+from tests.api.conftest import TOKEN, files_up_to
 from tests.api.login.conftest import browser_of, log_in, secret_of
 
 
@@ -77,6 +77,26 @@ def test_an_approved_device_gets_a_token_once(
     clock.now_s += POLL_EVERY_S
     assert error_of(poll(device, begun)) == "expired_token", "the token is given once"
     assert browser.get(path).status_code == 404, "and decided once"
+
+
+def test_an_approved_login_gives_its_token_once_a_full_disk_has_room(
+    browser: TestClient, device: TestClient, closed: FastAPI, clock: Clock
+) -> None:
+    """The poll and the token are two writes: the first may find the room that the second does not."""
+    begun = begin(device)
+    csrf = log_in(browser, secret_of(closed))
+    path = f"/api/v1/device-logins/{begun['user_code']}/decision"
+    assert browser.post(path, json={"approve": True}, headers=csrf).status_code == 204
+    log = closed.state.store.database.path.with_name("stillhouse.db-wal")
+    answers = []
+    for frames in range(1, 40):
+        clock.now_s += POLL_EVERY_S
+        with files_up_to(log.stat().st_size + 4120 * frames):
+            answers.append(poll(device, begun))
+        if answers[-1].status_code != 507:
+            break
+    assert len(answers) > 2
+    assert "access_token" in answers[-1].json()
 
 
 def test_a_device_that_polls_too_fast_is_slowed_down(device: TestClient, clock: Clock) -> None:
