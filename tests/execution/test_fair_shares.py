@@ -1,7 +1,8 @@
-"""Three people with their own tokens share two CPUs of a real Ray through REST, and lose nothing by it."""
+"""People share two CPUs of a real Ray: three of them through REST, and one with two priorities."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from api.app import create_app
 from service.domain.access import Role, Scope
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
+from service.driving.driver import BEAT_S
 from service.planner.foresight import Foresight
 from tests.api.conftest import running as served
 from tests.execution.cluster import Running
@@ -153,3 +155,26 @@ def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]
         f"Bob's experiment: {waiting['start']['reason']}.\n"
         f"nlp is charged {of_grid:.6f} USD, vision {of_newcomer:.6f} USD."
     )
+
+
+def test_a_persons_urgent_run_comes_before_the_next_of_their_sweep(running: Running) -> None:
+    """Nothing is stopped for it: it has the place of the first run that ends."""
+    endless = {"length": {"steps": 1_000_000}}
+    sweep = running.submit(seeds=[0, 1, 2, 3], queue={"priority": 25}, **endless)
+    ends, stays, *later = (run.id for run in running.runs(sweep))
+    for run in (ends, stays):
+        running.wait_until_training(run)
+    urgent = running.submit(queue={"priority": 100}, **endless)
+    running.wait_for(lambda: running.store.requests(sweep.id, 1).allowances["cpu"].devices == 1)
+    time.sleep(4 * BEAT_S)  # The driver reads it with its heartbeat.
+    running.store.request_cancel_run(ends)
+    (first,) = (run.id for run in running.runs(urgent))
+    running.wait_until_training(first)
+    assert [running.store.run(run).attempt for run in later] == [0, 0]
+    assert running.store.run(stays).state is RunState.running
+    assert len(running.store.attempts(stays)) == 1
+
+    running.store.request_cancel_run(first)
+    running.wait_until_training(later[0])
+    running.store.request_cancel(sweep.id)
+    assert running.wait_until_ended(sweep) is ExperimentState.cancelled
