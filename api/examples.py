@@ -142,9 +142,10 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
                             "low": -0.62,
                             "high": -0.58,
                             "p_value": 1e-9,
+                            "verdict": "better",
                         }
                     ],
-                    "terms": [{"axes": ["precision"], "f": 812.0, "p_value": 1e-9, "share": 0.97}],
+                    "terms": [{"axes": ["precision"], "seeds": 5, "p_value": 1e-9, "share": 0.97}],
                     "left_out": [],
                     "r_squared": 0.99,
                     "checks": [],

@@ -1,8 +1,8 @@
 """Families of equal configurations, thousands at a time: how often is a difference claimed that is none?
 
-Every pair of k configurations of one distribution is tested, corrected by Holm over the family; one claim
-makes the family false. The judges are the functions of `service.analysis` that judge one pair, here over
-arrays: under Holm a family has a claim exactly when some difference is beyond its reach at alpha / pairs.
+Every pair of k configurations of one distribution is tested, corrected over the family; one claim makes the
+family false. The judges are the functions of `service.analysis` that judge one pair, here over
+arrays: a family has a claim exactly when some difference is beyond its reach at alpha / pairs.
 
 Generators:
 
@@ -30,9 +30,8 @@ import numpy.typing as npt
 from scipy import special
 from statsmodels.stats.power import TTestPower
 
-from service.analysis.claims import UnitScores, compare_pairs
+from service.analysis.claims import Family, UnitScores
 from service.analysis.resolution import UNKNOWN_EXAMPLES, Resolution
-from service.analysis.results import Claim
 from service.analysis.uncertainty import (
     Uncertainty,
     of_pairs,
@@ -95,16 +94,16 @@ def cells(scale: float, generator: np.random.Generator) -> Iterator[Cell]:
         families = max(20, int(scale * FAMILIES[configurations]))
         size = (families, configurations, seeds)
         for how, noise, decimals in _TIMES:
-            times = _times(generator, size, noise, decimals)
-            false = _judge("total_time_s", times, Resolution(None), how != _UNPAIRED)
+            seconds = times(generator, size, noise, decimals)
+            false = judge("total_time_s", seconds, Resolution(None), how != _UNPAIRED)
             yield Cell("time", how, seeds, configurations, None, families, float(false.mean()))
         for examples, how in itertools.product(EXAMPLES, ("open", "settled", "seed effect")):
-            shares = _shares(generator, size, examples, how)
+            accuracies = shares(generator, size, examples, how)
             judged = {how: (examples, True)}
             if how == "open":
                 judged |= {"examples unknown": (UNKNOWN_EXAMPLES, True), _UNPAIRED: (examples, False)}
             for name, (known, paired) in judged.items():
-                false = _judge("accuracy", shares, Resolution(known), paired)
+                false = judge("accuracy", accuracies, Resolution(known), paired)
                 yield Cell("accuracy", name, seeds, configurations, examples, families, float(false.mean()))
         families = max(20, int(scale * _FAMILIES_BY_EXAMPLE[configurations]))
         size = (families, configurations, seeds)
@@ -135,15 +134,15 @@ Size = tuple[int, int, int]
 """Families, configurations, seeds."""
 
 
-def _times(generator: np.random.Generator, size: Size, noise: float, decimals: int | None) -> Array:
+def times(generator: np.random.Generator, size: Size, noise: float, decimals: int | None) -> Array:
     """Seconds (F, k, S)."""
     families, _, seeds = size
     of_seed = generator.normal(0.0, 0.02, (families, 1, seeds))
-    times = _SECONDS * np.exp(of_seed + generator.normal(0.0, noise, size))
-    return times if decimals is None else np.round(times, decimals)
+    seconds: Array = _SECONDS * np.exp(of_seed + generator.normal(0.0, noise, size))
+    return seconds if decimals is None else np.round(seconds, decimals)
 
 
-def _shares(generator: np.random.Generator, size: Size, examples: int, how: str) -> Array:
+def shares(generator: np.random.Generator, size: Size, examples: int, how: str) -> Array:
     """Accuracies (F, k, S), from examples of `_CLASSES` chances, drawn from scratch for each family."""
     families, configurations, seeds = size
     breadth = 0.1 if how == "settled" else 1.0
@@ -156,8 +155,8 @@ def _shares(generator: np.random.Generator, size: Size, examples: int, how: str)
         effect = effect + generator.normal(0.0, 0.2, (families, configurations, seeds, 1))
         chances = special.expit(special.logit(np.clip(chances, 1e-9, 1 - 1e-9)) + effect)
     correct = generator.binomial(np.broadcast_to(counts, shape), np.broadcast_to(chances, shape))
-    shares: Array = correct.sum(axis=-1) / examples
-    return shares
+    found: Array = correct.sum(axis=-1) / examples
+    return found
 
 
 def _answers(
@@ -196,7 +195,7 @@ def _bytes(generator: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArra
 # -- Judges ----------------------------------------------------------------------------------
 
 
-def _judge(metric: str, figures: Array, resolution: Resolution, paired: bool) -> npt.NDArray[np.bool_]:
+def judge(metric: str, figures: Array, resolution: Resolution, paired: bool) -> npt.NDArray[np.bool_]:
     """Which families (F,) have a claim; figures are (F, k, S)."""
     first, second = np.triu_indices(figures.shape[1], 1)
     false = []
@@ -207,7 +206,7 @@ def _judge(metric: str, figures: Array, resolution: Resolution, paired: bool) ->
         uncertainty = of_pairs(a - b, least) if paired else of_two_samples(a, b, least)
         false.append(_claimed(uncertainty, difference))
     found = np.concatenate(false)
-    _same_as_compare_pairs(metric, figures, resolution, paired, found)
+    _same_as_family(metric, figures, resolution, paired, found)
     return found
 
 
@@ -275,10 +274,10 @@ def _over_examples(
 # -- The same as what the service says ---------------------------------------------------------
 
 
-def _same_as_compare_pairs(
+def _same_as_family(
     metric: str, figures: Array, resolution: Resolution, paired: bool, false: npt.NDArray[np.bool_]
 ) -> None:
-    """Asserts that `compare_pairs` says the same of a family with a claim, and of a small one without.
+    """Asserts that `Family` says the same of a family with a claim, and of a small one without.
 
     Of rounded times it may claim less: a pair's decimals can be coarser than the family's.
     """
@@ -315,9 +314,8 @@ def _says_a_claim(
     resolution: Resolution,
     scores: dict[str, UnitScores] | None,
 ) -> bool:
-    pairs = list(itertools.combinations(sides, 2))
-    claims = compare_pairs(metric, sides, pairs, better="lower", resolution=resolution, scores=scores)
-    return any(isinstance(claim, Claim) and claim.verdict != "undecided" for claim in claims.values())
+    family = Family(metric, sides, better="lower", resolution=resolution, scores=scores)
+    return any(family.claim(a, b).verdict != "undecided" for a, b in itertools.combinations(sides, 2))
 
 
 # -- Power -----------------------------------------------------------------------------------
@@ -332,17 +330,17 @@ def power(scale: float, generator: np.random.Generator) -> list[dict[str, float]
     count = max(200, int(scale * 20_000))
     rows = []
     for seeds, effect in itertools.product(SEEDS, (1.0, 2.0, 4.0)):
-        times = _times(generator, (count, 2, seeds), 0.01, None)
-        times[:, 0] += effect * _SECONDS * 0.01 * math.sqrt(2.0)
+        seconds = times(generator, (count, 2, seeds), 0.01, None)
+        seconds[:, 0] += effect * _SECONDS * 0.01 * math.sqrt(2.0)
         chance = np.array([_ACCURACY, _ACCURACY])
         chance[0] -= effect * math.sqrt(2 * _ACCURACY * (1 - _ACCURACY) / 10_000)
-        shares = generator.binomial(10_000, chance[None, :, None], (count, 2, seeds)) / 10_000
+        accuracies = generator.binomial(10_000, chance[None, :, None], (count, 2, seeds)) / 10_000
         rows.append(
             {
                 "seeds": seeds,
                 "effect": effect,
-                "time": float(_judge("total_time_s", times, Resolution(None), True).mean()),
-                "accuracy": float(_judge("accuracy", shares, Resolution(10_000), True).mean()),
+                "time": float(judge("total_time_s", seconds, Resolution(None), True).mean()),
+                "accuracy": float(judge("accuracy", accuracies, Resolution(10_000), True).mean()),
                 "statsmodels": float(TTestPower().power(effect, seeds, ALPHA)),
             }
         )

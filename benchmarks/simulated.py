@@ -8,7 +8,7 @@ reports, which need figures, curves and facts of every kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ def sweep(
     ),
     points: int = 40,
     random_seed: int = 0,
+    figures: Callable[[Run], Mapping[str, float]] = lambda run: {},
 ) -> Experiment:
     """Submit, run and end an experiment, two runs at a time on the simulated clock.
 
@@ -90,6 +91,7 @@ def sweep(
         out_of_memory: which runs do not fit.
         points: training points per run.
         random_seed: of the noise.
+        figures: of a run's summary, in the place of simulated ones.
     """
     generator = np.random.default_rng(random_seed)
     document = {
@@ -113,7 +115,9 @@ def sweep(
     for run in runs:
         worker = free.index(min(free))
         clock.now = free[worker]
-        free[worker] += _simulate(store, clock, claimed.attempt, run, generator, out_of_memory(run), points)
+        free[worker] += _simulate(
+            store, clock, claimed.attempt, run, generator, out_of_memory(run), points, figures(run)
+        )
     clock.now = max(free)
     store.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
     return store.experiment(claimed.id)
@@ -130,8 +134,9 @@ def _pages(store: Store, experiment_id: int) -> list[list[Run]]:
 
 
 def _simulate(
-    store: Store, clock: Clock, attempt_of: int, run: Run, generator: Any, fails: bool, points: int
-) -> float:
+    store: Store, clock: Clock, attempt_of: int, run: Run, generator: Any, fails: bool, points: int,
+    figures: Mapping[str, float],
+) -> float:  # fmt: skip
     """One run; returns its seconds."""
     began = clock.now
     attempt = store.open_attempt(run.id, attempt_of, node="here", pid=1)
@@ -154,9 +159,8 @@ def _simulate(
     accuracy += luck + float(generator.normal(0.0, 0.0015))
     _record_curves(store, run, attempt, began, seconds, accuracy, generator, points)
     clock.now = began + seconds
-    store.finish_run(
-        run.id, attempt, RunState.succeeded, summary=_summary(run, seconds, accuracy, size, generator)
-    )
+    summary = _summary(run, seconds, accuracy, size, generator) | figures
+    store.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
     return seconds
 
 

@@ -138,7 +138,7 @@ def compare_experiment(
     """Mean and spread over seeds by axis.
 
     With `a` and `b`, or with `claims`, every pair is a tested claim: paired by seed where possible, corrected
-    by Holm, with "equivalent" within a margin and about how many more seeds an undecided one needs.
+    over all pairs, with "equivalent" within a margin and about how many more seeds an undecided one needs.
     """
     from service.analysis.run_tables import read_kernels
     from service.analysis.words import assignments
@@ -205,7 +205,7 @@ def effects_experiment(
     alpha: Alpha = 0.05,
     also: Also = None,
 ) -> EffectsAnswer:
-    """Main effects and interactions of each axis on each metric, by a factorial model with its checks."""
+    """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
     return _question(store, experiment_id, also, selection).effects(metrics=metric or (), alpha=alpha)
 
 

@@ -91,7 +91,8 @@ class ComparisonAnswer(Serializable):
     rows: tuple[ComparedRow, ...]
     """In the order in which the grid first reaches them."""
     best: Mapping[str, int]
-    """Position of the row with the best mean by metric; not yet a proven difference."""
+    """Position of the row with the best mean by metric, over the cells that all rows have, of runs that
+    trained to full length; not yet a proven difference, and none where a claim says otherwise."""
     claims: tuple[TestedPair, ...]
     """Tested pairs, metric by metric; empty when none were asked for."""
     notes: tuple[str, ...]
@@ -166,10 +167,10 @@ class FrontierAnswer(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class FittedEffects(Serializable):
-    """The fitted model of one metric, and what it says in words."""
+    """Effects on one metric, also in words."""
 
     model: Effects
-    """The fitted model."""
+    """The tests."""
     sentences: tuple[str, ...]
     """One line per level effect."""
 
@@ -179,7 +180,7 @@ class EffectsAnswer(Serializable):
     """What each axis does to each metric."""
 
     items: tuple[FittedEffects, ...]
-    """One fitted model per metric."""
+    """One per metric."""
     unanswered: Mapping[str, str]
     """Why other metrics have none, by name."""
     notes: tuple[str, ...]
@@ -193,10 +194,10 @@ class Ratio(Serializable):
     ratio: Number
     """Baseline / configuration where lower is better, else the inverse; 2 = twice as good."""
     low: Number | None
-    """Lower end of the 95% interval (Student's t on logarithms, paired by seed where the sides share seeds);
-    null with fewer than two seeds on a side."""
+    """Lower end of the 95% interval of the means' ratio (Fieller), paired by seed like a claim; null with
+    fewer than two seeds on a side."""
     high: Number | None
-    """Upper end of it."""
+    """Upper end of it; may be infinite."""
     pairs: int
     """Seeds that were paired; 0 when unpaired."""
 

@@ -12,7 +12,11 @@ The rules, stated so that they can be argued with:
 - Interval: all differences that the same test would not refuse, so that it holds 0 exactly when
   p >= alpha (before correction).
 - Equivalence: two one-sided tests (Schuirmann 1987) within the margin, with the same variance.
-- Many pairs: Holm's step-down correction of the p-values.
+- Many pairs: corrected over all pairs of the sides, asked for or not, so that a pair may be picked from the
+  figures. Holm's step-down correction of the p-values, for differences by Shaffer's (1986) count: if some
+  pairs of k sides are unequal, the others cannot all be equal.
+- A side whose mean over all its seeds is not the better one is not called better, so that a claim over
+  the paired seeds never contradicts the means in a table.
 
 Why t-tests for any number of seeds: `benchmarks.analysis` measures that they keep the family's error rate
 for time-like and accuracy-like figures. Rank tests cannot go below p = 2^(1 - S), which no correction for
@@ -22,7 +26,10 @@ many claims survives with few seeds, and a bootstrap has nothing to resample the
 from __future__ import annotations
 
 import bisect
+import functools
+import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +44,7 @@ from service.analysis.uncertainty import (
     Uncertainty,
     of_pairs,
     of_two_samples,
+    relative_interval,
     residual_square,
     with_examples,
 )
@@ -51,6 +59,8 @@ POWER = 0.8
 """Chance of a decision that "about N more seeds" aims at."""
 MOST_SEEDS = 1000
 """Seeds beyond which no number is named."""
+MOST_PAIRS = 500
+"""Pairs that are tested at once; more is a question no one asked."""
 
 
 def compare(
@@ -88,57 +98,113 @@ def compare(
     return _judged(claim, uncertainty, better, alpha)
 
 
-def compare_pairs(
-    metric: str,
-    sides: Mapping[str, Mapping[int, float]],
-    pairs: Sequence[tuple[str, str]],
-    *,
-    better: Better,
-    margin: float | None = None,
-    alpha: float = 0.05,
-    resolution: Resolution | None = None,
-    scores: Mapping[str, UnitScores] | None = None,
-) -> dict[tuple[str, str], Claim | AnalysisError]:
-    """Tests some pairs of sides, with p-values (of difference, and of equivalence) corrected by Holm.
+class Family:
+    """All pairs of some sides on one metric, tested and corrected together.
 
-    A pair that cannot be tested has its error in the place of a claim; the others are corrected
-    for as many claims as were tested. `scores` are of the sides that have them; the rest is as for
-    `compare`.
+    Beyond `MOST_PAIRS` pairs only those that are asked for are tested, by Bonferroni for all.
+
+    Args:
+        metric: name of the metric, with its unit.
+        sides: values by seed, in the metric's unit, by side.
+        better, margin, alpha, resolution: as for `compare`.
+        scores: of the sides that have them, as for `compare`.
     """
-    known = _tables(scores or {})
-    steps = resolution_of(metric) if resolution is None else resolution
-    answers: dict[tuple[str, str], Claim | AnalysisError] = {}
-    tested: dict[tuple[str, str], tuple[Claim, Uncertainty]] = {}
-    for a, b in pairs:
-        try:
-            _check(metric, sides[a], sides[b], margin, alpha)
-        except AnalysisError as error:
-            answers[a, b] = error
-            continue
-        of_units = (known[a], known[b]) if a in known and b in known else None
-        sample = _sample(sides[a], sides[b], steps, of_units)
-        tested[a, b] = _tested(metric, sample, margin, alpha)
-        answers[a, b] = tested[a, b][0]  # Keeps the order of the pairs.
-    differs = holm([claim.p_value for claim, _ in tested.values()])
-    same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim, _ in tested.values()])
-    for (pair, (claim, uncertainty)), p_value, p_same in zip(tested.items(), differs, same, strict=True):
+
+    def __init__(
+        self,
+        metric: str,
+        sides: Mapping[str, Mapping[int, float]],
+        *,
+        better: Better,
+        margin: float | None = None,
+        alpha: float = 0.05,
+        resolution: Resolution | None = None,
+        scores: Mapping[str, UnitScores] | None = None,
+    ) -> None:
+        self.metric, self.sides, self.better, self.margin, self.alpha = metric, sides, better, margin, alpha
+        self._scores = _tables(scores or {})
+        self._steps = resolution_of(metric) if resolution is None else resolution
+        testable = [side for side, values in sides.items() if _untestable(metric, values) is None]
+        self.size = math.comb(len(testable), 2)
+        self._corrected = self._correct(testable) if self.size <= MOST_PAIRS else None
+
+    @property
+    def is_corrected_stepwise(self) -> bool:
+        """Whether all pairs are tested, rather than those that are asked for."""
+        return self._corrected is not None
+
+    def claim(self, a: str, b: str) -> Claim:
+        """Returns what is claimed of A against B.
+
+        Raises:
+            AnalysisError: as `compare` does.
+        """
+        _check(self.metric, self.sides[a], self.sides[b], self.margin, self.alpha)
+        claim, uncertainty = self._test(a, b)
+        if self._corrected is not None:
+            p_value, p_equivalent = self._corrected[frozenset((a, b))]
+        else:
+            p_value, p_equivalent = (
+                min(1.0, self.size * p) for p in (claim.p_value, claim.p_equivalent or 0.0)
+            )
         corrected = replace(
             claim,
             p_value=p_value,
-            p_equivalent=None if claim.p_equivalent is None else p_same,
-            claims=len(tested),
+            p_equivalent=None if claim.p_equivalent is None else p_equivalent,
+            claims=self.size,
         )
-        answers[pair] = _judged(corrected, uncertainty, better, alpha)
-    return answers
+        return _judged(corrected, uncertainty, self.better, self.alpha)
+
+    def _test(self, a: str, b: str) -> tuple[Claim, Uncertainty]:
+        of_units = (self._scores[a], self._scores[b]) if a in self._scores and b in self._scores else None
+        sample = _sample(self.sides[a], self.sides[b], self._steps, of_units)
+        return _tested(self.metric, sample, self.margin, self.alpha)
+
+    def _correct(self, testable: Sequence[str]) -> Mapping[frozenset[str], tuple[float, float]]:
+        """Returns corrected p-values of difference and of equivalence by pair."""
+        pairs = list(itertools.combinations(testable, 2))
+        tested = [self._test(a, b)[0] for a, b in pairs]
+        differs = shaffer([claim.p_value for claim in tested], len(testable))
+        same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim in tested])
+        return {frozenset(pair): of for pair, of in zip(pairs, zip(differs, same, strict=True), strict=True)}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (Holm 1979): family-wise error rate over all claims."""
-    order = np.argsort(p_values)
-    count, running = len(p_values), 0.0
-    corrected = [0.0] * count
-    for rank, position in enumerate(order):
-        running = max(running, min(1.0, (count - rank) * p_values[position]))
+    return _step_down(p_values, range(len(p_values), 0, -1))
+
+
+def shaffer(p_values: Sequence[float], sides: int) -> list[float]:
+    """Holm's correction of all pairs of some sides, by how many can still be equal (Shaffer 1986)."""
+    return _step_down(p_values, equal_pairs_left(sides))
+
+
+def equal_pairs_left(sides: int) -> list[int]:
+    """Returns how many pairs can be equal, of all, after one is refused, after two, and so on.
+
+    As many as a partition of the sides into equal ones has: of three sides of which two differ, one.
+    """
+    counts = _equal_pairs(sides)
+    return [max(of for of in counts if of <= left) for left in range(math.comb(sides, 2), 0, -1)]
+
+
+@functools.cache
+def _equal_pairs(sides: int) -> frozenset[int]:
+    """Numbers of equal pairs that a partition of the sides can have."""
+    if sides == 0:
+        return frozenset({0})
+    return frozenset(
+        math.comb(first, 2) + others
+        for first in range(1, sides + 1)
+        for others in _equal_pairs(sides - first)
+    )
+
+
+def _step_down(p_values: Sequence[float], factors: Sequence[int]) -> list[float]:
+    running = 0.0
+    corrected = [0.0] * len(p_values)
+    for factor, position in zip(factors, np.argsort(p_values, kind="stable"), strict=True):
+        running = max(running, min(1.0, factor * p_values[position]))
         corrected[position] = running
     return corrected
 
@@ -163,6 +229,7 @@ class _Sample:
         examples: Examples that the sides are compared over; 0 = seeds alone.
         resolution: least standard deviation of one run's figure.
         at_resolution: whether seeds spread less than that.
+        overall: difference of the means over all seeds of either side.
     """
 
     a: Values
@@ -172,6 +239,7 @@ class _Sample:
     examples: int
     resolution: float
     at_resolution: bool
+    overall: float
 
     @property
     def difference(self) -> float:
@@ -208,6 +276,7 @@ def _sample(
         0 if tables is None else tables[0].shape[1],
         math.sqrt(float(least)),
         bool(spread < at_least),
+        statistics.fmean(a.values()) - statistics.fmean(b.values()),
     )
 
 
@@ -263,12 +332,15 @@ def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) ->
     uncertainty, difference = sample.uncertainty, sample.difference
     reach = float(uncertainty.reach(alpha))
     mean_b = float(sample.b.mean())
+    relative_low, relative_high = _relative(sample, reach, alpha)
     claim = Claim(
         metric=metric,
         mean_a=float(sample.a.mean()),
         mean_b=mean_b,
         difference=difference,
         relative=difference / abs(mean_b) if mean_b else None,
+        relative_low=relative_low,
+        relative_high=relative_high,
         error=float(uncertainty.error),
         low=difference - reach,
         high=difference + reach,
@@ -284,10 +356,20 @@ def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) ->
         at_resolution=sample.at_resolution,
         margin=margin,
         claims=1,
+        reversed=sample.pairs > 0 and sample.overall * difference <= 0.0 and difference != 0.0,
         verdict="undecided",
         more_seeds=None,
     )
     return claim, uncertainty
+
+
+def _relative(sample: _Sample, reach: float, alpha: float) -> tuple[float, float] | tuple[None, None]:
+    mean_b = abs(float(sample.b.mean()))
+    if mean_b == 0.0:
+        return None, None
+    if sample.examples or min(sample.a.min(), sample.b.min()) <= 0.0:
+        return (sample.difference - reach) / mean_b, (sample.difference + reach) / mean_b
+    return relative_interval(sample.a, sample.b, sample.resolution**2, alpha, paired=sample.pairs > 0)
 
 
 def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
@@ -307,7 +389,7 @@ def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
     """Equivalence first: a difference inside the margin is none that matters."""
     if claim.p_equivalent is not None and claim.p_equivalent < alpha:
         return "equivalent"
-    if claim.p_value >= alpha:
+    if claim.p_value >= alpha or claim.reversed:
         return "undecided"
     return "A is better" if (claim.difference < 0) == (better == "lower") else "B is better"
 
@@ -320,6 +402,8 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
     does, as when the examples are too few.
     """
     present = min(claim.seeds_a, claim.seeds_b)
+    if claim.reversed:
+        return None
     goals = [abs(claim.difference)]
     if claim.margin is not None and claim.margin > abs(claim.difference):
         goals.append(claim.margin - abs(claim.difference))
@@ -339,15 +423,18 @@ def _check(
     metric: str, a: Mapping[int, float], b: Mapping[int, float], margin: float | None, alpha: float
 ) -> None:
     for side, values in (("A", a), ("B", b)):
-        if len(values) < 2:
-            count = "one seed" if values else "no seed"
-            raise AnalysisError(f"{side} has {count} with {metric}; a claim needs at least two")
-        bad = sorted(seed for seed, value in values.items() if not math.isfinite(value))
-        if bad:
-            raise AnalysisError(
-                f"{side} has a {metric} that is not finite at seed {bad[0]}; leave that seed out"
-            )
+        if reason := _untestable(metric, values):
+            raise AnalysisError(f"{side} has {reason}")
     if margin is not None and not 0 < margin < math.inf:
         raise AnalysisError(f"margin {margin} is not a positive number of {metric}'s unit")
     if not 0 < alpha < 1:
         raise AnalysisError(f"alpha {alpha} is not between 0 and 1")
+
+
+def _untestable(metric: str, values: Mapping[int, float]) -> str | None:
+    if len(values) < 2:
+        return f"{'one seed' if values else 'no seed'} with {metric}; a claim needs at least two"
+    bad = sorted(seed for seed, value in values.items() if not math.isfinite(value))
+    if bad:
+        return f"a {metric} that is not finite at seed {bad[0]}; leave that seed out"
+    return None

@@ -1,19 +1,23 @@
-"""What each axis does to a metric: main effects, interactions, and whether the model may be believed.
+"""What each axis does to a metric: main effects, interactions, and what makes the tests doubtful.
 
-A linear model over the axes as categories, with sum-to-zero coding and all two-way interactions
-that the rows can tell apart. Metrics where ratios are the natural language (time, cost, energy,
-throughput) are modelled as logarithms, so that an effect reads "-60%" and an interaction means
-that the ratio itself changes; others (accuracy) are modelled as they are. Terms are tested by
-comparing residual sums of squares with and without them (type III, F test), with a noise that is at
-least what the figure's steps cause (`service.analysis.resolution`); level effects are
-differences of least-squares means, which weigh every cell alike even when seeds are missing.
+The seed is the unit of replication. An axis' effect is the claim that `compare` makes about two of its
+values: per seed, the mean over the cells of the other axes that every value has
+(`service.analysis.cells.sides`), tested by `service.analysis.claims` and corrected over all pairs of the
+axis' values. So the two cannot contradict each other, and runs of one seed that are alike count once. Where
+ratios are the natural language (time, cost, energy, throughput) an effect is a ratio of means and reads
+"-60%"; others (accuracy) are differences.
+
+An interaction of two axes is tested on its contrasts within each seed, in logarithms where effects are
+ratios, so that it means that the ratio itself changes (`service.analysis.uncertainty.of_blocks`). Seeds
+that lack one of the cells are left out, as cells of the other axes are that some combination of values
+lacks.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,334 +26,300 @@ import numpy.typing as npt
 from scipy import stats
 
 from service.analysis.candidates import label_of
+from service.analysis.cells import Side, sides
+from service.analysis.claims import Family
 from service.analysis.errors import AnalysisError
+from service.analysis.recommend import Configuration
 from service.analysis.resolution import Resolution, resolution_of
-from service.analysis.results import Effects, LevelEffect, Scale, Term
+from service.analysis.results import Claim, Effects, LevelEffect, Scale, Term
+from service.analysis.uncertainty import of_blocks
 from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One run: its axis values by dotted name and the metric, in the metric's unit."""
-
-    point: Mapping[str, Any]
-    value: float
+Codes = npt.NDArray[np.int64]
 
 
 def effects(
     metric: str,
-    observations: Sequence[Observation],
+    configurations: Sequence[Configuration],
     *,
     scale: Scale,
-    alpha: float = 0.05,
+    family: Callable[[Sequence[Side]], Family],
     resolution: Resolution | None = None,
 ) -> Effects:
-    """Fits the model and tests every axis and every pair of axes.
+    """Tests every axis and every pair of axes.
 
     Args:
         metric: name of the metric, with its unit.
-        observations: the runs.
-        scale: `ratio` models logarithms.
-        alpha: error rate of the intervals.
+        configurations: the cells, with their values by seed.
+        scale: `ratio` compares means by ratio, and logarithms across axes.
+        family: claims about all pairs of some sides.
         resolution: the figure's steps, which noise is at least; None = by the metric's name.
 
     Raises:
-        AnalysisError: without an axis of two values, without repeated seeds to tell noise from
-            effects, for values that are not finite, or not positive on the ratio scale.
+        AnalysisError: without an axis of two values, without two seeds on both sides of any effect, for
+            values that are not finite, or not positive on the ratio scale.
     """
-    values = _checked_values(metric, observations, scale)
-    cells = _cells(observations, values)
-    axes = _axes(cells.points)
-    full, left_out = _full_design(cells, axes, len(values))
-    freedom = len(values) - full.matrix.shape[1]
-    if freedom < 1:
-        raise AnalysisError(
-            f"{len(values)} runs cannot separate the effects on {metric} from noise; add seeds"
-        )
-    coefficients, inverse, between = _fit(full.matrix, cells)
-    residuals = values - (full.matrix @ coefficients)[cells.of]
+    cells = [configuration for configuration in configurations if configuration.figures.get(metric)]
+    grid = _grid(metric, cells, scale)
     steps = resolution_of(metric) if resolution is None else resolution
-    unexplained = cells.within + between
-    noise = max(unexplained / freedom, _least_noise(observations, steps, scale))
-    total = float(((values - values.mean()) ** 2).sum())
-    terms = tuple(
-        _test(term, coefficients[columns], inverse[columns, columns], noise, freedom, total)
-        for term, columns in full.columns.items()
-        if term
-    )
-    covariance = inverse * noise
-    levels = tuple(
-        _level(full, axes, axis, level, coefficients, covariance, freedom, scale, alpha)
-        for axis, axis_levels in axes.items()
-        for level in axis_levels[1:]
-    )
+    levels: list[LevelEffect] = []
+    terms: list[Term] = []
+    checks: list[str] = []
+    refused: list[str] = []
+    for position, axis in enumerate(grid.axes):
+        try:
+            every, notes = sides(cells, [axis], [metric])
+        except AnalysisError as error:
+            refused.append(f"{axis}: {error}")
+            continue
+        checks += notes
+        claims, reasons = _claims(axis, grid.axes[axis], family(every))
+        refused += reasons
+        if claims:
+            levels += [_level(axis, grid.axes[axis], claim, at, scale) for at, claim in claims.against_first]
+            share = grid.share(grid.means_of(grid.codes[:, position]))
+            terms.append(Term((axis,), claims.seeds, claims.p_value, share))
+    if not terms:
+        raise AnalysisError(refused[0])
+    left_out: list[tuple[str, str]] = []
+    for pair in itertools.combinations(range(len(grid.axes)), 2):
+        names = tuple(list(grid.axes)[at] for at in pair)
+        term = _interaction(grid, pair, steps, scale)
+        if term is None:
+            left_out.append((names[0], names[1]))
+        else:
+            terms.append(term)
     return Effects(
         metric=metric,
         scale=scale,
-        levels=levels,
-        terms=terms,
-        left_out=left_out,
-        r_squared=1.0 - unexplained / total if total else 1.0,
-        checks=_checks(cells, axes, residuals, unexplained),
+        levels=tuple(levels),
+        terms=tuple(terms),
+        left_out=tuple(left_out),
+        r_squared=grid.explained(),
+        checks=tuple(dict.fromkeys((*grid.checks(), *checks, *refused))),
     )
 
 
-def _least_noise(observations: Sequence[Observation], resolution: Resolution, scale: Scale) -> float:
-    """Returns the variance that the figure's steps alone cause, on the model's scale."""
-    figures = np.array([observation.value for observation in observations], dtype=float)
-    least = float(resolution.run_variance(figures))
-    return least / float(figures.mean()) ** 2 if scale == "ratio" else least
-
-
 @dataclass(frozen=True, slots=True)
-class _Cells:
-    """The rows by cell: all that a model of the axes needs, since it is constant within a cell.
+class _AxisClaims:
+    """Claims about the values of one axis; none is falsy.
 
     Attributes:
-        points: axis values of each of the C cells.
-        of: (N,) cell of each row.
-        counts, means: (C,) rows and mean of each cell.
-        within: sum of squares within cells.
+        against_first: claims of a value (A) against the axis' first one (B), with the value's position.
+        p_value: the smallest of all pairs of values.
+        seeds: the fewest of any pair.
     """
 
-    points: Sequence[Mapping[str, Any]]
-    of: npt.NDArray[np.int64]
-    counts: Matrix
-    means: Matrix
-    within: float
+    against_first: Sequence[tuple[int, Claim]]
+    p_value: float
+    seeds: int
+
+    def __bool__(self) -> bool:
+        return bool(self.against_first)
 
 
-def _cells(observations: Sequence[Observation], values: Matrix) -> _Cells:
-    points: list[Mapping[str, Any]] = []
-    known: dict[tuple[Any, ...], int] = {}
-    of: list[int] = []
-    for observation in observations:
-        point = observation.point
-        key = (*point, *point.values())
-        number = known.get(key)
-        if number is None:
-            number = known[key] = len(points)
-            points.append(point)
-        of.append(number)
-    index = np.array(of)
-    counts = np.bincount(index).astype(float)
-    means = np.bincount(index, values) / counts
-    # A cell of equal rows has no spread, whatever rounding did to its mean.
-    spread = values - means[index]
-    spread[np.abs(spread) <= 1e-14 * np.abs(values)] = 0.0
-    return _Cells(points, index, counts, means, float(spread @ spread))
+def _claims(axis: str, values: Sequence[Any], family: Family) -> tuple[_AxisClaims, list[str]]:
+    """Returns the claims about an axis' values, and why others cannot be made."""
+    labels = [label_of({axis: value}) for value in values]
+    of_first: list[tuple[int, Claim]] = []
+    every: list[Claim] = []
+    reasons: list[str] = []
+    pairs = list(itertools.combinations(range(len(labels)), 2))
+    for first, other in pairs if family.is_corrected_stepwise else pairs[: len(labels) - 1]:
+        try:
+            claim = family.claim(labels[other], labels[first])
+        except AnalysisError as error:
+            if first == 0:
+                reasons.append(f"{labels[other]} (A) against {labels[0]} (B): {error}")
+            continue
+        every.append(claim)
+        if first == 0:
+            of_first.append((other, claim))
+    smallest = min((claim.p_value for claim in every), default=1.0)
+    seeds = min((min(claim.seeds_a, claim.seeds_b) for claim in every), default=0)
+    return _AxisClaims(of_first, smallest, seeds), reasons
+
+
+_VERDICTS: Mapping[str, Any] = {"A is better": "better", "B is better": "worse"}
+
+
+def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale) -> LevelEffect:
+    if scale == "ratio":
+        assert claim.relative is not None  # Values are positive.
+        assert claim.relative_low is not None
+        assert claim.relative_high is not None
+        effect, low, high = claim.relative, claim.relative_low, claim.relative_high
+    else:
+        effect, low, high = claim.difference, claim.low, claim.high
+    verdict = _VERDICTS.get(claim.verdict, claim.verdict)
+    p_value = claim.p_equivalent if claim.verdict == "equivalent" else claim.p_value
+    assert p_value is not None  # Equivalence was tested.
+    return LevelEffect(axis, values[at], values[0], effect, low, high, p_value, verdict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Design:
-    """A design matrix (C, P) and which of its columns belong to which term; `()` = intercept."""
+class _Grid:
+    """The figures as arrays.
 
-    matrix: Matrix
-    columns: Mapping[tuple[str, ...], slice]
-
-
-def _checked_values(metric: str, observations: Sequence[Observation], scale: Scale) -> Matrix:
-    if not observations:
-        raise AnalysisError(f"no run has {metric}")
-    values = np.array([observation.value for observation in observations], dtype=float)
-    if not np.isfinite(values).all():
-        raise AnalysisError(
-            f"{metric} is not finite in {int((~np.isfinite(values)).sum())} runs; leave them out"
-        )
-    if scale == "ratio":
-        if (values <= 0).any():
-            raise AnalysisError(f"{metric} is 0 or less in some run; ratios need positive values")
-        logarithms: Matrix = np.log(values)
-        return logarithms
-    return values
-
-
-def _axes(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Values of each axis that varies, in order of appearance.
-
-    Raises:
-        AnalysisError: when no axis has two values, or a point lacks one of the axes.
+    Attributes:
+        axes: values of each of the A axes that vary, in order of appearance.
+        codes: (C, A) position of each cell's value on each axis.
+        figures: (C, S) by cell and seed, in the metric's unit; NaN = no run.
+        values: (C, S) the same on the scale of the model.
     """
+
+    axes: Mapping[str, Sequence[Any]]
+    codes: Codes
+    figures: Matrix
+    values: Matrix
+
+    @property
+    def cell_means(self) -> Matrix:
+        means: Matrix = np.nanmean(self.values, axis=1)
+        return means
+
+    def means_of(self, groups: Codes) -> Matrix:
+        """Means of the cells' means by group."""
+        means: Matrix = np.bincount(groups, self.cell_means) / np.bincount(groups)
+        return means
+
+    @property
+    def _total(self) -> float:
+        return float(np.nanvar(self.values))
+
+    def share(self, deviations: Matrix) -> float:
+        """Share of the total sum of squares that the spread of some means is."""
+        return min(1.0, float(deviations.var()) / self._total) if self._total else 0.0
+
+    def explained(self) -> float:
+        """Share of the variance that the axes and their pairs explain, by least squares over all runs."""
+        if not self._total:
+            return 1.0
+        columns = [np.ones((len(self.codes), 1))]
+        positions = range(self.codes.shape[1])
+        for group in itertools.combinations(positions, 2) if len(positions) > 1 else [(0,)]:
+            _, of = np.unique(self.codes[:, group], axis=0, return_inverse=True)
+            columns.append(np.eye(int(of.max()) + 1)[of.ravel()])
+        counts, means = np.isfinite(self.values).sum(axis=1), self.cell_means
+        design = np.hstack(columns)
+        weighted = (design * counts[:, None]).T
+        fitted = design @ (np.linalg.pinv(weighted @ design, hermitian=True) @ (weighted @ means))
+        within = float(np.nansum((self.values - means[:, None]) ** 2))
+        between = float(counts @ (means - fitted) ** 2)
+        return max(0.0, 1.0 - (within + between) / (self._total * int(counts.sum())))
+
+    def checks(self) -> list[str]:
+        """Doubts: missing cells, uneven seeds, seeds that do not spread normally."""
+        found: list[str] = []
+        possible = math.prod(len(levels) for levels in self.axes.values())
+        if len(self.codes) < possible:
+            found.append(
+                f"{possible - len(self.codes)} of {possible} cells have no run: an effect is over the cells "
+                "that every value of its axis has"
+            )
+        counts = np.isfinite(self.values).sum(axis=1)
+        if counts.min() < counts.max():
+            found.append(f"cells have between {counts.min()} and {counts.max()} seeds")
+        residuals = self.values - self.cell_means[:, None]
+        residuals = residuals - np.nanmean(residuals, axis=0)
+        residuals = residuals[np.isfinite(residuals)]
+        spread = np.abs(residuals).max() > 1e-9 * np.nanmax(np.abs(self.values))
+        if spread and 8 <= len(residuals) <= 5000 and stats.shapiro(residuals).pvalue < 0.01:
+            found.append(
+                "what seeds add to cells is not normal (Shapiro-Wilk p < 0.01): p-values are approximate"
+            )
+        return found
+
+
+def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
+    if not cells:
+        raise AnalysisError(f"no run has {metric}")
     axes: dict[str, list[Any]] = {}
-    for point in points:
-        for name, value in point.items():
+    for cell in cells:
+        for name, value in cell.point.items():
             levels = axes.setdefault(name, [])
             if value not in levels:
                 levels.append(value)
-    for point in points:
+    for cell in cells:
         for name in axes:
-            if name not in point:
-                raise AnalysisError(
-                    f"{label_of(point)} has no value of axis '{name}'; compare like with like"
-                )
-    varied = {name: levels for name, levels in axes.items() if len(levels) > 1}
-    if not varied:
+            if name not in cell.point:
+                raise AnalysisError(f"{cell.label} has no value of axis '{name}'; compare like with like")
+    axes = {name: levels for name, levels in axes.items() if len(levels) > 1}
+    if not axes:
         raise AnalysisError("every axis has only one value; an effect needs at least two")
-    return varied
+    seeds = {seed: at for at, seed in enumerate(dict.fromkeys(s for c in cells for s in c.figures[metric]))}
+    figures = np.full((len(cells), len(seeds)), math.nan)
+    for row, cell in enumerate(cells):
+        for seed, value in cell.figures[metric].items():
+            if not math.isfinite(value):
+                raise AnalysisError(f"{metric} of {cell.label} is not finite at seed {seed}; leave it out")
+            figures[row, seeds[seed]] = value
+    if scale == "ratio" and np.nanmin(figures) <= 0:
+        raise AnalysisError(f"{metric} is 0 or less in some run; ratios need positive values")
+    codes = np.array([[levels.index(cell.point[name]) for name, levels in axes.items()] for cell in cells])
+    return _Grid(axes, codes, figures, np.log(figures) if scale == "ratio" else figures)
 
 
-def _coding(levels: int) -> Matrix:
-    """Sum-to-zero coding (L, L - 1): the last level is minus the sum of the others."""
-    coding: Matrix = np.vstack([np.eye(levels - 1), -np.ones(levels - 1)])
-    return coding
+def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: Scale) -> Term | None:
+    """Tests two axes' interaction within seeds; None where some combination or the seeds are missing."""
+    names = list(grid.axes)
+    counts = [len(grid.axes[names[at]]) for at in pair]
+    combination = grid.codes[:, pair[0]] * counts[1] + grid.codes[:, pair[1]]
+    rest = np.delete(grid.codes, pair, axis=1)
+    _, of = np.unique(rest, axis=0, return_inverse=True) if rest.size else (None, np.zeros(len(rest), int))
+    of = of.ravel()
+    whole = np.bincount(of) == counts[0] * counts[1]  # Cells are unique.
+    chosen = np.flatnonzero(whole[of])
+    if not len(chosen):
+        return None
+    together = np.isfinite(grid.values[chosen]).all(axis=0)
+    seeds = int(together.sum())
+    if seeds < 2:
+        return None
+    table = np.zeros((counts[0] * counts[1], seeds))
+    np.add.at(table, combination[chosen], grid.values[np.ix_(chosen, together)])
+    cells = len(chosen) // len(table)
+    table /= cells
+    contrasts = table.T @ np.kron(orthonormal_contrasts(counts[0]), orthonormal_contrasts(counts[1]))
+    figures = grid.figures[np.ix_(chosen, together)]
+    largest = np.abs(contrasts.mean(axis=0)).max()
+    least = float(steps.run_variance(figures.ravel(), largest)) / cells
+    if scale == "ratio":
+        least /= float(figures.mean()) ** 2
+    _, p_value = of_blocks(contrasts, least)
+    means = table.mean(axis=1).reshape(counts)
+    deviations = means - means.mean(axis=0) - means.mean(axis=1)[:, None]
+    return Term((names[pair[0]], names[pair[1]]), seeds, float(p_value), grid.share(deviations))
 
 
-def _design(
-    points: Sequence[Mapping[str, Any]], axes: Mapping[str, list[Any]], pairs: Sequence[tuple[str, str]]
-) -> _Design:
-    blocks: list[Matrix] = [np.ones((len(points), 1))]
-    columns: dict[tuple[str, ...], slice] = {(): slice(0, 1)}
-    main = {
-        name: _coding(len(levels))[[levels.index(point[name]) for point in points]]
-        for name, levels in axes.items()
-    }
-    terms: dict[tuple[str, ...], Matrix] = {(name,): block for name, block in main.items()}
-    for a, b in pairs:
-        product = main[a][:, :, None] * main[b][:, None, :]
-        terms[a, b] = product.reshape(len(points), -1)
-    width = 1
-    for term, block in terms.items():
-        columns[term] = slice(width, width + block.shape[1])
-        width += block.shape[1]
-        blocks.append(block)
-    return _Design(np.hstack(blocks), columns)
+def orthonormal_contrasts(levels: int) -> Matrix:
+    """Returns contrasts between levels (L, L - 1), by Helmert."""
+    contrasts = np.triu(np.ones((levels, levels - 1)))
+    below = np.arange(1, levels)
+    contrasts[below, below - 1] = -below
+    found: Matrix = contrasts / np.sqrt(below * (below + 1.0))
+    return found
 
 
-def _full_design(
-    cells: _Cells, axes: Mapping[str, list[Any]], rows: int
-) -> tuple[_Design, tuple[tuple[str, str], ...]]:
-    """Returns all axes and as many two-way interactions as keep the matrix of full rank."""
-    design = _design(cells.points, axes, [])
-    if not _is_full_rank(design.matrix):
-        raise AnalysisError("two axes always change together; their effects cannot be separated")
-    kept: list[tuple[str, str]] = []
-    left_out: list[tuple[str, str]] = []
-    for pair in itertools.combinations(axes, 2):
-        wider = _design(cells.points, axes, [*kept, pair])
-        if wider.matrix.shape[1] < rows and _is_full_rank(wider.matrix):
-            kept.append(pair)
-            design = wider
-        else:
-            left_out.append(pair)
-    return design, tuple(left_out)
+def sentences(model: Effects, *, alpha: float = 0.05, margin: float | None = None) -> tuple[str, ...]:
+    """Returns the level effects in words, such as "precision=bf16 against fp32: total_time_s -60% (...)"."""
+    return tuple(_sentence(model, level, alpha, margin) for level in model.levels)
 
 
-def _is_full_rank(matrix: Matrix) -> bool:
-    """Entries are -1, 0 and 1, so that a rank that is not full shows in the products, far from rounding."""
-    eigenvalues = np.linalg.eigvalsh(matrix.T @ matrix)
-    return bool(eigenvalues[0] > 1e-9 * eigenvalues[-1])
-
-
-def _fit(design: Matrix, cells: _Cells) -> tuple[Matrix, Matrix, float]:
-    """Least squares over all rows: coefficients (P,), (X'X)^-1, and the sum of squares of cell means."""
-    weighted = design * cells.counts[:, None]
-    inverse = np.linalg.inv(weighted.T @ design)
-    coefficients = inverse @ (weighted.T @ cells.means)
-    residuals = cells.means - design @ coefficients
-    residuals[np.abs(residuals) <= 1e-12 * np.abs(cells.means)] = 0.0
-    return coefficients, inverse, float(cells.counts @ residuals**2)
-
-
-def _test(
-    term: tuple[str, ...], coefficients: Matrix, inverse: Matrix, noise: float, freedom: int, total: float
-) -> Term:
-    """F test; b' C^-1 b is the sum of squares that a model without the term leaves besides."""
-    explained = float(coefficients @ np.linalg.solve(inverse, coefficients))
-    size = len(coefficients)
-    f = explained / size / noise
-    return Term(term, f, float(stats.f.sf(f, size, freedom)), explained / total if total else 0.0)
-
-
-def _level(
-    full: _Design,
-    axes: Mapping[str, list[Any]],
-    axis: str,
-    level: Any,
-    coefficients: Matrix,
-    covariance: Matrix,
-    freedom: int,
-    scale: Scale,
-    alpha: float,
-) -> LevelEffect:
-    """Returns the difference of least-squares means; with sum coding all other terms average to zero."""
-    contrast = np.zeros(len(coefficients))
-    baseline = axes[axis][0]
-    coding = _coding(len(axes[axis]))
-    contrast[full.columns[axis,]] = coding[axes[axis].index(level)] - coding[0]
-    difference = float(contrast @ coefficients)
-    error = math.sqrt(max(0.0, float(contrast @ covariance @ contrast)))
-    reach = float(stats.t.ppf(1 - alpha / 2, freedom)) * error
-    t = abs(difference) / error
-    read = math.expm1 if scale == "ratio" else float
-    return LevelEffect(
-        axis,
-        level,
-        baseline,
-        read(difference),
-        read(difference - reach),
-        read(difference + reach),
-        float(2 * stats.t.sf(t, freedom)),
-    )
-
-
-def _checks(
-    cells: _Cells, axes: Mapping[str, list[Any]], residuals: Matrix, unexplained: float
-) -> tuple[str, ...]:
-    """Doubts about the model: missing cells, uneven seeds, residuals that are not alike."""
-    found: list[str] = []
-    possible = math.prod(len(levels) for levels in axes.values())
-    if len(cells.points) < possible:
-        found.append(
-            f"{possible - len(cells.points)} of {possible} cells have no run: effects are extrapolated there"
-        )
-    fewest, most = int(cells.counts.min()), int(cells.counts.max())
-    if most == 1:
-        found.append("one run per cell: interactions are treated as noise; add seeds to separate them")
-    if fewest < most:
-        found.append(f"cells have between {fewest} and {most} runs")
-    if unexplained == 0.0:
-        return tuple(found)
-    if 8 <= len(residuals) <= 5000 and stats.shapiro(residuals).pvalue < 0.01:
-        found.append("residuals are not normal (Shapiro-Wilk p < 0.01): p-values are approximate")
-    if _unlike_spread(cells, residuals) < 0.01:
-        found.append("cells differ in spread (Levene p < 0.01): p-values are approximate")
-    return tuple(found)
-
-
-def _unlike_spread(cells: _Cells, residuals: Matrix) -> float:
-    """p-value of Levene's test about medians (Brown & Forsythe 1974), over cells of three rows or more."""
-    order = np.argsort(cells.of, kind="stable")
-    groups = np.split(residuals[order], np.cumsum(cells.counts.astype(int))[:-1])
-    distances = [np.abs(group - np.median(group)) for group in groups if len(group) >= 3]
-    if len(distances) < 2:
-        return 1.0
-    sizes = np.array([len(distance) for distance in distances])
-    means = np.array([distance.mean() for distance in distances])
-    every = np.concatenate(distances)
-    within = float(((every - np.repeat(means, sizes)) ** 2).sum())
-    between = float(sizes @ (means - every.mean()) ** 2)
-    freedom = len(every) - len(sizes)
-    if within == 0.0 or freedom < 1:
-        return 1.0
-    return float(stats.f.sf(between / (len(sizes) - 1) / (within / freedom), len(sizes) - 1, freedom))
-
-
-def sentences(model: Effects, *, alpha: float = 0.05) -> tuple[str, ...]:
-    """Returns the level effects in words, such as "precision=bf16 takes 60% less total_time_s than fp32"."""
-    return tuple(_sentence(model, level, alpha) for level in model.levels)
-
-
-def _sentence(model: Effects, level: LevelEffect, alpha: float) -> str:
+def _sentence(model: Effects, level: LevelEffect, alpha: float, margin: float | None) -> str:
     ratio = model.scale == "ratio"
 
     def amount(value: float) -> str:
+        if math.isinf(value):
+            return "no bound"
         return f"{value:+.1%}" if ratio else f"{value:+.3g}"
 
     interval = f"{amount(level.low)} to {amount(level.high)}"
     what = f"{level.axis}={axis_value(level.level)} against {axis_value(level.baseline)}"
-    if not level.p_value < alpha:
+    if level.verdict == "equivalent":
+        return f"{what}: {model.metric} equivalent within {margin:g} ({interval})"
+    if level.verdict == "undecided":
         return f"{what}: no significant effect on {model.metric} ({interval})"
     change = f"{what}: {model.metric} {amount(level.effect)} ({interval})"
     others = [term for term in model.terms if len(term.axes) == 2 and level.axis in term.axes]
@@ -358,8 +328,9 @@ def _sentence(model: Effects, level: LevelEffect, alpha: float) -> str:
     ]
     if depends:
         return f"{change} on average; how much depends on {', '.join(depends)}"
-    if others and not any(level.axis in pair for pair in model.left_out):
-        return f"{change} at any {', '.join(_other(term.axes, level.axis) for term in others)}"
+    if others:
+        names = ", ".join(_other(term.axes, level.axis) for term in others)
+        return f"{change} on average; no significant interaction with {names}"
     return change
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from service.analysis.answers import (
@@ -30,9 +32,9 @@ from service.analysis.answers import (
 )
 from service.analysis.candidates import label_of
 from service.analysis.cells import Side, sides
-from service.analysis.claims import UnitScores, compare_pairs
-from service.analysis.comparison import compare
-from service.analysis.effects import Observation, effects, sentences
+from service.analysis.claims import MOST_PAIRS, Family
+from service.analysis.comparison import Comparison, compare
+from service.analysis.effects import effects, sentences
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.frontier import frontier
 from service.analysis.recommend import Configuration, recommend
@@ -40,16 +42,15 @@ from service.analysis.results import Claim, Definitions, Recommendation
 from service.analysis.rows import Rows, is_at
 from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
-from service.analysis.words import steps_words, test_words
+from service.analysis.words import correction_words, steps_words, test_words
 from service.config.hardware import nearest
-from service.domain.metrics import Metric, scale_of
+from service.domain.metrics import MARGINS, Metric, scale_of
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow
 from trainers.figures import TEST_SCORES
 from trainers.tasks.info import NO_LOSS
 
-MOST_PAIRS = 500
-"""Pairs of configurations that are tested at once; more is a question no one asked."""
+_LOSER = {"A is better": "b", "B is better": "a"}
 
 MOST_KERNELS = 10
 """Kernels of a row that an answer has."""
@@ -150,7 +151,13 @@ class Question(Rows):
         if kernels is not None and not kernels:
             notes.append("no run was profiled on a GPU; submit with telemetry.profile_steps, such as 5")
         launched = tuple(self._kernels(rows, kernels or {}))
-        return ComparisonAnswer(table.axes, table.metrics, rows, table.best, tested, tuple(notes), launched)
+        best = self._best(table)
+        for pair_of in tested:
+            if pair_of.claim is not None and pair_of.claim.verdict in _LOSER:
+                worse = getattr(pair_of, _LOSER[pair_of.claim.verdict])
+                if pair_of.metric in best and rows[best[pair_of.metric]].label == worse:
+                    del best[pair_of.metric]
+        return ComparisonAnswer(table.axes, table.metrics, rows, best, tested, tuple(notes), launched)
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
         """Yields the kernels with the most time of each row, with means over its profiled runs."""
@@ -172,10 +179,39 @@ class Question(Rows):
                 count = sum(kernel in kernels[run.id] for run in runs)
                 yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
+    def _best(self, table: Comparison) -> dict[str, int]:
+        """Returns the row of the best mean by metric, like with like: over the cells that all rows have.
+
+        The means in the table may be over unlike cells, or over runs that were stopped early.
+        """
+        if table.axes == self.axes and not any(row.incomplete for row in table.rows):
+            return table.best
+        best: dict[str, int] = {}
+        cells = self._cells(table.metrics)
+        positions = {label_of(row.point): at for at, row in enumerate(table.rows)}
+        for metric in table.metrics:
+            try:
+                every, _ = sides(cells, table.axes, [metric.name])
+            except AnalysisError:
+                continue  # No cell is on every side.
+            means = {
+                side.label: statistics.fmean(of)
+                for side in every
+                if (of := side.values[metric.name].values())
+            }
+            pick = min if metric.better == "lower" else max
+            winners = [label for label, mean in means.items() if mean == pick(means.values())]
+            if len(means) > 1 and len(winners) == 1 and winners[0] in positions:
+                best[metric.name] = positions[winners[0]]
+        return best
+
     def claims_against(
         self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None
     ) -> tuple[TestedPair, ...]:
-        """Returns one configuration against each other one, corrected for that many claims."""
+        """Returns one configuration against each other one, corrected over all pairs of configurations.
+
+        So the configuration may have been picked from the figures, and `compare` claims the same.
+        """
         chosen = self._metrics(metrics)
         every, _ = sides(self._cells(chosen), self.axes, [metric.name for metric in chosen])
         pairs = [(label, side.label) for side in every if side.label != label]
@@ -224,27 +260,33 @@ class Question(Rows):
     ) -> tuple[TestedPair, ...]:
         points = {side.label: side.point for side in every}
         answers: list[TestedPair] = []
+        made: Claim | None
         for metric in metrics:
-            of = {side.label: side.values.get(metric.name, {}) for side in every}
-            if not any(of.values()):
+            if not any(side.values.get(metric.name) for side in every):
                 continue  # Named in the notes: no run has it.
-            found = compare_pairs(
-                metric.name,
-                of,
-                pairs,
-                better=metric.better,
-                margin=margins.get(metric.name),
-                alpha=alpha,
-                resolution=self._resolution(metric.name),
-                scores=self._unit_scores(metric.name, every),
-            )
-            for (a, b), claim in found.items():
-                made = claim if isinstance(claim, Claim) else None
-                text = claim_words(a, b, made) if made else f"{a} (A) against {b} (B): {claim}"
+            family = self._family(every, metric, margins.get(metric.name), alpha)
+            for a, b in pairs:
+                try:
+                    made = family.claim(a, b)
+                except AnalysisError as error:
+                    made, text = None, f"{a} (A) against {b} (B): {error}"
+                else:
+                    text = claim_words(a, b, made)
                 answers.append(TestedPair(a, b, points[a], points[b], metric.name, made, text))
         if not answers:
             raise AnalysisError(f"no run has {' or '.join(metric.name for metric in metrics)} yet")
         return tuple(answers)
+
+    def _family(self, every: Sequence[Side], metric: Metric, margin: float | None, alpha: float) -> Family:
+        return Family(
+            metric.name,
+            {side.label: side.values.get(metric.name, {}) for side in every},
+            better=metric.better,
+            margin=margin,
+            alpha=alpha,
+            resolution=self._resolution(metric.name),
+            scores=self._unit_scores(metric.name, every),
+        )
 
     # -- Rankings --------------------------------------------------------------------------
 
@@ -373,49 +415,45 @@ class Question(Rows):
         ]
         metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
         cells = self._cells(metrics)
+        every, _ = sides(cells, self.axes, [metric.name for metric in metrics])
         answer = recommend(
             cells,
             objective=target.name,
             better=target.better,
             constraints=constraints,
-            resolutions={metric.name: self._resolution(metric.name) for metric in metrics},
-            scores=self._configuration_scores,
+            family=lambda name, better, margin: self._family(every, Metric(name, better), margin, 0.05),
         )
         return replace(answer, notes=tuple(self._notes(metrics)))
-
-    def _configuration_scores(self, configuration: Configuration, metric: str) -> UnitScores | None:
-        [side], _ = sides([configuration], list(configuration.point), [metric])
-        return self._unit_scores(metric, [side]).get(side.label)
 
     # -- Effects and speed-ups -------------------------------------------------------------
 
     def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
-        """Returns what each axis does to each metric, by a factorial model with its checks.
+        """Returns what each axis does to each metric: claims about its values, and tests of interactions.
 
         Raises:
             BadQuestion: there is no such metric.
             AnalysisError: no metric can be modelled; the message says why for the first.
         """
         chosen = self._metrics(metrics)
+        cells = self._cells(chosen)
         items: list[FittedEffects] = []
         unanswered: dict[str, str] = {}
         for metric in chosen:
-            column, runs = self._column(metric.name).tolist(), self.run_table.runs
-            rows = [Observation(runs[at].point, column[at]) for at in self._having(metric.name)]
+            margin = MARGINS.get(metric.name)
             try:
                 model = effects(
                     metric.name,
-                    rows,
+                    cells,
                     scale=scale_of(metric.name),
-                    alpha=_level(alpha),
                     resolution=self._resolution(metric.name),
+                    family=partial(self._family, metric=metric, margin=margin, alpha=_level(alpha)),
                 )
             except AnalysisError as error:
                 unanswered[metric.name] = str(error)
                 continue
-            items.append(FittedEffects(model, sentences(model, alpha=alpha)))
+            items.append(FittedEffects(model, sentences(model, alpha=alpha, margin=margin)))
         if not items:
-            raise AnalysisError("; ".join(dict.fromkeys(unanswered.values())))
+            raise AnalysisError(next(iter(unanswered.values())))
         return EffectsAnswer(tuple(items), unanswered, tuple(self._notes(chosen)))
 
     def speedup(
@@ -521,6 +559,8 @@ def claim_words(a: str, b: str, claim: Claim) -> str:
     """Returns a verdict with its numbers in one line."""
     if claim.verdict == "undecided":
         verdict = "undecided"
+        if claim.reversed:
+            verdict += ", because the means over all seeds point the other way"
         if claim.more_seeds is not None:
             verdict += f": about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)} needed"
     else:
@@ -532,10 +572,10 @@ def claim_words(a: str, b: str, claim: Claim) -> str:
         else f"p = {claim.p_value:.2g}"
     )
     test = test_words(claim) + steps_words(claim)
-    correction = f", Holm-corrected over {claim.claims} claims" if claim.claims > 1 else ""
     return (
         f"{a} (A) against {b} (B): {verdict}; {claim.metric} {claim.mean_a:.4g} against {claim.mean_b:.4g} "
-        f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} ({test}{correction})"
+        f"({change}difference {claim.low:.3g} to {claim.high:.3g}), {p_value} "
+        f"({test}{correction_words(claim)})"
     )
 
 

@@ -3,20 +3,23 @@
 A recommendation is a choice under constraints with its evidence: what it beats and by how much,
 what was excluded and why, and how sure the choice is. Certainty comes from `claims`: the winner
 is compared with the runner-up on the objective, and with the most accurate configuration on
-accuracy.
+accuracy. All of them were picked from the figures that they are tested on, so that their claims are
+those of the family of all pairs.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.analysis.claims import UnitScores, compare
+from service.analysis.claims import Family
 from service.analysis.errors import AnalysisError
-from service.analysis.resolution import Resolution
 from service.analysis.results import Claim, Recommendation
+from service.analysis.words import correction_words
+from service.domain.metrics import MARGINS
 from trainers.figures import Better
 
 
@@ -86,9 +89,7 @@ def recommend(
     objective: str,
     better: Better = "lower",
     constraints: Sequence[Constraint] = (),
-    alpha: float = 0.05,
-    resolutions: Mapping[str, Resolution] | None = None,
-    scores: Callable[[Configuration, str], UnitScores | None] = lambda configuration, metric: None,
+    family: Callable[[str, Better, float | None], Family] | None = None,
 ) -> Recommendation:
     """Chooses the best configuration on `objective` among those that meet every constraint.
 
@@ -97,9 +98,8 @@ def recommend(
         objective: metric to be best on.
         better: Its winning direction.
         constraints: bounds that the choice must meet.
-        alpha: error rate of each claim.
-        resolutions: steps of the metrics; one that is missing goes by its name.
-        scores: a metric's scores of each example by seed; None = not known.
+        family: claims about all pairs of configurations, by metric, direction and margin; None = from their
+            figures alone.
 
     Raises:
         AnalysisError: when nothing has results, or nothing meets the constraints; the message
@@ -126,18 +126,14 @@ def recommend(
     ordered = sorted(eligible, key=lambda configuration: sign * (configuration.mean(objective) or 0.0))
     winner, runner_up = ordered[0], ordered[1] if len(ordered) > 1 else None
 
+    def of_figures(metric: str, wins: Better, margin: float | None) -> Family:
+        figures = {each.label: each.figures.get(metric, {}) for each in configurations}
+        return Family(metric, figures, better=wins, margin=margin)
+
+    family_of = functools.cache(family or of_figures)
+
     def test(metric: str, a: Configuration, b: Configuration, wins: Better, margin: float | None) -> Claim:
-        of_a, of_b = scores(a, metric), scores(b, metric)
-        return compare(
-            metric,
-            a.figures[metric],
-            b.figures[metric],
-            better=wins,
-            margin=margin,
-            alpha=alpha,
-            resolution=(resolutions or {}).get(metric),
-            scores=None if of_a is None or of_b is None else (of_a, of_b),
-        )
+        return family_of(metric, wins, margin).claim(a.label, b.label)
 
     claim, sure = _certainty(winner, runner_up, objective, better, test)
     against_best, doubts = _against_best(winner, among, constraints, test)
@@ -217,12 +213,15 @@ def _certainty(
     if runner_up is None:
         return None, "it is the only configuration that meets the constraints"
     try:
-        claim = test(objective, winner, runner_up, better, None)
+        claim = test(objective, winner, runner_up, better, MARGINS.get(objective))
     except AnalysisError as error:
         return None, f"not tested: {error}"
+    if claim.verdict == "equivalent":
+        return claim, f"equivalent to the runner-up within {claim.margin:g}, p = {claim.p_equivalent:.2g}"
+    how = f"p = {claim.p_value:.2g} ({claim.test}{correction_words(claim)})"
     if claim.verdict == "A is better":
-        return claim, f"better than the runner-up, p = {claim.p_value:.2g} ({claim.test})"
-    return claim, f"undecided against the runner-up, p = {claim.p_value:.2g} ({claim.test}){_more(claim)}"
+        return claim, f"better than the runner-up, {how}"
+    return claim, f"undecided against the runner-up, {how}{_more(claim)}"
 
 
 def _more(claim: Claim) -> str:

@@ -30,6 +30,12 @@ class Claim(Serializable):
     """Mean difference, in the metric's unit."""
     relative: Number | None
     """Difference divided by the size of B's mean; null when that is 0."""
+    relative_low: Number | None
+    """Lower end of the interval of `relative`, which holds 0 exactly when `low` to `high` does: over seeds
+    the interval of the means' ratio (Fieller), else that of the difference divided by the size of B's
+    mean."""
+    relative_high: Number | None
+    """Upper end of that interval; may be infinite."""
     error: Number
     """Standard error of the difference, in the metric's unit."""
     low: Number
@@ -42,7 +48,7 @@ class Claim(Serializable):
     test: Test
     """Which test gave `p_value`."""
     p_value: Number
-    """Two-sided, corrected by Holm over `claims`."""
+    """Two-sided, corrected over `claims` (Holm's steps, by Shaffer's count of pairs that can be equal)."""
     p_equivalent: Number | None
     """Larger p-value of the two one-sided tests, corrected; null without a margin."""
     pairs: int
@@ -62,6 +68,9 @@ class Claim(Serializable):
     """Largest difference that counts as none; null when equivalence was not asked."""
     claims: int
     """How many claims the p-values are corrected for; 1 = not corrected."""
+    reversed: bool
+    """Whether the means over all seeds of each side point the other way than those over the paired seeds,
+    or are equal: then no side is called better."""
     verdict: Verdict
     """The verdict."""
     more_seeds: int | None
@@ -71,7 +80,7 @@ class Claim(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class LevelEffect(Serializable):
-    """What one value of an axis does against the axis' first value, averaged over all else."""
+    """What one value of an axis does against its first one: what `compare --by AXIS --claims` says."""
 
     axis: str
     """The axis."""
@@ -84,43 +93,48 @@ class LevelEffect(Serializable):
     low: Number
     """Lower end of its interval."""
     high: Number
-    """Upper end of its interval."""
+    """Upper end of its interval; may be infinite on the ratio scale."""
     p_value: Number
-    """Two-sided t test of no effect."""
+    """Two-sided, of no effect, corrected over all pairs of the axis' values; of equivalence where that is the
+    verdict."""
+    verdict: Literal["better", "worse", "equivalent", "undecided"]
+    """Of the value against the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term(Serializable):
-    """F test of an axis (one name) or of an interaction (two names)."""
+    """Test of an axis (one name) or of an interaction (two names)."""
 
     axes: tuple[str, ...]
     """One or two axes."""
-    f: Number
-    """F statistic."""
+    seeds: int
+    """Seeds that the test goes over; the fewest of any pair of values of an axis."""
     p_value: Number
-    """Of no effect, by the F test."""
+    """Of no effect: the smallest corrected one of any pair of an axis' values; of an interaction by an F
+    test with seeds as blocks and Box's lower bound of its degrees of freedom."""
     share: Number
-    """Share of the total sum of squares that only this term explains, in [0, 1]."""
+    """Share of the total sum of squares that belongs to this term, in [0, 1], where all cells have run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects(Serializable):
-    """The fitted model of one metric."""
+    """Effects of the axes on one metric."""
 
     metric: str
     """Name with its unit."""
     scale: Scale
-    """`ratio` when logarithms were modelled."""
+    """`ratio` when effects are ratios of means, and interactions are of logarithms."""
     levels: tuple[LevelEffect, ...]
     """Level effects, axis by axis."""
     terms: tuple[Term, ...]
     """Tests of axes, then of interactions."""
     left_out: tuple[tuple[str, ...], ...]
-    """Interactions that the runs cannot tell apart from the rest."""
+    """Interactions that cannot be tested: a combination of values has no run, or fewer than two seeds ran
+    all."""
     r_squared: Number
-    """Share of variance explained."""
+    """Share of the variance between runs that axes and their two-way interactions explain."""
     checks: tuple[str, ...]
-    """What makes the model doubtful; empty when nothing does."""
+    """What was left out, and what makes the tests doubtful; empty when nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +152,12 @@ class Recommendation(Serializable):
     runner_up: str | None
     """The next best that meets the constraints; null when there is no other."""
     over_runner_up: Claim | None
-    """Winner (A) against runner-up (B) on the objective; null when that cannot be tested, and
-    then `sure` says why."""
+    """Winner (A) against runner-up (B) on the objective, corrected over all pairs of configurations; null
+    when that cannot be tested, and then `sure` says why."""
     against_best: tuple[Claim, ...]
     """Winner (A) against the best (B) on each metric that may be a little worse, tested for equivalence
-    within that difference; left out where the winner is the best itself or a side has too few seeds."""
+    within that difference and corrected alike; left out where the winner is the best itself or a side has too
+    few seeds."""
     excluded: Mapping[str, str]
     """Why each other configuration was left out, by label."""
     sure: str

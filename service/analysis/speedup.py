@@ -1,13 +1,11 @@
 """How many times faster, cheaper or better than a named baseline, and how soon a target is reached.
 
-A ratio is that of the means. Its interval is Student's t on logarithms: paired by seed when both
-sides share at least two and the smaller side has no other, else Welch's; seeds spread at least as much as
-the figure's steps cause, as in a claim.
+A ratio is that of the means. Its interval holds 1 exactly when the interval of a claim about the two over
+seeds holds 0: paired by the same rule, with the same least spread (`uncertainty.relative_interval`).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +13,7 @@ import numpy as np
 
 from service.analysis.answers import Ratio, TimeToTarget
 from service.analysis.resolution import Resolution
-from service.analysis.uncertainty import of_pairs, of_two_samples
+from service.analysis.uncertainty import relative_interval
 from trainers.figures import Better
 
 _REPEATABLE = Resolution(None)
@@ -47,14 +45,10 @@ def ratio(
     value = statistics.fmean(over.values()) / statistics.fmean(under.values())
     if min(len(over), len(under)) < 2:
         return Ratio(value, None, None, 0)
-    sides = [np.array(list(side.values())) for side in (over, under)]
-    a, b = (np.log(side) for side in sides)
-    # Steps of the figure on the scale of logarithms.
-    least = float(resolution.run_variance(np.concatenate(sides))) / min(float(of.mean()) for of in sides) ** 2
-    uncertainty = of_pairs(a - b, least) if pairs else of_two_samples(a, b, least)
-    reach = float(uncertainty.reach(alpha))
-    middle = float(a.mean() - b.mean())
-    return Ratio(value, math.exp(middle - reach), math.exp(middle + reach), pairs)
+    a, b = (np.array(list(side.values())) for side in (over, under))
+    least = float(resolution.run_variance(np.concatenate((a, b)), a.mean() - b.mean()))
+    low, high = relative_interval(a, b, least, alpha, paired=pairs > 0)
+    return Ratio(value, 1.0 + low, 1.0 + high, pairs)
 
 
 def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) -> tuple[TimeToTarget, ...]:

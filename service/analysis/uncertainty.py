@@ -43,6 +43,10 @@ from scipy import optimize, special
 Values = npt.NDArray[np.floating[Any]]
 
 _LEAST_P = 1e-140
+_FARTHEST = 14.0
+"""Logarithm of the ratio, relative to the estimate, beyond which an interval has no end."""
+_NO_RATIO = 100.0
+"""Logarithm of a ratio that is none: its square is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,74 @@ def of_two_samples(a: Values, b: Values, run_variance: Values | float) -> Uncert
     part_b = np.maximum(b.var(axis=-1, ddof=1), run_variance) / count_b
     freedom = (part_a + part_b) ** 2 / (part_a**2 / (count_a - 1) + part_b**2 / (count_b - 1))
     return _of_seeds(part_a + part_b, freedom)
+
+
+def of_blocks(contrasts: Values, variance: Values | float) -> tuple[Values, Values]:
+    """F statistic and p-value of contrasts that are all 0 (...), with seeds as blocks.
+
+    The mean square of the contrasts over that of their changes from seed to seed, with 1 and S - 1 degrees of
+    freedom: Box's lower bound (Geisser & Greenhouse 1958), which holds whatever variances and correlations
+    the contrasts have. One contrast makes it the paired t-test, F = t^2.
+
+    Args:
+        contrasts: orthonormal contrasts of cell means by seed (..., S, d).
+        variance: least variance of one cell mean (...).
+    """
+    seeds = contrasts.shape[-2]
+    mean = contrasts.mean(axis=-2)
+    spread = ((contrasts - mean[..., None, :]) ** 2).sum(axis=-2).mean(axis=-1) / (seeds - 1)
+    f = seeds * (mean**2).mean(axis=-1) / np.maximum(spread, variance)
+    return f, special.fdtrc(1.0, seeds - 1.0, f)
+
+
+def relative_interval(
+    a: Values, b: Values, run_variance: float, alpha: float, *, paired: bool
+) -> tuple[float, float]:
+    """Interval of mean(a) / mean(b) - 1 over seeds, for positive values; the upper end may be infinite.
+
+    All ratios r for which the t-test of a - r b does not refuse 0 (Fieller 1954), so that it holds 0 exactly
+    when the interval of the difference does.
+
+    Args:
+        a, b: by seed (S_a,) and (S_b,), in one order where they are paired.
+        run_variance: least variance of one run's figure.
+        alpha: 1 - confidence.
+        paired: whether seeds are.
+    """
+    over, under = float(a.mean()), float(b.mean())
+    count_a, count_b = len(a), len(b)
+    of_a, of_b = float(a.var(ddof=1)), float(b.var(ddof=1))
+    shared = float(((a - over) * (b - under)).sum()) / (count_a - 1) if paired else 0.0
+    fixed = float(_quantile(np.asarray(count_a - 1.0), alpha, 0.5)) if paired else 0.0
+
+    def beyond(logarithm: float) -> float:
+        """How far 0 is outside the interval of a - r b."""
+        r = math.exp(logarithm)
+        if paired:
+            variance = max(of_a - 2.0 * r * shared + r * r * of_b, (1.0 + r * r) * run_variance)
+            return abs(over - r * under) - fixed * math.sqrt(variance / count_a)
+        part_a = max(of_a, run_variance) / count_a
+        part_b = r * r * max(of_b, run_variance) / count_b
+        freedom = (part_a + part_b) ** 2 / (part_a**2 / (count_a - 1) + part_b**2 / (count_b - 1))
+        reach = float(_quantile(np.asarray(freedom), alpha, 0.5)) * math.sqrt(part_a + part_b)
+        return abs(over - r * under) - reach
+
+    middle = math.log(over) - math.log(under)
+    if abs(middle) > _NO_RATIO:
+        return -1.0, math.inf
+
+    def end(far: float) -> float:
+        within, outside = middle, far
+        if (far - middle) * -middle > 0.0:  # r = 1 is on this side.
+            within, outside = (middle, 0.0) if beyond(0.0) > 0.0 else (0.0, far)
+        if beyond(outside) <= 0.0:
+            return math.copysign(math.inf, far - middle)
+        if beyond(within) >= 0.0:  # Narrower than numbers this small can tell.
+            return within
+        return float(optimize.brentq(beyond, within, outside, xtol=1e-12))
+
+    low, high = end(middle - _FARTHEST), end(middle + _FARTHEST)
+    return math.expm1(low), math.expm1(high)
 
 
 def with_examples(

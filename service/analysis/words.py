@@ -88,6 +88,11 @@ def test_words(claim: Claim) -> str:
     return f"{claim.test} over {seeds} seeds{examples}"
 
 
+def correction_words(claim: Claim) -> str:
+    """Returns what the p-value is corrected for; nothing for a claim alone."""
+    return f", corrected over {claim.claims:,} claims" if claim.claims > 1 else ""
+
+
 def steps_words(claim: Claim) -> str:
     """Returns what is to be said where seeds agree more closely than the figure can tell; else nothing."""
     return ", whose spread is below the figure's resolution" if claim.at_resolution else ""

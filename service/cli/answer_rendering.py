@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def print_claims(pairs: Sequence[TestedPair], console: Console) -> None:
         said = ", ".join(dict.fromkeys(map(test_words, made)))
         corrected = max(claim.claims for claim in made)
         if corrected > 1:
-            said += f", Holm-corrected over {corrected} claims"
+            said += f", corrected over {corrected} claims"
         _dim(console, f"A - B: difference with its 95% interval; p: {said}")
     if close := sum(claim.at_resolution for claim in made):
         _dim(
@@ -77,8 +78,10 @@ def _difference(claim: Claim) -> str:
     scale = scale_for(claim.metric, [claim.mean_a, claim.mean_b])
     if claim.relative is None:
         return f"{scale.text(claim.difference)} {scale.unit}".rstrip()
-    low, high = sorted((claim.low / abs(claim.mean_b), claim.high / abs(claim.mean_b)))
-    return f"{claim.relative:+.1%} ({low:+.1%}, {high:+.1%})"
+    assert claim.relative_low is not None  # It has ends where it has a middle.
+    assert claim.relative_high is not None
+    high = "no bound" if math.isinf(claim.relative_high) else f"{claim.relative_high:+.1%}"
+    return f"{claim.relative:+.1%} ({claim.relative_low:+.1%}, {high})"
 
 
 def _side(point: Mapping[str, Any]) -> str:
@@ -131,7 +134,7 @@ def print_effects(answer: EffectsAnswer, console: Console) -> None:
     """One line per value of each axis, with its interval, and what makes the model doubtful."""
     for item in answer.items:
         model = item.model
-        _line(console, f"{title(model.metric)} (the model explains {model.r_squared:.1%} of the variance)")
+        _line(console, f"{title(model.metric)} (the axes explain {model.r_squared:.1%} of the variance)")
         for sentence in item.sentences:
             _line(console, f"  {sentence}")
         for check in model.checks:

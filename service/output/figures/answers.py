@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,7 +181,10 @@ def effect(item: FittedEffects) -> Figure:
             "error_x": {
                 "type": "data",
                 "symmetric": False,
-                "array": [(level.high - level.effect) * factor for level in rows],
+                "array": [
+                    (level.high - level.effect) * factor if math.isfinite(level.high) else None
+                    for level in rows
+                ],
                 "arrayminus": [(level.effect - level.low) * factor for level in rows],
                 "color": PALETTE[0],
             },
@@ -194,8 +198,8 @@ def effect(item: FittedEffects) -> Figure:
     return Figure(
         f"effect-{word(model.metric)}",
         f"Effect of each value on {title(model.metric)} relative to the first value of its axis, "
-        "averaged over the other axes, with 95% intervals. An interval that includes zero shows no "
-        "effect.",
+        "averaged over the other axes, with 95% intervals, each for itself. An interval that includes "
+        "zero shows no effect.",
         data,
         shape,
         " ".join(f"{check[:1].upper()}{check[1:]}." for check in model.checks),

@@ -415,7 +415,8 @@ def _verdicts(contents: Contents) -> Iterable[Block]:
         return
     yield Paragraph(
         "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
-        "are of 95% each, p-values are corrected over all claims on a metric (Holm)."
+        "are of 95% each; p-values are corrected over all pairs of configurations on a metric, because the "
+        "figures that are tested also chose A."
     )
     untested: dict[str, list[str]] = {}
     for metric in dict.fromkeys(pair.metric for pair in answer):
@@ -460,7 +461,7 @@ def _effects(contents: Contents) -> Iterable[Block]:
         return
     for item in answer.items:
         yield Paragraph(
-            f"{title(item.model.metric).capitalize()} (the model explains {item.model.r_squared:.1%} of "
+            f"{title(item.model.metric).capitalize()} (the axes explain {item.model.r_squared:.1%} of "
             "the variance):"
         )
         yield Bullets(item.sentences)
@@ -547,14 +548,16 @@ def _method(contents: Contents) -> Iterable[Block]:
             "A configuration is one combination of axis values; its runs differ only in their seed. Only "
             "runs that trained to full length count.",
             "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
-            "t-test. Two-sided, at 5%, Holm-corrected over all claims on a metric. The spread between "
-            "seeds is floored at the figure's resolution: agreement between seeds alone proves nothing.",
+            "t-test. Two-sided, at 5%, corrected over all pairs on a metric (Holm, Shaffer). The spread "
+            "between seeds is floored at the figure's resolution: agreement between seeds alone proves "
+            "nothing.",
             "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
             "otherwise it covers only further seeds on the same examples.",
             "Equivalent means: two one-sided t-tests show the difference to be within the "
             f"margin ({NO_LOSS:g} of accuracy).",
-            "Effects come from a linear model with all two-way interactions that the runs can separate; "
-            "time, cost and energy are modelled as logarithms.",
+            "The effect of an axis is the claim about two of its values, averaged within each seed over the "
+            "cells that every value has. Interactions are tested within seeds; those of time, cost and "
+            "energy on logarithms.",
             "Cost is the price of the devices x the time they were held; energy is labelled as measured "
             "or modelled, and the two are never combined in one number.",
         ]

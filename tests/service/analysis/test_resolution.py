@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from service.analysis.cells import Side
+from service.analysis.claims import Family
 from service.analysis.drift import drift
-from service.analysis.effects import Observation, effects
+from service.analysis.effects import effects
+from service.analysis.recommend import Configuration
 from service.analysis.resolution import (
     REPEATABILITY,
     UNKNOWN_EXAMPLES,
@@ -16,6 +20,7 @@ from service.analysis.resolution import (
     decimal_step,
     resolution_of,
 )
+from service.analysis.results import Effects
 from service.analysis.speedup import ratio
 
 
@@ -59,8 +64,21 @@ def test_a_share_that_differs_by_many_examples_was_judged_differently_on_as_many
 
 
 def test_effects_of_seeds_that_agree_are_not_certain() -> None:
-    rows = [Observation({"x": x}, value) for x, value in (("a", 0.90), ("b", 0.89)) for _ in range(2)]
-    few, many = (effects("accuracy", rows, scale="difference", resolution=Resolution(n)) for n in (50, 5000))
+    cells = [
+        Configuration(f"x={x}", {"x": x}, {"accuracy": dict.fromkeys(range(4), value)}, {})
+        for x, value in (("a", 0.90), ("b", 0.89))
+    ]
+
+    def asked(examples: int) -> Effects:
+        steps = Resolution(examples)
+
+        def family(every: Sequence[Side]) -> Family:
+            figures = {side.label: side.values["accuracy"] for side in every}
+            return Family("accuracy", figures, better="higher", resolution=steps)
+
+        return effects("accuracy", cells, scale="difference", resolution=steps, family=family)
+
+    few, many = asked(50), asked(5000)
     assert few.terms[0].p_value > 0.05
     assert few.levels[0].low < 0.0 < few.levels[0].high
     assert few.r_squared == pytest.approx(1.0)

@@ -169,7 +169,7 @@ def test_a_side_without_any_result_gets_no_further_seeds(house: House) -> None:
         ("score 1 --weight cost_usd=0", 2, "all weights are 0"),
         ("score 1 --weight cost_usd=1 --as-published", 2, "--as-published applies to strategies"),
         ("frontier 1 --metric price", 2, "unknown metric 'price'"),
-        ("effects 2", 1, "add seeds"),
+        ("effects 2", 1, "a claim needs at least two"),
         ("speedup 1 --baseline precision=fp32", 2, "names 6 configurations"),
         ("report 1 -o report.pdf", 2, "the name of a report ends in .html or .md"),
         ("report 99 -o report.md", 3, "no experiment has the id 99"),

@@ -78,7 +78,7 @@ const notes = (answer) => (answer.notes.length ? h("details", {}, h("summary", {
 function claims(answer, asked) {
   if (!asked) return h("p", { class: "quiet" }, "Choose two sides, or test every pair, for claims with intervals and p-values.");
   if (!answer.claims.length) return h("p", { class: "quiet" }, "No claim can be made.");
-  const mark = (pair) => (pair.claim ? ({ better: "good", worse: "bad" }[pair.claim.verdict] || null) : "quiet");
+  const mark = (pair) => (pair.claim ? ({ "A is better": "good", "B is better": "good" }[pair.claim.verdict] || null) : "quiet");
   return h("section", {}, h("h2", {}, "Claims"), h("ul", { class: "claims" }, answer.claims.slice(0, MOST_CLAIMS).map((pair) => h("li", {}, h("strong", { class: mark(pair) }, pair.claim ? pair.claim.verdict : "no claim"), ` on ${pair.metric}: `, pair.text))),
     answer.claims.length > MOST_CLAIMS ? h("p", { class: "quiet" }, `The first ${MOST_CLAIMS} of ${answer.claims.length} claims.`) : null);
 }
