@@ -19,6 +19,17 @@ The last line is one JSON object:
   of 2, 3, 5 and 10 seeds x 60, 200, 1,000 and 10,000 examples x 2, 5 and 12 configurations x kinds of figures
   (`benchmarks.families`), with `familywise_standard_error` of that cell and its name; `by_kind` has the worst
   cell of each kind, and the kept file all `cells` with rate, standard error and number of families.
+- `effects_false_claims`: share of grids without any effect in which an axis, or an interaction, is called
+  significant, in the worst cell of grids of 2 x 2 x 2, 2 x 3 and 4 x 3 cells x 2, 3, 5 and 10 seeds x
+  correlations 0, 0.5 and 0.99 between runs of one seed x times and accuracies (`benchmarks.blocks`), each
+  axis and interaction for itself, with `effects_standard_error` of that cell and its name.
+- `winner_false_claims`: share of experiments of equal configurations whose report claims a difference between
+  the recommended one and another, in the worst cell of 3, 6, 12 and 24 configurations x 2, 3, 5 and 10
+  seeds x metrics (`benchmarks.winners`), with `winner_standard_error` of that cell and its name;
+  `winner_formerly` is the same of a correction for the claims about the winner alone. Thousands of
+  experiments are judged by the functions that the report calls; of each cell three reports are rendered and
+  compared with that. `winner_power` has the share of real differences that are claimed, by either
+  correction.
 - `power`: share of real differences that are claimed, next to `statsmodels`' power of the paired t-test;
   `power_gap`: the largest shortfall against it for times.
 """
@@ -40,7 +51,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import families
+from benchmarks import blocks, families, winners
 from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import compare
@@ -64,6 +75,8 @@ BENCHMARK = Benchmark(
         "analyse_10000_runs_s", "report_200_runs_s", "report_mb", "scheduler_pass_ms",
         "scheduler_idle_pass_ms", "false_claim_rate", "interval_coverage", "false_equivalence_rate",
         "familywise_false_claims", "familywise_standard_error", "by_kind", "power", "power_gap",
+        "effects_false_claims", "effects_standard_error", "winner_false_claims", "winner_standard_error",
+        "winner_formerly", "winner_power",
     ),
 )  # fmt: skip
 PAIRS = 2_000
@@ -241,6 +254,52 @@ def measure_families(scale: float) -> tuple[dict[str, Any], dict[str, Any]]:
     return figures, {"cells": details}
 
 
+def measure_effects(scale: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Error rates of effects with seeds in common, as figures and as details that only the kept file has."""
+    cells = list(blocks.cells(scale, np.random.default_rng(20_261_124)))
+    worst = max(cells, key=lambda cell: cell.rate)
+    named = (
+        f"{worst.metric}, axes {' x '.join(str(axis + 1) for axis in worst.term)} of "
+        f"{' x '.join(map(str, worst.grid))}: {worst.seeds} seeds, correlation {worst.correlation:g} by "
+        f"{worst.together}"
+    )
+    print(f"effects: {named:71} {worst.rate:.4f} ± {worst.error:.4f} ({worst.trials:,} grids)", flush=True)
+    figures = {
+        "effects_false_claims": worst.rate,
+        "effects_standard_error": round(worst.error, 5),
+        "worst_effect": named,
+    }
+    return figures, {"effects": [dataclasses.asdict(cell) for cell in cells]}
+
+
+def measure_winners(scale: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Error rates of claims about the recommended configuration, and their power."""
+    generator = np.random.default_rng(20_261_125)
+    cells: list[winners.Cell] = []
+    for cell in winners.false_claims(scale, generator):
+        cells.append(cell)
+        print(
+            f"{_winner_named(cell):76} {cell.rate:.4f} ± {cell.error:.4f}, formerly {cell.formerly:.4f} "
+            f"({cell.experiments:,} experiments, {cell.rendered} reports)",
+            flush=True,
+        )
+    worst = max(cells, key=lambda cell: cell.rate)
+    figures = {
+        "winner_false_claims": worst.rate,
+        "winner_standard_error": round(worst.error, 5),
+        "worst_winner": _winner_named(worst),
+        "winner_formerly": max(cell.formerly for cell in cells),
+        "winner_power": winners.power(scale, generator),
+    }
+    return figures, {"winners": [dataclasses.asdict(cell) for cell in cells]}
+
+
+def _winner_named(cell: winners.Cell) -> str:
+    return (
+        f"{cell.metric}, accuracy {cell.accuracies}: {cell.configurations} configurations, {cell.seeds} seeds"
+    )
+
+
 def _named(cell: families.Cell) -> str:
     examples = "" if cell.examples is None else f", {cell.examples:,} examples"
     return f"{cell.figure}, {cell.how}: {cell.seeds} seeds, {cell.configurations} configurations{examples}"
@@ -269,7 +328,10 @@ def main() -> None:
     parser.size("--families", 1.0, smoke=0.0, help="share of the families that are kept")
     given = parser.parse_args()
     of_families, details = measure_families(given.families)
-    figures: dict[str, Any] = of_families | measure_rates(given.pairs)
+    of_effects, effects_details = measure_effects(given.families)
+    of_winners, winners_details = measure_winners(given.families)
+    details |= effects_details | winners_details
+    figures: dict[str, Any] = of_families | of_effects | of_winners | measure_rates(given.pairs)
     run_table = ten_thousand_runs()
     figures["analyse_10000_runs_s"] = min(
         _timed(lambda: analyse(run_table)) for _ in range(1 if given.smoke else 3)
