@@ -141,7 +141,9 @@ class Database:
         except sa.exc.DBAPIError as error:
             self._drop_writer()
             if committing and leaves_commit_open(_sqlite_name(error.orig)):
-                raise Unconfirmed(f"the commit failed at its end and may be stored ({error.orig})") from error
+                raise Unconfirmed(
+                    f"the commit failed at its end ({error.orig}); the change may be stored"
+                ) from error
             raise
         self._checkpoints.run(driver_connection(connection))
         return result
@@ -170,7 +172,7 @@ class Database:
             except sa.exc.DBAPIError as error:
                 if error.connection_invalidated and committing:
                     raise Unconfirmed(
-                        "the connection to the database was lost during the commit, which may be stored"
+                        "lost the connection to the database during the commit; the change may be stored"
                     ) from error
                 # A connection that broke before the commit was sent has changed nothing.
                 again = error.connection_invalidated and time.monotonic() < reconnecting_until_s

@@ -63,7 +63,7 @@ def behind_proxy(settings: Settings, proxy: SilentProxy) -> Iterator[TestClient]
 @pytest.mark.parametrize(
     ("last_words", "says"),
     [
-        ((b"INSERT INTO audit", b"COMMIT"), "lost during the commit"),
+        ((b"INSERT INTO audit", b"COMMIT"), "during the commit; the change may be stored"),
         ((b"GROUP BY runs.state",), "the change is stored"),
     ],
     ids=["the answer to the commit is lost", "the connection is lost after the commit"],

@@ -96,7 +96,7 @@ def test_a_commit_without_an_answer_is_not_repeated(database: Database, proxy: S
         connection.execute(ADD, {"name": "a"})
 
     proxy.fall_silent_after(b"COMMIT")
-    with pytest.raises(Unconfirmed, match="lost during the commit"):
+    with pytest.raises(Unconfirmed, match="during the commit; the change may be stored"):
         ends(lambda: database.write(body))
     assert tries == [1]
     assert names(database) == ["a"]  # Only the answer was lost.
