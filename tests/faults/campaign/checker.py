@@ -21,6 +21,7 @@ _AFTER = {
     "experiment.claimed": ({"queued"}, "starting"),
     "experiment.started": ({"starting"}, "running"),
     "experiment.released": ({"starting", "running"}, "queued"),
+    "experiment.yielded": ({"starting", "running"}, "queued"),
     "experiment.retried": (_TERMINAL, "queued"),
     "experiment.paused": ({"queued", "starting", "running"}, "paused"),
     "experiment.succeeded": ({"running"}, "succeeded"),
