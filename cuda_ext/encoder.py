@@ -27,6 +27,9 @@ from torch import Tensor
 from cuda_ext import native
 from cuda_ext.errors import BuildError
 
+LEVELS = 1 << 16
+"""Values of the bits that decide about an element's dropout."""
+
 _registered: set[str] = set()
 
 
@@ -96,6 +99,15 @@ def seeds_from(source: Callable[[], Tensor]) -> Iterator[None]:
 _source: Callable[[], Tensor] | None = None
 
 
+def threshold_of(rate: float) -> tuple[int, float]:
+    """Returns the 16-bit number below which a dropout rate drops an element, and the scale of the rest.
+
+    At least one level of 65536 is kept, since the rest is scaled by its share.
+    """
+    below = min(round(rate * LEVELS), LEVELS - 1)
+    return below, LEVELS / (LEVELS - below)
+
+
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Returns gelu(x + bias) of (..., N) x and (N,) bias."""
     result: Tensor = torch.ops.stillhouse.bias_gelu(x, bias)
@@ -146,6 +158,7 @@ def embed_norm(
     rate: float = 0.0,
     seed: Tensor | None = None,
     offset: int = 0,
+    padding: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> Tensor:
     """Returns dropout(LayerNorm(word + type + position)), shaped (*ids.shape, H).
 
@@ -155,10 +168,12 @@ def embed_norm(
         weight, bias: (H,) of the LayerNorm.
         eps: added to the variance.
         rate, seed, offset: as for `dropout_add_norm`.
+        padding: Rows of words, positions and types without a gradient (`padding_idx`); None = all have one.
     """
     seed = _NO_SEED if seed is None else seed
+    rows = [-1 if row is None else row for row in padding]
     out: Tensor = torch.ops.stillhouse.embed_norm(
-        ids, types, positions, words, position_table, type_table, weight, bias, eps, rate, seed, offset
+        ids, types, positions, words, position_table, type_table, weight, bias, eps, rate, seed, offset, rows
     )[0]
     return out
 
@@ -258,7 +273,7 @@ def _norm_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
 
 
 def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tables, _bias, _eps, ctx.rate, seed, ctx.offset = inputs
+    *tables, _bias, _eps, ctx.rate, seed, ctx.offset, ctx.padding = inputs
     _out, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
@@ -267,7 +282,7 @@ def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 12
+        return (None,) * 13
     ids, types, positions, words, position_table, type_table, weight, mean, rstd, seed = ctx.saved_tensors
     of_words, of_positions, of_types, of_weight, of_bias = torch.ops.stillhouse.embed_norm_backward(
         grad,
@@ -283,6 +298,7 @@ def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
         ctx.rate,
         seed,
         ctx.offset,
+        ctx.padding,
     )
     return (
         None,
@@ -293,10 +309,7 @@ def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
         of_types,
         of_weight,
         of_bias,
-        None,
-        None,
-        None,
-        None,
+        *(None,) * 5,
     )
 
 

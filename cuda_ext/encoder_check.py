@@ -134,8 +134,9 @@ def launch_all(*, rows: int, width: int, dtype: torch.dtype, seed: Tensor, offse
     kernels.dropout_add_norm(x, parameter, x, parameter, parameter, 1e-12, *drawn)
     kernels.dropout_add_norm_backward(x, None, x, row, row, parameter, *drawn)
     kernels.joint_gradient([x, x, x], torch.float32)
-    kernels.embed_norm(ids, ids, ids, table, table, types, parameter, parameter, 1e-12, *drawn)
-    kernels.embed_norm_backward(x, ids, ids, ids, table, table, types, row, row, parameter, *drawn)
+    padding = (0, -1, -1)
+    kernels.embed_norm(ids, ids, ids, table, table, types, parameter, parameter, 1e-12, *drawn, padding)
+    kernels.embed_norm_backward(x, ids, ids, ids, table, table, types, row, row, parameter, *drawn, padding)
     kernels.cross_entropy(x, ids, -100)
     kernels.cross_entropy_backward(row, x, ids, row, -100)
 

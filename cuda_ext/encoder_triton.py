@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cuda_ext.encoder import threshold_of
 from cuda_ext.encoder_layer import programs_of
 
 TOTAL_COLUMNS = 32
@@ -544,8 +545,8 @@ def _require(x: Tensor) -> Tensor:
 
 def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int | Tensor, int, int, float]:
     """The seed, offset, threshold and scale that the kernels take; a seed on the device stays there."""
-    below = round(rate * 65536)
-    return int(seed) if seed.is_cpu else seed, offset, below, 65536 / (65536 - below)
+    below, scale = threshold_of(rate)
+    return int(seed) if seed.is_cpu else seed, offset, below, scale
 
 
 def _programs_sums(x: Tensor, count: int) -> Tensor:
@@ -658,6 +659,7 @@ def joint_gradient(grads: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor,
 def embed_norm(
     ids: Tensor, types: Tensor, positions: Tensor, words: Tensor, position_table: Tensor, type_table: Tensor,
     weight: Tensor, bias: Tensor, eps: float, rate: float, seed: Tensor, offset: int,
+    padding: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, and its rows' mean and 1 / standard deviation before the LayerNorm."""
     words, width = _require(words), words.shape[1]
@@ -677,6 +679,7 @@ def embed_norm(
 def embed_norm_backward(
     grad: Tensor, ids: Tensor, types: Tensor, positions: Tensor, words: Tensor, position_table: Tensor,
     type_table: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, rate: float, seed: Tensor, offset: int,
+    padding: Sequence[int],
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of the three tables, and of the LayerNorm's weight and bias."""
     words, width = _require(words), words.shape[1]
@@ -691,24 +694,24 @@ def embed_norm_backward(
         **tile_of(width, words.dtype),
     )  # fmt: skip
     return (
-        _table_gradient(of_rows, ids, words),
-        _table_gradient(of_rows, positions, position_table),
-        _type_gradient(of_rows, types, type_table),
+        _table_gradient(of_rows, ids, words, padding[0]),
+        _table_gradient(of_rows, positions, position_table, padding[1]),
+        _type_gradient(of_rows, types, type_table, padding[2]),
         *column_totals(sums, weight.dtype).chunk(2),
     )
 
 
-def _table_gradient(of_rows: Tensor, indices: Tensor, table: Tensor) -> Tensor:
+def _table_gradient(of_rows: Tensor, indices: Tensor, table: Tensor, padding: int) -> Tensor:
     result: Tensor = torch.ops.aten.embedding_dense_backward(
-        of_rows, indices.flatten(), table.shape[0], -1, False
+        of_rows, indices.flatten(), table.shape[0], padding, False
     )
     return result
 
 
-def _type_gradient(of_rows: Tensor, types: Tensor, table: Tensor) -> Tensor:
+def _type_gradient(of_rows: Tensor, types: Tensor, table: Tensor, padding: int) -> Tensor:
     """One sum over all rows for each type: torch would sort rows and add up those of a type in sequence."""
-    if len(table) > _MOST_TYPES:
-        return _table_gradient(of_rows, types, table)
+    if len(table) > _MOST_TYPES or padding >= 0:
+        return _table_gradient(of_rows, types, table, padding)
     sums, tile, grid = _sums_of_columns(of_rows, len(table))
     type_gradient_kernel[grid](of_rows, types.contiguous(), sums, *of_rows.shape, **tile)
     return column_totals(sums, table.dtype).view(table.shape)

@@ -232,7 +232,7 @@ std::tuple<Tensor, Tensor, Tensor> embed_norm(const Tensor& ids, const Tensor& t
                                               const Tensor& words, const Tensor& position_table,
                                               const Tensor& type_table, const Tensor& weight_given,
                                               const Tensor& bias_given, double eps, double rate, const Tensor& seed,
-                                              int64_t offset) {
+                                              int64_t offset, at::IntArrayRef) {
   const Embedded e(ids, types, positions, words, position_table, type_table);
   const Tensor weight = parameter(weight_given, e.words, e.width, "weight"),
                bias = parameter(bias_given, e.words, e.width, "bias");
@@ -262,8 +262,10 @@ std::tuple<Tensor, Tensor, Tensor> embed_norm(const Tensor& ids, const Tensor& t
 }
 
 // Gradient of a table: threads share its columns, so that equal indices meet in one thread and in order. The few rows
-// of a small table are sums of many, which nearly cancel: those are kept in double.
-Tensor table_gradient(const EncoderKernels& kernels, const Tensor& indices, const Tensor& rows, const Tensor& table) {
+// of a small table are sums of many, which nearly cancel: those are kept in double. The row `padding` has no gradient;
+// -1 = all have.
+Tensor table_gradient(const EncoderKernels& kernels, const Tensor& indices, const Tensor& rows, const Tensor& table,
+                      int64_t padding) {
   const int64_t width = table.size(1);
   const bool exactly = table.size(0) <= indices.numel();
   Tensor gradient = at::zeros(table.sizes(), exactly ? rows.options().dtype(at::kDouble) : rows.options());
@@ -273,13 +275,15 @@ Tensor table_gradient(const EncoderKernels& kernels, const Tensor& indices, cons
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     (exactly ? kernels.scatter_exactly : kernels.scatter)(work, first * block, std::min(width, last * block));
   });
+  if (padding >= 0) gradient.select(0, padding).zero_();
   return gradient.to(table.scalar_type());
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> embed_norm_backward(
     const Tensor& grad_given, const Tensor& ids, const Tensor& types, const Tensor& positions, const Tensor& words,
     const Tensor& position_table, const Tensor& type_table, const Tensor& mean, const Tensor& rstd,
-    const Tensor& weight_given, double rate, const Tensor& seed, int64_t offset) {
+    const Tensor& weight_given, double rate, const Tensor& seed, int64_t offset, at::IntArrayRef padding) {
+  TORCH_CHECK(padding.size() == 3, "padding has ", padding.size(), " elements; there are 3 tables");
   const Embedded e(ids, types, positions, words, position_table, type_table);
   const Tensor grad = grad_given.contiguous();
   TORCH_CHECK(grad.numel() == e.rows * e.width && grad.scalar_type() == e.words.scalar_type(), "grad is ",
@@ -311,8 +315,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> embed_norm_backward(
   });
   rows_backward += e.rows;
   const at::ScalarType type = weight_given.scalar_type();
-  return {table_gradient(kernels, e.ids, summed, e.words), table_gradient(kernels, e.positions, summed, e.position_table),
-          table_gradient(kernels, e.types, summed, e.type_table), sums.total(0, type), sums.total(1, type)};
+  return {table_gradient(kernels, e.ids, summed, e.words, padding[0]),
+          table_gradient(kernels, e.positions, summed, e.position_table, padding[1]),
+          table_gradient(kernels, e.types, summed, e.type_table, padding[2]), sums.total(0, type), sums.total(1, type)};
 }
 
 void require_labels(const Tensor& logits, const Tensor& labels, int64_t ignore_index) {
@@ -377,13 +382,13 @@ TORCH_LIBRARY_FRAGMENT(stillhouse, m) {
       tags);
   m.def(
       "embed_norm(Tensor ids, Tensor types, Tensor positions, Tensor words, Tensor position_table, Tensor type_table, "
-      "Tensor weight, Tensor bias, float eps, float rate, Tensor seed, int offset) -> "
+      "Tensor weight, Tensor bias, float eps, float rate, Tensor seed, int offset, int[] padding) -> "
       "(Tensor out, Tensor mean, Tensor rstd)",
       tags);
   m.def(
       "embed_norm_backward(Tensor grad, Tensor ids, Tensor types, Tensor positions, Tensor words, "
       "Tensor position_table, Tensor type_table, Tensor mean, Tensor rstd, Tensor weight, float rate, Tensor seed, "
-      "int offset) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+      "int offset, int[] padding) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
       tags);
   m.def("cross_entropy(Tensor logits, Tensor labels, int ignore_index) -> (Tensor losses, Tensor lse)", tags);
   m.def(

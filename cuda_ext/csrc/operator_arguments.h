@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -39,7 +40,8 @@ inline DropoutWork dropout_of(double rate, const at::Tensor& seed, int64_t offse
   TORCH_CHECK(rate >= 0.0 && rate < 1.0, "rate is ", rate, "; it must be at least 0 and below 1");
   TORCH_CHECK(seed.scalar_type() == at::kLong && seed.numel() == 1 && seed.is_cpu(),
               "seed must be one int64 on the CPU");
-  const int32_t below = static_cast<int32_t>(std::lround(rate * 65536.0));
+  // At most one level less than all: what is kept is scaled by its share.
+  const int32_t below = std::min<int32_t>(65535, static_cast<int32_t>(std::lround(rate * 65536.0)));
   return {below, 65536.0 / (65536.0 - below),
           static_cast<uint64_t>(*seed.const_data_ptr<int64_t>()), static_cast<uint64_t>(offset)};
 }

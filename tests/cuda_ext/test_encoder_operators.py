@@ -130,7 +130,7 @@ def test_opcheck_of_every_operator() -> None:
     ids = torch.randint(2, (6,))
     tables = [torch.randn(count, 24, requires_grad=True) for count in (9, 8, 2)]
     joined = (x, vector, x, vector, vector, EPS, 0.1, seed, 0)
-    embedded = (ids, ids, ids, *tables, vector, vector, EPS, 0.1, seed, 0)
+    embedded = (ids, ids, ids, *tables, vector, vector, EPS, 0.1, seed, 0, [1, -1, 0])
     plain = [argument.detach() if isinstance(argument, Tensor) else argument for argument in joined]
     _, summed, mean, rstd = ops.dropout_add_norm(*plain)
     fixed = [table.detach() for table in tables]
@@ -141,7 +141,20 @@ def test_opcheck_of_every_operator() -> None:
         ops.dropout_add_norm: joined,
         ops.dropout_add_norm_backward: (grad, grad, summed, mean, rstd, weight, 0.1, seed, 0),
         ops.embed_norm: embedded,
-        ops.embed_norm_backward: (grad, ids, ids, ids, *fixed, mean, rstd, weight, 0.1, seed, 0),
+        ops.embed_norm_backward: (
+            grad,
+            ids,
+            ids,
+            ids,
+            *fixed,
+            mean,
+            rstd,
+            weight,
+            0.1,
+            seed,
+            0,
+            [1, -1, 0],
+        ),
         ops.cross_entropy: (x, ids, -100),
         ops.cross_entropy_backward: (torch.randn(6), x.detach(), ids, mean, -100),
     }
@@ -279,6 +292,72 @@ def test_a_small_tables_gradient_sums_what_cancels_exactly(rows: int, capability
     assert len(small) == (3 if rows == 2 else 2)
     for grad in small:
         assert float((grad[0].double() - exact[0]).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_row_of_padding_has_no_gradient(which: int, dtype: torch.dtype, capability: str) -> None:
+    _, _, (*tables, weight, shift) = draws(40, 30, dtype)["embed_norm"]
+    indices = [torch.randint(count, (40,)) for count in (11, 2, 7)]  # of words, types and positions
+    padding: list[int | None] = [None, None, None]
+    padding[which] = 1
+
+    def gradients(rows: Any) -> list[Tensor]:
+        leaves = [table.clone().requires_grad_() for table in tables]
+        out = encoder.embed_norm(*indices, *leaves, weight, shift, eps=EPS, padding=rows)
+        return list(torch.autograd.grad(out, leaves, torch.full_like(out, 0.5).cos().cumsum(1)))
+
+    whole, found = gradients((None, None, None)), gradients(tuple(padding))
+    assert whole[which][1].any()
+    whole[which][1] = 0.0
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, whole, strict=True))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_rows_have_no_results_and_gradients_of_zero(name: str, capability: str) -> None:
+    dtype, none = torch.float32, torch.zeros(0, dtype=torch.int64)
+    x, vector, seed = torch.empty(0, 6), torch.randn(6), torch.tensor(1)
+    tables = [torch.randn(3, 6) for _ in range(3)]
+    calls: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+        "bias_gelu": (encoder.bias_gelu, [x, vector]),
+        "dropout_add_norm": (
+            lambda *given: encoder.dropout_add_norm(*given, eps=EPS, rate=0.1, seed=seed),
+            [x, vector, x, vector, vector],
+        ),
+        "embed_norm": (
+            lambda *given: encoder.embed_norm(none, none, none, *given, eps=EPS, rate=0.1, seed=seed),
+            [*tables, vector, vector],
+        ),
+        "cross_entropy": (lambda x: encoder.cross_entropy(x, none), [x]),
+    }
+    function, given = calls[name]
+    out, *gradients = results(function, tuple(given))
+    assert (out.dtype, out.shape[0]) == (dtype, 0)
+    assert [gradient.shape for gradient in gradients] == [argument.shape for argument in given]
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@hypothesis.given(rate=st.floats(0.0, 1.0, exclude_max=True))
+def test_what_is_kept_is_scaled_by_its_share(rate: float) -> None:
+    below, scale = encoder.threshold_of(rate)
+    assert 0 <= below < encoder.LEVELS
+    assert scale * (encoder.LEVELS - below) == pytest.approx(encoder.LEVELS, rel=1e-15)
+    assert abs(below / encoder.LEVELS - rate) <= (2**-17 if rate <= 1.0 - 2**-17 else 2**-16)
+
+
+def test_the_kernels_keep_a_share_at_the_highest_rate(capability: str) -> None:
+    rows, width, rate = 400, 1000, 0.999999
+    zeros, ones = torch.zeros(width), torch.ones(width)
+    tables = [torch.zeros(1, width) for _ in range(3)]
+    ids = torch.zeros(rows, dtype=torch.int64)
+    out = encoder.embed_norm(ids, ids, ids, *tables, ones, ones, eps=EPS, rate=rate, seed=torch.tensor(SEED))
+    assert sorted(set(out.flatten().tolist())) == [0.0, float(encoder.LEVELS)]
+    summed = encoder.dropout_add_norm(
+        ones.expand(rows, width), zeros, zeros.expand(rows, width), ones, zeros,
+        eps=EPS, rate=rate, seed=torch.tensor(SEED),
+    )  # fmt: skip
+    assert summed.isfinite().all()
+    assert summed.any()
 
 
 def test_bytes_moved_are_those_of_the_arrays() -> None:

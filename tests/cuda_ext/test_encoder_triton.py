@@ -75,8 +75,10 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         check("column_totals", (totals,), (torch.cat(whole),))
         ids = [torch.randint(count, (rows,)) for count in (11, 2, 9)]
         tables = [make(count, width) for count in (11, 9, 2)]
-        _, *saved = compare("embed_norm", *ids, *tables, weight, shift, 1e-5, 0.3, seed, 1)
-        compare("embed_norm_backward", grad, *ids, *tables, *saved, weight, 0.3, seed, 1)
+        padding = [int(ids[0].flatten()[0]), int(ids[2].flatten()[0]), -1]
+        _, *saved = compare("embed_norm", *ids, *tables, weight, shift, 1e-5, 0.3, seed, 1, padding)
+        for without in (padding, [-1, -1, int(ids[1][0])]):
+            compare("embed_norm_backward", grad, *ids, *tables, *saved, weight, 0.3, seed, 1, without)
         labels = torch.randint(width, (rows,))
         labels[0] = -100
         losses, lse = compare("cross_entropy", x, labels, -100)

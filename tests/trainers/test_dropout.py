@@ -134,3 +134,55 @@ def test_bf16_attention_stays_near_fp32():
     out.float().sum().backward()
     assert out.dtype == half[0].grad.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("rate", [0.99999, 0.999999, 1.0 - 2**-52])
+def test_the_highest_rates_keep_a_share_and_its_mean(rate):
+    torch.manual_seed(8)
+    out = CpuDropout(rate)(torch.ones(3000, 1000))
+    assert sorted(out.unique().tolist()) == [0.0, 65536.0]
+    q, k, v = heads(1)
+    for mixed in (
+        attention(torch.nn.Identity(), q, k, v, padding([24, 24, 20, 7, 1]), dropout=rate)[0],
+        dropout.segment_attention(q[:1], k[:1], v[:1], [20, 3, 1], dropout=rate),
+    ):
+        mixed.sum().backward()
+        assert mixed.isfinite().all()
+    assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
+def test_an_empty_tensor_is_dropped_to_an_empty_tensor(shape, rate):
+    x = torch.empty(shape, requires_grad=True)
+    out = CpuDropout(rate)(x)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(0, 3, 24, 8), (2, 3, 0, 8)], ids=["no example", "no token"])
+def test_attention_of_nothing_is_nothing(shape, rate):
+    q, k, v = (torch.empty(shape, requires_grad=True) for _ in range(3))
+    mixed, _ = attention(torch.nn.Identity(), q, k, v, None, dropout=rate)
+    mixed.sum().backward()
+    assert mixed.shape == (shape[0], shape[2], shape[1], shape[3])
+    assert v.grad.shape == v.shape
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("lengths", [[], [0], [0, 5, 0, 0, 3, 0]])
+def test_empty_segments_add_nothing(lengths, rate):
+    tokens = sum(lengths)
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randn(1, 3, tokens, 8, generator=generator).double().requires_grad_() for _ in range(3)]
+    mixed = dropout.segment_attention(*rows, lengths, dropout=rate)
+    assert mixed.shape == (1, 3, tokens, 8)
+    upstream = torch.randn(mixed.shape, generator=generator).double()
+    mixed.backward(upstream)
+    # The output is linear in the values, at one mask.
+    value = rows[2]
+    torch.testing.assert_close((mixed * upstream).sum(), (value * value.grad).sum(), rtol=1e-5, atol=1e-5)
+    if not rate:
+        alone = dropout.segment_attention(*rows, [length for length in lengths if length])
+        torch.testing.assert_close(mixed, alone)

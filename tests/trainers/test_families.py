@@ -42,6 +42,12 @@ HEADS: tuple[Head, ...] = (
     VocabularyHead(),
 )
 every_family = pytest.mark.parametrize("family", FAMILIES)
+ENCODED = [
+    (family.name, encoder.name)
+    for family in FAMILIES.values()
+    for encoder in ENCODERS.values()
+    if encoder.supports(family) and encoder.name != HUGGINGFACE.name and not encoder.quantises
+]
 every_head = pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 
 
@@ -103,15 +109,7 @@ def test_logits_are_those_of_transformers(family, head, pairs, tmp_path):
     assert float(expected[real].std()) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("family", "encoder"),
-    [
-        (family.name, encoder.name)
-        for family in FAMILIES.values()
-        for encoder in ENCODERS.values()
-        if encoder.supports(family) and encoder.name != HUGGINGFACE.name and not encoder.quantises
-    ],
-)
+@pytest.mark.parametrize(("family", "encoder"), ENCODED)
 @every_head
 def test_every_encoder_gives_the_familys_logits_and_gradients(family, encoder, head, tmp_path):
     write_model(tmp_path, family, head)
@@ -138,6 +136,55 @@ def test_every_encoder_gives_the_familys_logits_and_gradients(family, encoder, h
     largest = max(float(gradient.abs().max()) for gradient in of_default.values())
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, of_default[name], rtol=0.0, atol=error * largest, msg=name)
+
+
+def batch_with_padding_inside(folder: Path, pad_id: int) -> Batch:
+    """The texts, in which someone wrote the padding token: once, twice in a row, and at the end."""
+    batch = batch_of(folder)
+    for text, places in enumerate([[2], [1, 2, 4], [-1], []]):
+        end = int(batch.attention_mask[text].sum())
+        for place in places:
+            batch.input_ids[text, place % end] = pad_id
+    return batch
+
+
+@pytest.mark.parametrize(("family", "encoder"), ENCODED)
+def test_padding_inside_a_text_is_what_it_is_to_transformers(family, encoder, tmp_path):
+    """Positions, hidden states and gradients; rows of `padding_idx` have none, and decay as there."""
+    head, info = HEADS[0], ENCODERS[encoder]
+    dtype, error = (torch.float32, 1e-4) if encoder == EAGER.name else (torch.float64, 1e-10)
+    published = write_model(tmp_path, family, head).to(dtype)
+    pad_id = published.config.pad_token_id
+    padded = batch_with_padding_inside(tmp_path, pad_id)
+    model = student_of(tmp_path, head)
+    info.install(model.model)
+    model = model.to(dtype).eval()
+    said = model(pack(padded, pad_id=pad_id, multiple=8) if info.packs else padded, with_hidden=True)
+    expected = published(
+        padded.input_ids, attention_mask=padded.attention_mask.long(), output_hidden_states=True
+    )
+    real = padded.attention_mask
+    for ours, theirs in zip(said.hidden, expected.hidden_states, strict=True):
+        largest = float(theirs[real].detach().abs().max())
+        torch.testing.assert_close(ours[real], theirs[real], rtol=0.0, atol=error * largest)
+    said.logits.square().sum().backward()
+    expected.logits.square().sum().backward()
+    found = dict(model.model.named_parameters())
+    tables = [
+        (f"{name}.weight", module.padding_idx)
+        for name, module in published.named_modules()
+        if getattr(module, "padding_idx", None) is not None and isinstance(module, torch.nn.Embedding)
+    ]
+    assert tables
+    largest = max(float(p.grad.abs().max()) for p in published.parameters() if p.grad is not None)
+    for name, parameter in published.named_parameters():
+        torch.testing.assert_close(found[name].grad, parameter.grad, rtol=0.0, atol=error * largest, msg=name)
+    for name, row in tables:
+        assert not found[name].grad[row].any(), name
+    for parameters in (found.values(), published.parameters()):
+        torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5).step()
+    for name, row in tables:
+        assert torch.equal(found[name][row], published.get_parameter(name)[row]), name
 
 
 @every_family

@@ -48,6 +48,16 @@ class Segments:
         """Tokens of the longest segment, or what bounds them, on the host."""
         return max(self.lengths) if self.at_most is None else self.at_most
 
+    def counted(self, pad_id: int) -> torch.Tensor:
+        """Returns (1, T) the number of each token among its segment's, from 1; padding is 0 and not counted.
+
+        A text may have padding inside, where someone wrote it.
+        """
+        counts = (self.input_ids != pad_id).long()
+        before = counts.cumsum(1) - counts
+        places = torch.arange(counts.shape[1], device=counts.device)
+        return (before - before.gather(1, places - self.position_ids) + 1) * counts
+
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
         """Returns the same row with its tensors changed."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}

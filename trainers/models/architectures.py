@@ -89,12 +89,10 @@ class Bert:
         row = batch.segments
         if row is None:
             return {"input_ids": batch.input_ids, **self.token_types(batch, config)}
-        first = self.family.first_position({"pad_token_id": config.pad_token_id})
-        return {
-            "input_ids": row.input_ids,
-            "position_ids": row.position_ids + first if first else row.position_ids,
-            **self.token_types(row, config),
-        }
+        positions = row.position_ids
+        if self.family.offset_by_padding:
+            positions = row.counted(config.pad_token_id) + config.pad_token_id
+        return {"input_ids": row.input_ids, "position_ids": positions, **self.token_types(row, config)}
 
     def token_types(self, batch: Batch | Segments, config: PreTrainedConfig) -> dict[str, Any]:
         """Returns the token types as an argument, where the model tells texts apart by them."""

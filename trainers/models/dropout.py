@@ -7,8 +7,8 @@ arrays, and attention is computed for a few examples at a time, so that their sc
 cache; the backward pass computes them again, as flash attention does, and draws the same bits.
 
 The rate is met to 2^-17: an element is dropped when its 16 bits are below `round(65536 rate)`, and
-what is kept is scaled by exactly that share. Each draw is seeded from torch's generator, so that
-what a checkpoint keeps of it is all there is to resume.
+what is kept is scaled by exactly that share; at most 65535 of 65536 are dropped. Each draw is seeded
+from torch's generator, so that what a checkpoint keeps of it is all there is to resume.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 from typing_extensions import override
 
+from cuda_ext.encoder import LEVELS, threshold_of
+
 CPU_ATTENTION = "stillhouse_cpu"
 """The name that this attention has among transformers' implementations."""
 
@@ -38,7 +40,6 @@ TORCH_ATTENTION = "sdpa"
 SCORES_AT_ONCE = 1 << 20
 """Elements of the score matrix that are worked on together: 4 MiB, so that they stay in the cache."""
 
-_LEVELS = 1 << 16
 _WORDS_PER_DRAW = 1 << 17
 """Each draw of so many 64-bit words has its own generator, so that threads can share the work."""
 
@@ -94,8 +95,8 @@ def attention(
         scaling: Scale of the scores; None = 1 / sqrt(D).
 
     Returns:
-        (B, S, heads, D), and None for the scores, which are never whole in memory. Where
-        the query is padding it is zero in training.
+        (B, S, heads, D), and None for the scores, which are never whole in memory. Rows of padded queries are
+        unspecified: zeros, or attention over the real keys.
     """
     rate = _Rate.of(dropout)
     if rate.below == 0 or not query.is_cpu:
@@ -143,7 +144,7 @@ def segment_attention(
         dropped: torch.Tensor = _DroppedAttention.apply(query, key, value, examples, rate, scale)  # type: ignore[no-untyped-call]
         return dropped
     # Neighbours of one length are the examples of one batch.
-    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    runs = [(length, len(list(same))) for length, same in groupby(filter(None, lengths))]
     sizes = [length * count for length, count in runs]
     split = [torch.split(tensor[0], sizes, dim=1) for tensor in (query, key, value)]
     mixed = []
@@ -151,7 +152,7 @@ def segment_attention(
         q, k, v = (torch.unflatten(parts[number], 1, (count, length)).transpose(0, 1) for parts in split)
         out = functional.scaled_dot_product_attention(q, k, v, scale=scale)
         mixed.append(out.transpose(0, 1).flatten(1, 2))
-    return torch.cat(mixed, 1)[None]
+    return torch.cat(mixed or [value[0]], 1)[None]
 
 
 AttentionInterface.register(CPU_ATTENTION, attention)
@@ -171,13 +172,12 @@ class _Rate:
 
     @classmethod
     def of(cls, rate: float) -> _Rate:
-        below = round(rate * _LEVELS)
-        return cls(below, _LEVELS / (_LEVELS - below))
+        return cls(*threshold_of(rate))
 
     def kept(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
         """1 where the bits keep an element and 0 elsewhere, written over `into`."""
         # The bits are read as signed numbers, because torch compares no unsigned ones.
-        return torch.ge(bits, self.below - _LEVELS // 2, out=into)
+        return torch.ge(bits, self.below - LEVELS // 2, out=into)
 
 
 class _Bits:
@@ -189,7 +189,7 @@ class _Bits:
     def take(self, shape: Sequence[int]) -> torch.Tensor:
         """16 random bits for each element, as int16."""
         count = math.prod(shape)
-        words = -(-count // 4)
+        words = max(1, -(-count // 4))
         sizes = [min(_WORDS_PER_DRAW, words - start) for start in range(0, words, _WORDS_PER_DRAW)]
         numbers = range(self._draw, self._draw + len(sizes))
         self._draw += len(sizes)
@@ -265,8 +265,8 @@ def _groups(lengths: Sequence[int], heads: int) -> Iterator[_Group]:
             if (last + 1 - first) * heads * wider * wider > SCORES_AT_ONCE:
                 break
             last, longest = last + 1, wider
-        at_once = heads if last - first > 1 else min(heads, max(1, SCORES_AT_ONCE // longest**2))
-        for head in range(0, heads, at_once):
+        at_once = heads if last - first > 1 else min(heads, max(1, SCORES_AT_ONCE // max(1, longest**2)))
+        for head in range(0, heads if longest else 0, at_once):
             yield _Group(first, last, slice(head, head + at_once), longest)
         first = last
 
@@ -290,7 +290,7 @@ class _Padded:
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """(B, heads, S, D) that lies in memory as (B, S, heads, D); zero where nothing will be written."""
         batch, heads, width, depth = tensor.shape
-        make = torch.empty if min(self.lengths) == width else torch.zeros
+        make = torch.empty if min(self.lengths, default=width) == width else torch.zeros
         return make((batch, width, heads, depth), dtype=tensor.dtype).transpose(1, 2)
 
     def part(self, tensor: torch.Tensor, group: _Group) -> torch.Tensor:

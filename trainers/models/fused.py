@@ -102,6 +102,11 @@ class _Embeddings:
             norm.weight,
             norm.bias,
             eps=norm.eps,
+            padding=(
+                self.word_embeddings.padding_idx,
+                self.position_embeddings.padding_idx,
+                self.token_type_embeddings.padding_idx,
+            ),
             **_dropout(self.dropout),
         )
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
