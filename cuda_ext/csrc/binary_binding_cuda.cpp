@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -49,12 +50,15 @@ Tensor binary_linear(const Tensor& given, const Tensor& weight, const std::optio
   shape.require_positives(positives, given);
   const c10::cuda::CUDAGuard guard(given.device());
   const Tensor x = given.contiguous();
-  Tensor out = shape.result(x), codes = at::empty({shape.rows, shape.words}, x.options().dtype(at::kInt));
+  const auto integers = x.options().dtype(at::kInt);
+  Tensor out = shape.result(x), codes = at::empty({shape.rows, shape.words}, integers),
+         unordered = at::zeros({shape.rows}, integers);
   cuda::BinaryProduct product = product_of(shape, x, weight, scale, bias, out);
   product.positives = positives.has_value() ? positives->const_data_ptr<int32_t>() : nullptr;
   product.threshold = threshold.const_data_ptr<float>();
   product.threshold_step = threshold_step;
   product.codes = reinterpret_cast<uint32_t*>(codes.mutable_data_ptr<int32_t>());
+  product.unordered = reinterpret_cast<uint32_t*>(unordered.mutable_data_ptr<int32_t>());
   check(cuda::binary_linear(product, stream_of(x)), "binary_linear");
   linear_calls += 1;
   return out;

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -140,6 +141,14 @@ const uint32_t* words_of(const Tensor& weight) {
   return reinterpret_cast<const uint32_t*>(weight.const_data_ptr<int32_t>());
 }
 
+void fill_with_nan(Tensor& out, int64_t first, int64_t count) {
+  if (out.scalar_type() == at::kBFloat16) {
+    std::fill_n(out.mutable_data_ptr<at::BFloat16>() + first, count, std::numeric_limits<at::BFloat16>::quiet_NaN());
+  } else {
+    std::fill_n(out.mutable_data_ptr<float>() + first, count, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
 Tensor binary_linear(const Tensor& given, const Tensor& weight, const std::optional<Tensor>& positives,
                      const Tensor& scale, const std::optional<Tensor>& bias, const Tensor& threshold,
                      int64_t outputs) {
@@ -149,11 +158,12 @@ Tensor binary_linear(const Tensor& given, const Tensor& weight, const std::optio
   const Tensor x = given.contiguous();
   Tensor out = shape.result(x);
   const BinaryKernels kernels = set_for(0).kernels();
-  thread_local std::vector<uint8_t> codes;
+  thread_local std::vector<uint8_t> codes, unordered;
   const size_t bytes = static_cast<size_t>(shape.rows * shape.words * kernels.code_bytes);
   if (codes.size() < bytes) codes.resize(bytes);
+  if (unordered.size() < static_cast<size_t>(shape.rows)) unordered.resize(shape.rows);
   const BinaryInput input{x.const_data_ptr(), shape.inputs, shape.words, shape.bfloat16};
-  const SignWork signs{input, threshold.const_data_ptr<float>(), threshold_step, codes.data()};
+  const SignWork signs{input, threshold.const_data_ptr<float>(), threshold_step, codes.data(), unordered.data()};
   const int64_t rows_alone = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, shape.inputs));
   at::parallel_for(0, shape.rows, rows_alone, [&](int64_t begin, int64_t end) { kernels.signs(signs, begin, end); });
   const XnorWork work{codes.data(),
@@ -163,6 +173,9 @@ Tensor binary_linear(const Tensor& given, const Tensor& weight, const std::optio
                       shape.words,
                       output_of(shape, scale, bias, out)};
   for_tiles(shape, int64_t{1} << 22, [&](const BinaryTile& tile) { kernels.xnor(work, tile); });
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    if (signs.unordered[row] != 0) fill_with_nan(out, row * outputs, outputs);
+  }
   return out;
 }
 

@@ -42,10 +42,15 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(BinaryProduct p) {
   const int64_t count = p.rows * p.words;
   for (int64_t i = blockIdx.x * (kThreads / kWordBits) + threadIdx.x / kWordBits; i < count; i += warps) {
     const int64_t row = i / p.words, input = i % p.words * kWordBits + lane;
-    const bool reached =
-        input < p.inputs && input_at(p, row * p.inputs + input) >= p.threshold[input * p.threshold_step];
+    bool reached = false, unordered = false;
+    if (input < p.inputs) {
+      const float x = input_at(p, row * p.inputs + input), border = p.threshold[input * p.threshold_step];
+      reached = x >= border;
+      unordered = !reached && !(x < border);
+    }
     const uint32_t word = __ballot_sync(0xffffffffu, reached);
     if (lane == 0) p.codes[i] = word;
+    if (unordered) p.unordered[row] = 1u;
   }
 }
 
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) xnor_kernel(BinaryProduct p
         if (row >= p.rows || output >= p.outputs) continue;
         const int sum = p.positives == nullptr ? static_cast<int>(p.inputs) - 2 * differing[r][o]
                                                : p.positives[output] - differing[r][o];
-        finish(p, row, output, static_cast<float>(sum));
+        finish(p, row, output, p.unordered[row] != 0u ? float_of(0x7fc00000u) : static_cast<float>(sum));
       }
     }
   }

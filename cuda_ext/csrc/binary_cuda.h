@@ -11,8 +11,9 @@ struct BinaryProduct {
   const uint32_t* weight;    // (panels, words, 16)
   const int32_t* positives;  // null: activations are {-1, 1}
   const float *scale, *bias, *threshold;
-  uint32_t* codes;  // (rows, words), written by `binary_linear`
-  void* out;        // (rows, outputs), in the format of x
+  uint32_t* codes;      // (rows, words), written by `binary_linear`
+  uint32_t* unordered;  // (rows,) zeros; other than 0 afterwards where a NaN was compared: the row's outputs are NaN
+  void* out;            // (rows, outputs), in the format of x
   int64_t rows, inputs, outputs, words;
   int64_t scale_step, threshold_step;
   bool bfloat16;

@@ -86,13 +86,26 @@ STILLHOUSE_INLINE void finish_xnor(const XnorWork& work, int64_t row, int64_t pa
   finish(work.output, row, panel, __builtin_convertvector(sums, Floats));
 }
 
-// Bits of the 32 inputs of a word.
-uint32_t sign_word(const float* x, const float* threshold, int64_t step) {
+// Bits of the first `count` inputs of a word; `unordered` becomes other than 0 where a NaN is compared.
+uint32_t sign_bits(const float* x, const float* threshold, int64_t step, int64_t count, uint32_t& unordered) {
+  uint32_t word = 0;
+  for (int64_t bit = 0; bit < count; ++bit) {
+    const float border = threshold[bit * step];
+    word |= static_cast<uint32_t>(x[bit] >= border) << bit;
+    unordered |= static_cast<uint32_t>(__builtin_isunordered(x[bit], border));
+  }
+  return word;
+}
+
+// The same of all 32 inputs.
+uint32_t sign_word(const float* x, const float* threshold, int64_t step, uint32_t& unordered) {
 #if defined(__AVX512F__)
   if (step == 0) {
-    const __m512 border = _mm512_set1_ps(*threshold);
-    const uint32_t low = _mm512_cmp_ps_mask(_mm512_loadu_ps(x), border, _CMP_GE_OQ);
-    const uint32_t high = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + 16), border, _CMP_GE_OQ);
+    const __m512 border = _mm512_set1_ps(*threshold), first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
+    const uint32_t low = _mm512_cmp_ps_mask(first, border, _CMP_GE_OQ);
+    const uint32_t high = _mm512_cmp_ps_mask(second, border, _CMP_GE_OQ);
+    unordered |= _mm512_cmp_ps_mask(first, border, _CMP_UNORD_Q);
+    unordered |= _mm512_cmp_ps_mask(second, border, _CMP_UNORD_Q);
     return low | high << 16;
   }
 #elif defined(__AVX2__)
@@ -100,15 +113,15 @@ uint32_t sign_word(const float* x, const float* threshold, int64_t step) {
     const __m256 border = _mm256_set1_ps(*threshold);
     uint32_t word = 0;
     for (int part = 0; part < 4; ++part) {
-      const __m256 reached = _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * part), border, _CMP_GE_OQ);
+      const __m256 values = _mm256_loadu_ps(x + 8 * part);
+      const __m256 reached = _mm256_cmp_ps(values, border, _CMP_GE_OQ);
       word |= static_cast<uint32_t>(_mm256_movemask_ps(reached)) << 8 * part;
+      unordered |= static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(values, border, _CMP_UNORD_Q)));
     }
     return word;
   }
 #endif
-  uint32_t word = 0;
-  for (int bit = 0; bit < kWordBits; ++bit) word |= static_cast<uint32_t>(x[bit] >= threshold[bit * step]) << bit;
-  return word;
+  return sign_bits(x, threshold, step, kWordBits, unordered);
 }
 
 void store_code(uint8_t* code, uint32_t word);
@@ -121,18 +134,15 @@ void signs(const SignWork& work, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     uint8_t* codes = work.codes + row * input.words * kCodeBytes;
     const float* x = input.bfloat16 ? widened(input, row) : static_cast<const float*>(input.x) + row * input.inputs;
-    for (int64_t w = 0; w < whole; ++w) {
-      const int64_t first = w * kWordBits;
-      store_code(codes + w * kCodeBytes, sign_word(x + first, work.threshold + first * work.threshold_step,
-                                                   work.threshold_step));
+    uint32_t unordered = 0;
+    for (int64_t w = 0; w < input.words; ++w) {
+      const int64_t first = w * kWordBits, step = work.threshold_step;
+      const float* threshold = work.threshold + first * step;
+      store_code(codes + w * kCodeBytes,
+                 w < whole ? sign_word(x + first, threshold, step, unordered)
+                           : sign_bits(x + first, threshold, step, input.inputs - first, unordered));
     }
-    if (whole < input.words) {
-      uint32_t word = 0;
-      for (int64_t i = whole * kWordBits; i < input.inputs; ++i) {
-        word |= static_cast<uint32_t>(x[i] >= work.threshold[i * work.threshold_step]) << (i % kWordBits);
-      }
-      store_code(codes + whole * kCodeBytes, word);
-    }
+    work.unordered[row] = unordered != 0;
   }
 }
 

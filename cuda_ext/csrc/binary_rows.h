@@ -37,7 +37,8 @@ struct SignWork {
   BinaryInput input;
   const float* threshold;  // one element with step 0, or one for each input; a bit is x >= threshold
   int64_t threshold_step;
-  uint8_t* codes;  // (rows, words, code bytes)
+  uint8_t* codes;      // (rows, words, code bytes)
+  uint8_t* unordered;  // (rows,) 1 where a NaN was compared, which no bit stands for: the row's outputs are NaN
 };
 
 struct XnorWork {

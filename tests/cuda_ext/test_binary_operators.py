@@ -184,10 +184,27 @@ def test_what_is_empty_gives_the_bias_alone(size: tuple[int, int, int], instruct
             assert torch.equal(result, layer.bias.expand(rows, outputs))  # type: ignore[union-attr]
 
 
-def test_nan_is_below_every_threshold(instructions: str) -> None:
-    layer, x = Layer(40, 20), torch.randn(2, 40)
-    x[0, 3] = torch.nan
-    assert torch.equal(layer.packed(x, -1), layer.simulated(x, -1))
+@pytest.mark.parametrize("by_input", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low", [-1, 0])
+def test_nan_makes_the_outputs_of_its_row_nan(
+    low: int, dtype: torch.dtype, by_input: bool, instructions: str
+) -> None:
+    layer, x = Layer(75, 20, by_input=by_input), torch.randn(200, 75).to(dtype)
+    expected = layer.packed(x, low)
+    lost = torch.zeros(200, dtype=torch.bool)
+    # In the first and the last place of a register, a word and the tail, and in neighbouring rows.
+    for row, place in ((0, 0), (3, 7), (4, 8), (5, 31), (6, 32), (100, 63), (101, 64), (199, 74)):
+        x[row, place] = torch.nan
+        lost[row] = True
+    found = layer.packed(x, low)
+    assert torch.equal(found.isnan().all(1), lost)
+    assert torch.equal(found[~lost], expected[~lost])
+    x[1, 2] = torch.inf
+    assert not layer.packed(x, low)[1].isnan().any()
+    assert torch.equal(layer.weight_only(x).isnan().all(1), lost)
+    layer.threshold[-1] = torch.nan
+    assert layer.packed(x, low).isnan().all()
 
 
 def test_what_is_packed_is_unpacked() -> None:

@@ -13,11 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from cuda_ext import binary
+from tests.trainers import binary_models as made
 from trainers.checkpoints import manifest
 from trainers.config import Numerics
 from trainers.config.binary import Binary
 from trainers.errors import BadSpecError
 from trainers.models.binary import install, load_packed
+from trainers.models.binary.kinds import BITS
 from trainers.models.binary.layers import BinaryLinear
 from trainers.models.binary.packed import PackedLinear, packed
 from trainers.models.binary.packed_folder import LAYOUT, PACKED_WEIGHTS, write
@@ -117,6 +119,29 @@ def test_a_loaded_folder_equals_the_simulated_model(form: dict[str, Any], tmp_pa
     operator = "binary_linear" if one_bit else "binary_weight_linear"
     ran = binary.calls()[operator][binary.capability()] - before[operator][binary.capability()]
     assert ran == len(packed_layers)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(("activations", "bits"), [("none", 1), ("sign", 1), *(("elastic", n) for n in BITS)])
+@pytest.mark.parametrize("weight_scale", ["row", "tensor"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_layer_is_packed_as_it_is_simulated(
+    bias: bool, weight_scale: str, activations: str, bits: int, signed: bool
+) -> None:
+    """NaN inputs included, which make the whole row NaN."""
+    torch.manual_seed(4)
+    inputs = made.inputs(activations, bits=bits, signed=signed)
+    layer = made.linear(70, 33, made.weights("sign", per=weight_scale), inputs, torch.float32)
+    if not bias:
+        layer.bias = None
+    x = torch.randn(5, 70)
+    x[1, 3] = x[4, 69] = torch.nan
+    x[2, 7] = torch.inf
+    with torch.inference_mode():
+        found, expected = PackedLinear(layer.frozen())(x), layer(x)
+    rounds = {"rtol": 1e-5, "atol": 1e-5} if activations == "none" else {"rtol": 0.0, "atol": 0.0}
+    torch.testing.assert_close(found, expected, equal_nan=True, **rounds)
+    assert expected.isnan().all(1).tolist() == [False, True, False, False, True]
 
 
 def test_float_inputs_differ_by_rounding_only(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainers import binary_models as made
 from trainers.models.binary import install
+from trainers.models.binary.kinds import ACTIVATIONS
 from trainers.models.binary.layers import BinaryLinear
 
 WEIGHT = torch.tensor([[0.9, -0.2, 0.0, -1.4], [0.05, 0.6, -0.1, 0.3]])
@@ -132,3 +133,25 @@ def test_a_frozen_layer_computes_what_the_layer_does():
     levels = torch.where(x >= b, 1, -1).long()
     sums = levels @ torch.where(frozen.signs, 1, -1).long().t()
     assert torch.equal(found, sums.float() * (frozen.scale * a) + frozen.bias)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(
+    ("name", "bits"), [(name, bits) for name, info in ACTIVATIONS.items() if info.made for bits in info.bits]
+)
+def test_inputs_that_are_nan_stay_nan(name, bits, signed):
+    quantiser = made.inputs(name, bits=bits, signed=signed)
+    x = torch.tensor([math.nan, -math.inf, -1.0, 2.0, math.inf])
+    levels = quantiser.levels(x, torch.tensor(0.5), torch.tensor(0.1))
+    assert levels.isnan().tolist() == [True, False, False, False, False]
+    assert levels[1] == quantiser.lowest
+    assert levels[4] == quantiser.highest
+    if quantiser.learned:
+        assert quantiser.levels(x, torch.tensor(0.5), torch.tensor(math.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("per", ["row", "tensor"])
+@pytest.mark.parametrize("name", ["sign", "ternary"])
+def test_weights_that_are_nan_stay_nan(name, per):
+    values, scale = made.weights(name, per=per).quantise(torch.tensor([[math.nan, 1.0], [2.0, -1.0]]))
+    assert (values * scale).isnan().any(1).tolist() == [True, per == "tensor"]

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -68,8 +69,8 @@ struct Problem {
 
   std::vector<uint8_t> xnor(const BinaryKernels& kernels) const {
     const float threshold = 0.0f;
-    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), out(bytes());
-    kernels.signs({input(), &threshold, 0, codes.data()}, 0, shape.rows);
+    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), unordered(shape.rows), out(bytes());
+    kernels.signs({input(), &threshold, 0, codes.data(), unordered.data()}, 0, shape.rows);
     const int32_t* counted = shape.two_valued ? positives.data() : nullptr;
     kernels.xnor({codes.data(), weight.data(), counted, shape.inputs, shape.words(), output(out.data())},
                  {0, shape.rows, 0, shape.panels()});
@@ -80,6 +81,25 @@ struct Problem {
     std::vector<uint8_t> out(bytes());
     kernels.signed_sums({input(), weight.data(), output(out.data())}, {0, shape.rows, 0, shape.panels()});
     return out;
+  }
+
+  // Whether the kernels find the rows that have a NaN, in turn in each place.
+  bool finds_nan(const BinaryKernels& kernels) {
+    const float threshold = 0.0f, nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), unordered(shape.rows);
+    for (int64_t place = 0; place < shape.rows * shape.inputs; ++place) {
+      const float kept = x[place];
+      const uint16_t kept_half = half[place];
+      x[place] = nan;
+      half[place] = 0x7fc0;
+      kernels.signs({input(), &threshold, 0, codes.data(), unordered.data()}, 0, shape.rows);
+      x[place] = kept;
+      half[place] = kept_half;
+      for (int64_t row = 0; row < shape.rows; ++row) {
+        if (unordered[row] != (row == place / shape.inputs)) return false;
+      }
+    }
+    return true;
   }
 
   // What `xnor` is to give, for outputs in fp32.
@@ -119,10 +139,11 @@ int main() {
     // A thousand inputs are more words than a byte counts: NEON adds them up in between.
     const Shape shape{1 + below(5), 1 + below(compared % 10 == 0 ? 1500 : 130), 1 + below(70), (generator() & 1u) != 0,
                       (generator() & 1u) != 0, (generator() & 1u) != 0};
-    const Problem problem(shape);
+    Problem problem(shape);
     const bool same = problem.xnor(plain) == problem.xnor(arm) &&
                       problem.signed_sums(plain) == problem.signed_sums(arm) &&
-                      (shape.bfloat16 || problem.xnor(arm) == problem.defined());
+                      (shape.bfloat16 || problem.xnor(arm) == problem.defined()) && problem.finds_nan(plain) &&
+                      problem.finds_nan(arm);
     if (!same) {
       std::printf("rows %lld, inputs %lld, outputs %lld, bfloat16 %d, two-valued %d, bias %d differ\n",
                   static_cast<long long>(shape.rows), static_cast<long long>(shape.inputs),

@@ -55,7 +55,7 @@ class BinaryLinear(nn.Linear):
             signs=quantised >= 0,
             nonzero=None if isinstance(self.weights, Sign) else quantised != 0,
             scale=scale.expand(self.out_features, 1).flatten().clone(),
-            bias=torch.zeros_like(scale[:, 0]) if self.bias is None else self.bias.detach().clone(),
+            bias=scale.new_zeros(self.out_features) if self.bias is None else self.bias.detach().clone(),
             inputs=FrozenInputs(
                 bits=0 if inputs is None else inputs.bits,
                 signed=inputs is None or inputs.signed,

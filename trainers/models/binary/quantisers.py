@@ -148,13 +148,13 @@ class Inputs:
         """Returns the integers q in the dtype of x, in the order of operations that packed layers share.
 
         One bit: q = 1 where `x >= b` (signed) or `x >= b + a / 2`, else the lowest level. More bits:
-        `q = clamp(rint((x - b) (1 / a)), lowest, highest)`, ties to even.
+        `q = clamp(rint((x - b) (1 / a)), lowest, highest)`, ties to even. NaN stays NaN.
         """
         if self.bits > 1:
             return (x - shift).mul_(scale.reciprocal()).round_().clamp_(self.lowest, self.highest)
         if self.signed:
             return signs(x) if not self.learned else _plus_minus(x, shift)
-        return torch.ge(x, shift + 0.5 * scale, out=torch.empty_like(x))
+        return _reached(x, shift + 0.5 * scale)
 
     def gradients(
         self,
@@ -224,10 +224,16 @@ class ElasticInputs(Inputs):
 
 
 def signs(x: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where x >= 0, else -1, in the dtype of x."""
+    """Returns 1 where x >= 0, else -1, in the dtype of x; NaN where x is."""
     return _plus_minus(x, x.new_zeros(()))
 
 
 def _plus_minus(x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where x >= threshold, else -1, in the dtype of x; compares without a detour by bool."""
-    return torch.ge(x, threshold, out=torch.empty_like(x)).mul_(2.0).sub_(1.0)
+    """Returns 1 where x >= threshold, else -1, in the dtype of x; NaN where either is."""
+    return _reached(x, threshold).mul_(2.0).sub_(1.0)
+
+
+def _reached(x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """Returns 1 where x >= threshold, else 0, likewise; compares without a detour by bool."""
+    reached = torch.ge(x, threshold, out=torch.empty_like(x))
+    return reached.masked_fill_(x.isnan() | threshold.isnan(), torch.nan)
