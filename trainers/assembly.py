@@ -249,6 +249,7 @@ def _run_data(
         inference=worker.inference,
         multiple=worker.multiple,
         peak_within=worker.instruments.peak_within,
+        warn=worker.warn,
     )
     final_test = None
     if prepared.test_units is not None:

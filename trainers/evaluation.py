@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,11 @@ class Observed:
     loss: float
     spent_s: float
     costs: Mapping[str, float]
+
+    @property
+    def lost(self) -> int:
+        """Examples whose predictions are NaN."""
+        return int(np.isnan(self.rows).any(1).sum())
 
 
 @dataclass(slots=True)
@@ -76,6 +82,7 @@ class Evaluator:
         inference: number format.
         multiple: batch widths are rounded up to a multiple of this.
         peak_within: begins to watch memory, and returns what gives its peak, in MiB.
+        warn: Told once that predictions are NaN.
     """
 
     def __init__(
@@ -89,9 +96,11 @@ class Evaluator:
         inference: Inference,
         multiple: int,
         peak_within: Callable[[], Callable[[], float]],
+        warn: Callable[[str], None],
         part: Literal["validation", "test"] = "validation",
     ) -> None:
         self._task, self._workers, self._peak_within = task, workers, peak_within
+        self._part, self._warn, self._warned = part, warn, False
         self._data, self._scoring = prepared.validation, prepared.scoring
         if part == "test":
             assert prepared.test is not None and prepared.test_scoring is not None
@@ -159,11 +168,18 @@ class Evaluator:
     def scores(self, observed: Observed, carried: Mapping[str, float] | None = None) -> dict[str, float]:
         """Metrics and `validation_loss`, which is the loss of the part.
 
+        Where a prediction is NaN, or a threshold carried over, every metric is: whatever else it would be
+        depends on how NaN compares.
+
         Args:
             observed: Observations of the whole part.
             carried: see `Scoring.score`.
         """
-        scores = {"validation_loss": observed.loss, **self._scoring.score(observed.rows, carried)}
+        found = self._scoring.score(_numbers(observed.rows), carried)
+        if self._undefined(observed, carried):
+            found = dict.fromkeys(found, float("nan"))
+            self._warn_of(observed)
+        scores = {"validation_loss": observed.loss, **found}
         declared = self._task.info.scores
         if "sequence_ms" in declared:
             scores["sequence_ms"] = 1000.0 * observed.spent_s / len(self._data)
@@ -172,7 +188,24 @@ class Evaluator:
 
     def judge(self, observed: Observed, carried: Mapping[str, float]) -> Judged:
         """Returns the same by unit; `carried` are scores of the validation part."""
-        return self._scoring.judge(observed.rows, carried)
+        judged = self._scoring.judge(_numbers(observed.rows), carried)
+        if self._undefined(observed, carried):
+            units = len(judged.scores)
+            judged = replace(judged, scores=np.full(units, np.nan), predictions=[None] * units, labels=None)
+        return judged
+
+    def _undefined(self, observed: Observed, carried: Mapping[str, float] | None) -> bool:
+        tuned = (carried[name] for name, score in self._task.info.scores.items() if carried and score.tuned)
+        return observed.lost > 0 or any(map(math.isnan, tuned))
+
+    def _warn_of(self, observed: Observed) -> None:
+        if observed.lost and not self._warned:
+            self._warned = True
+            self._warn(
+                f"{self._part}: predictions of {observed.lost} of {len(observed.rows)} examples are NaN, so "
+                "every score of the part is NaN; evaluate in fp32 (numerics.evaluation), or lower "
+                "optimizer.learning_rate"
+            )
 
     @torch.no_grad()
     def _forward_all(self, replica: Replica, abandon: Callable[[], bool]) -> _Share | None:
@@ -223,12 +256,31 @@ class Evaluator:
                 return None
             observed = self._scoring.observe(said.logits, batch)
             loss = self._task.loss(said.logits, batch)
-        return observed.float(), loss.float()
+        # What is observed may be a class, which NaN is not.
+        lost = _lost(said.logits, batch)
+        return observed.float().masked_fill(lost[:, None], torch.nan), loss.float()
 
     def _read(self, observed: torch.Tensor, loss: torch.Tensor) -> tuple[np.ndarray, float]:
         """Returns both on the host, in one transfer: the only thing in a batch that it waits for."""
         flat = torch.cat([observed.flatten(), loss.reshape(1)]).cpu().numpy()
         return flat[:-1].reshape(observed.shape), float(flat[-1])
+
+
+def _lost(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Returns (B,) whether an example's logits have NaN: (B, C), (B, S, C), or (M, C) of guessed tokens."""
+    lost = logits.isnan().any(-1)
+    count, width = batch.input_ids.shape
+    if batch.guessed is not None:
+        found = lost.new_zeros(count, dtype=torch.int32)
+        return found.index_add_(0, batch.guessed // width, lost.int()) > 0
+    if lost.dim() == 1:
+        return lost
+    return (lost if batch.attention_mask is None else lost & batch.attention_mask).any(1)
+
+
+def _numbers(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Returns rows with 0 for NaN: metrics have names, but no values."""
+    return np.where(np.isnan(rows), np.float32(0.0), rows)
 
 
 def _costs(every: Sequence[_Share]) -> dict[str, float]:

@@ -94,7 +94,9 @@ def rmse(predicted: Numbers, labels: Numbers) -> float:
 
 
 def _standard(values: Numbers) -> npt.NDArray[np.float64]:
-    """Returns values with mean 0 and standard deviation 1; zeros for constants."""
+    """Returns values with mean 0 and standard deviation 1; zeros for constants, NaN if one is not finite."""
+    if not np.isfinite(values).all():
+        return np.full(len(values), np.nan)
     centred: npt.NDArray[np.float64] = values.astype(np.float64) - values.mean(dtype=np.float64)
     deviation = float(np.sqrt(np.square(centred).mean()))
     # Constants have no deviation beyond rounding.
@@ -104,7 +106,9 @@ def _standard(values: Numbers) -> npt.NDArray[np.float64]:
 
 
 def _ranks(values: Numbers) -> npt.NDArray[np.float64]:
-    """Returns the rank of each value from 0, the mean of their ranks where values are equal."""
+    """Returns the rank of each value from 0, the mean of their ranks where values are equal; NaN has none."""
+    if np.isnan(values).any():
+        return np.full(len(values), np.nan)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     means: npt.NDArray[np.float64] = (ends - counts + ends - 1) / 2.0

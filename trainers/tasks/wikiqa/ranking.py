@@ -13,7 +13,7 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
 
     Queries without one are skipped. Of equal scores the candidate that stands later comes first,
     as trec_eval orders equal scores by descending document number: a model that cannot tell
-    candidates apart gains nothing from their order in the file.
+    candidates apart gains nothing from their order in the file. NaN where a score is NaN.
 
     Args:
         scores: (N,) the higher the better.
@@ -26,6 +26,8 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
     _, precisions, best = _by_query(scores, relevant, queries)
     if not len(precisions):
         raise ValueError("no query has a relevant candidate")
+    if np.isnan(scores).any():
+        return {"map": float("nan"), "mrr": float("nan")}
     return {"map": float(precisions.mean()), "mrr": float((1.0 / best).mean())}
 
 
@@ -68,7 +70,8 @@ def _by_query(
 def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:
     """Returns the threshold at which calling every score that reaches it positive gives the best F1.
 
-    It lies halfway between the scores that it parts. Of equally good ones the highest.
+    It lies halfway between the scores that it parts, in float64; at the upper one where no number is between
+    them. Of equally good ones the highest.
 
     Args:
         scores: (N,) finite.
@@ -82,7 +85,8 @@ def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> floa
     best = int(np.argmax(f1))
     if best + 1 == len(falling):
         return float(falling[best])
-    return float((falling[best] + falling[best + 1]) / 2)
+    middle = float((falling[best] + falling[best + 1]) / 2)
+    return middle if middle > falling[best + 1] else float(falling[best])
 
 
 def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold: float) -> dict[str, float]:
@@ -93,7 +97,8 @@ def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold:
         labels: (N,) 0 or 1.
         threshold: Threshold of the positive class.
     """
-    predicted, actual = scores >= threshold, labels == 1
+    # numpy would round the threshold to fp32 scores' format, past one of those that it parts.
+    predicted, actual = scores.astype(np.float64) >= threshold, labels == 1
     hits = int((predicted & actual).sum())
     return {
         "precision": hits / max(1, int(predicted.sum())),

@@ -176,16 +176,19 @@ class RankingScoring:
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
         """Returns the metrics; the threshold is a probability, `threshold` of the scores carried over."""
-        scores = observed[:, 0]
+        scores = observed[:, 0].astype(np.float64)
+        likely = _probability(scores)
         if carried is None:
-            threshold = best_f1_threshold(scores, self._labels)
+            least = best_f1_threshold(scores, self._labels)
+            threshold = float(_probability(least))
+            if not np.array_equal(likely >= threshold, scores >= least):
+                # Between neighbours a probability rounds: that of the lowest score above is as good.
+                threshold = float(likely[scores >= least].min())
+            of_class = positive_class(scores, self._labels, least)
         else:
-            threshold = _log_odds(carried["threshold"])
-        return {
-            **ranking(scores, self._labels, self._questions),
-            **positive_class(scores, self._labels, threshold),
-            "threshold": float(0.5 * (1.0 + np.tanh(0.5 * threshold))),
-        }
+            threshold = carried["threshold"]
+            of_class = positive_class(likely, self._labels, threshold)
+        return {**ranking(scores, self._labels, self._questions), **of_class, "threshold": threshold}
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
         """Returns each question's sentences from 0, best first, and those that answer."""
@@ -199,9 +202,10 @@ class RankingScoring:
         return Judged(questions, precisions, ranked, right)
 
 
-def _log_odds(probability: float) -> float:
-    """Returns the difference of logits at which the second class has a probability."""
-    return float(2.0 * np.arctanh(np.clip(2.0 * probability - 1.0, -1.0 + 1e-16, 1.0 - 1e-16)))
+def _probability(log_odds: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Returns the probability of the second class by how much its logit is the larger."""
+    # Below -700 the exponential leaves float64.
+    return np.asarray(1.0 / (1.0 + np.exp(-np.maximum(log_odds, -700.0))))
 
 
 def _numbered(pairs: Sequence[Pair]) -> npt.NDArray[np.int64]:
