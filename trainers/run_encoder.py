@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from trainers.data.batches import collate, epoch_order
 from trainers.models import dropout, parity
 from trainers.models.families import Attention
@@ -13,8 +11,6 @@ from trainers.preparation import preparing
 from trainers.run_worker import RunWorker
 from trainers.tasks.base import Prepared, Task
 
-_COMPARED_TOKENS = 512
-"""Tokens of the first batch that an encoder's parity is measured on, or two examples: float64 is slow."""
 _CALIBRATED = 16
 """Examples that learned scales begin from."""
 
@@ -78,7 +74,7 @@ def _calibrate(worker: RunWorker, prepared: Prepared, model: Student) -> None:
 
 
 def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
-    """Returns how an encoder that packs compares with the default one on the run's first examples.
+    """Returns how an encoder that packs compares with the default one on some of the run's examples.
 
     Args:
         worker: this worker; only rank 0 compares.
@@ -89,11 +85,8 @@ def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
     config = worker.config
     if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
         return None
-    lengths = prepared.train.lengths
-    rows = epoch_order(lengths, config.seed, 0, config.batch.global_size)[: config.batch.global_size]
-    within = np.searchsorted(np.cumsum(lengths[rows]), _COMPARED_TOKENS, side="right")
-    batch = collate(prepared.train, rows[: max(2, int(within))], prepared.pad_id, worker.multiple)
-    transform = worker.laid_out(prepared.transform, prepared, len(rows))
+    batch = parity.compared(prepared.train, prepared.pad_id, worker.multiple)
+    transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
     assert transform is not None
     with preparing():
         record = parity.measure(
@@ -108,6 +101,7 @@ def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
         worker.warn(
             f"model.encoder {record.encoder} differs from the default by more than rounding explains: hidden "
             f"states {record.hidden_max_abs:.1e} ({record.hidden_rounding:.1e}), gradients "
-            f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}); use another model.encoder"
+            f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}), gradients of dropped attention "
+            f"{record.dropout_mismatch or 0.0:.1e} (of 1 with other masks); use another model.encoder"
         )
     return record

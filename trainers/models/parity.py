@@ -1,16 +1,29 @@
-"""Parity of an encoder: a run's first batch through it and through the default encoder in float64."""
+"""Parity of an encoder: examples of a run through it and through the default encoder in float64.
+
+The default encoder draws other masks, so an encoder's dropout is compared with itself. At a fixed mask
+attention is linear in the values, o = f(W_v, b_v), and for any gradient g of o
+
+    <o, g> = <W_v, dW_v> + <b_v, db_v>
+
+if the backward pass drops what the forward pass did. If it does not, the sides differ by as much as the
+left one does between two masks.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from trainers.data.batches import Batch
+from trainers.data.batches import Batch, collate
+from trainers.data.selection import Indices
+from trainers.data.tokens import TokenSet
+from trainers.device_kinds import kind_of
 from trainers.models.student import Student
 from trainers.precision import Arithmetic
 from trainers.tasks.losses import computed_by
@@ -19,6 +32,16 @@ _MARGIN = 4.0
 """Times the default encoder's own rounding: sums in another order round elsewhere, and no better."""
 _FLOOR = 2.0**-19
 """Difference that is rounding in any format: a few units of fp32."""
+_TOKENS = 512
+"""Tokens that are compared, unless the examples at the edges have more: float64 is slow."""
+_AT_THE_EDGES = 4
+"""Examples that are always compared: the two shortest, the longest, and one of an odd length."""
+_SPREAD = 16
+_DROPPED = 0.5
+"""Rate at which the gradient of dropped attention is tested, where a run drops any."""
+_DIRECTIONS = 8
+_SAME_MASK = 0.25
+"""Share of what another mask would change that is rounding, in 16-bit formats too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +57,10 @@ class EncoderParity:
         hidden_rounding: the same of the default encoder in the run's arithmetic.
         gradient_max_rel: largest difference of a gradient's element, over the largest element of all.
         gradient_rounding: the same of the default encoder in the run's arithmetic.
-        passed: both differences are within four times what rounding does to the default encoder.
+        dropout_mismatch: error of the gradient of dropped attention, over the difference that another mask
+            makes: about 1 if the backward pass drops other elements, else rounding; None = it drops none.
+        passed: the first two differences are within four times what rounding does to the default encoder, and
+            the mismatch is below a quarter.
     """
 
     encoder: str
@@ -46,6 +72,7 @@ class EncoderParity:
     hidden_rounding: float
     gradient_max_rel: float
     gradient_rounding: float
+    dropout_mismatch: float | None
     passed: bool
 
     def as_dict(self) -> dict[str, object]:
@@ -59,6 +86,35 @@ class LossOf(Protocol):
     def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """A scalar in fp32."""
         ...
+
+
+def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
+    """Returns a batch of examples in which an encoder can go wrong, on the CPU.
+
+    The two shortest, the longest, one of an odd length, and others evenly over all lengths. The one of an odd
+    length has a padding token inside, as if someone had written it.
+
+    Args:
+        data: Training part.
+        pad_id: token id of padding.
+        multiple: the width is rounded up to a multiple of this.
+    """
+    rows = chosen(data.lengths)
+    batch = collate(data, rows, pad_id, multiple)
+    place = min(3, len(rows) - 1)
+    batch.input_ids[place, int(data.lengths[rows[place]]) // 2] = pad_id
+    return batch
+
+
+def chosen(lengths: Indices) -> Indices:
+    """Returns the numbers of the examples of `compared`, by the lengths of all."""
+    by_length = np.argsort(lengths, kind="stable")
+    odd = by_length[lengths[by_length] % 2 == 1]
+    spread = by_length[np.linspace(0, len(by_length) - 1, _SPREAD).astype(np.int64)]
+    several = [*by_length[:2], by_length[-1], *odd[len(odd) // 2 :][:1], *spread]
+    rows = np.array(list(dict.fromkeys(int(row) for row in several)), dtype=np.int64)
+    within = np.searchsorted(np.cumsum(lengths[rows]), _TOKENS, side="right")
+    return rows[: max(_AT_THE_EDGES, int(within))]
 
 
 def measure(
@@ -92,6 +148,7 @@ def measure(
     install(other)
     arithmetic.prepare(other)
     found = exact.differences(_Passed.of(other, batch, loss_of, arithmetic))
+    mismatch = dropout_mismatch(other, batch, arithmetic)
     return EncoderParity(
         encoder=encoder,
         arithmetic=arithmetic.name,
@@ -102,10 +159,68 @@ def measure(
         hidden_rounding=rounding[0],
         gradient_max_rel=found[1],
         gradient_rounding=rounding[1],
-        passed=all(
-            own <= max(_MARGIN * rounded, _FLOOR) for own, rounded in zip(found, rounding, strict=True)
-        ),
+        dropout_mismatch=mismatch,
+        passed=(mismatch is None or mismatch < _SAME_MASK)
+        and all(own <= max(_MARGIN * rounded, _FLOOR) for own, rounded in zip(found, rounding, strict=True)),
     )
+
+
+def dropout_mismatch(student: Student, batch: Batch, arithmetic: Arithmetic) -> float | None:
+    """Returns how far the gradient of dropped attention is from that of its own mask, see `EncoderParity`.
+
+    Draws its masks and inputs aside from the run's generators.
+
+    Args:
+        student: Model with its encoder, on the device of the batch; its first layer is changed.
+        batch: in the encoder's layout.
+        arithmetic: Arithmetic of the run.
+    """
+    family, config = student.architecture.family, student.model.config
+    if not family.relations or not any(getattr(config, name) for name in family.attention_dropouts):
+        return None
+    layer = student.architecture.layers(student.model)[0]
+    attention = layer.get_submodule(family.relations[-1].rpartition(".")[0]).train()
+    value: Any = layer.get_submodule(family.relations[-1])
+    for module in attention.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = _DROPPED
+    device, learned = value.weight.device, [value.weight, value.bias]
+    tokens = batch.input_ids.shape if batch.segments is None else batch.segments.input_ids.shape
+    with kind_of(device).backend.keep_random_state(device):
+        torch.manual_seed(0)
+        hidden = torch.randn(*tokens, value.in_features, device=device, dtype=value.weight.dtype)
+
+        def mixed(seed: int) -> torch.Tensor:
+            torch.manual_seed(seed)
+            with arithmetic.context():
+                arguments = student.architecture.layer_arguments(hidden, batch, config)
+                out: torch.Tensor = attention(hidden, **arguments)[0]
+            return out
+
+        ours, others = mixed(1), mixed(2).detach()
+        directions = [torch.randn_like(ours) for _ in range(_DIRECTIONS)]
+        gradients = [torch.autograd.grad(ours, learned, one, retain_graph=True) for one in directions]
+        before = [parameter.detach().clone() for parameter in learned]
+        with torch.no_grad():
+            for parameter in learned:
+                parameter.zero_()
+            nothing = mixed(1)  # what does not depend on the values
+    dropped = [
+        sum(_inner(parameter, grad) for parameter, grad in zip(before, grads, strict=True))
+        for grads in gradients
+    ]
+    own, other = (
+        sum(
+            (_inner(out.detach() - nothing, direction) - taken) ** 2
+            for direction, taken in zip(directions, dropped, strict=True)
+        )
+        for out in (ours, others)
+    )
+    return float((own / max(other, 1e-30)) ** 0.5)
+
+
+def _inner(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() * b.double()).sum())
 
 
 @dataclass(frozen=True, slots=True)
