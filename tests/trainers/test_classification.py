@@ -22,8 +22,8 @@ from trainers.models.origin import Preset
 from trainers.predictions import LabelCounts
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
-from trainers.tasks.scores import calibration_error, classification, decisions, matthews
+from trainers.tasks.classification.scoring import SeveralLabelsScoring
+from trainers.tasks.scores import calibration_error, matthews
 
 WORDS = {"sports": "ball goal team", "science": "atom cell star", "business": "bank share profit"}
 
@@ -195,36 +195,6 @@ def test_tiny_learns_the_topics(classify, folder, recorder, several):
     values = learned(config, recorder)
     assert values["accuracy"] > 0.9
     assert values["matthews"] > 0.8
-
-
-def test_scores_of_one_label_are_scikit_learns():
-    drawn = np.random.default_rng(0)
-    logits = torch.from_numpy(drawn.normal(size=(200, 4)).astype(np.float32))
-    labels = drawn.integers(0, 4, 200)
-    scoring = ClassScoring(labels, "abcd")
-    found = scoring.score(scoring.observe(logits, None).numpy())  # type: ignore[arg-type]
-    predicted = logits.argmax(1).numpy()
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
-    assert found["f1_micro"] == pytest.approx(metrics.f1_score(labels, predicted, average="micro"))
-    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
-    assert found["f1"] == classification(predicted, labels, 4)["f1"]
-
-
-def test_scores_of_several_labels_are_scikit_learns():
-    drawn = np.random.default_rng(1)
-    predicted, labels = drawn.random((150, 5)) > 0.6, drawn.random((150, 5)) > 0.7
-    predicted[:, 4], labels[:, 4] = False, False  # A class that never occurs.
-    found = decisions(predicted, labels)
-    shown = predicted[:, :4], labels[:, :4]
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
-    for name, function in (
-        ("f1", metrics.f1_score),
-        ("precision_macro", metrics.precision_score),
-        ("recall_macro", metrics.recall_score),
-    ):
-        expected = function(shown[1], shown[0], average="macro", zero_division=0)
-        assert found[name] == pytest.approx(expected), name
-    assert found["f1_micro"] == pytest.approx(metrics.f1_score(labels, predicted, average="micro"))
 
 
 def test_a_constant_prediction_correlates_with_nothing():

@@ -257,28 +257,6 @@ def test_entities_are_those_of_a_reference(pairs):
     assert scores["entity_recall"] == pytest.approx(hits / right if right else 0.0)
 
 
-@given(drawn_tags)
-def test_scores_are_those_of_seqeval(pairs):
-    metrics = pytest.importorskip("seqeval.metrics", reason="seqeval is not installed")
-    scheme = pytest.importorskip("seqeval.scheme")
-    true = [[ours for ours, _ in sentence] for sentence in pairs]
-    predicted = [[theirs for _, theirs in sentence] for sentence in pairs]
-    counts = EntityCounts()
-    for ours, theirs in zip(true, predicted, strict=True):
-        counts.add(ours, theirs)
-    scores = counts.scores()
-    if not counts.true and not counts.predicted:
-        assert scores["entity_f1"] == 0.0  # seqeval has no answer where nothing is true or predicted
-        return
-    told = {"mode": "strict", "scheme": scheme.IOB2, "zero_division": 0}
-    assert scores["entity_f1"] == pytest.approx(metrics.f1_score(true, predicted, **told))
-    assert scores["entity_precision"] == pytest.approx(metrics.precision_score(true, predicted, **told))
-    assert scores["entity_recall"] == pytest.approx(metrics.recall_score(true, predicted, **told))
-    assert scores["entity_f1_macro"] == pytest.approx(
-        metrics.f1_score(true, predicted, average="macro", **told)
-    )
-
-
 def test_scores_that_seqeval_gave():
     """Recorded with seqeval 1.2.2, mode="strict", scheme=IOB2."""
     true = [["B-a", "I-a", "O", "B-b"], ["O", "B-a", "B-a", "I-a"], ["B-b", "I-b", "I-b", "O"]]
