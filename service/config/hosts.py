@@ -8,7 +8,25 @@ from typing import Self
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""What is allocated of IPv6: not `::/96`, not `fec0::/10`, and not the mapped and translated addresses that
+begin with zeros or `64:ff9b`."""
+_NOT_PUBLIC: tuple[Network, ...] = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # Protocol assignments: DS-Lite, and NAT64's discovery.
+            "192.88.99.0/24",  # Relays of 6to4.
+            "2001::/23",  # Protocol assignments: Teredo, which carries an IPv4 address, benchmarks, ORCHID.
+            "2001:db8::/32",  # Documentation.
+            "2002::/16",  # 6to4, which carries an IPv4 address.
+            "3fff::/20",  # Documentation.
+        ),
+    )
+)
+"""What `is_global` of some version of Python takes for public and is not one host on the internet."""
+_ISATAP = 0x5EFE
+"""Third quarter of an IPv6 address whose last quarter is an IPv4 address, but for the bit `u`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +67,38 @@ class AllowedHosts:
     def takes_name(self, host: str) -> bool:
         """Returns whether messages may go to a host of this name at all."""
         literal = literal_address(host)
-        if literal is not None and any(literal in network for network in self.networks):
+        if literal is not None and self._lists(literal):
             return True
         return host in self.names or any(host.endswith(suffix) for suffix in self.suffixes)
 
     def takes_address(self, host: str, address: Address) -> bool:
-        """Returns whether messages may go to this address of a host."""
-        address = _unmapped(address)
-        if any(address in network for network in self.networks):
-            return True
-        return host in self.names or (address.is_global and not address.is_multicast)
+        """Returns whether messages may go to this address of a host.
+
+        An operator's own names and networks may be anywhere. What is allowed by a suffix must be public.
+        """
+        return host in self.names or self._lists(address) or is_public(address)
+
+    def _lists(self, address: Address) -> bool:
+        """Returns whether an address is in a listed network, where a socket that connects to it goes."""
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return any((mapped or address) in network for network in self.networks)
+
+
+def is_public(address: Address) -> bool:
+    """Returns whether an address is that of one host on the internet, and carries no other address."""
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    if any(address in network for network in _NOT_PUBLIC):
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        isatap = (int(address) >> 32) & 0xFDFFFFFF == _ISATAP
+        return address in _GLOBAL_UNICAST and not isatap
+    return True
 
 
 def literal_address(host: str) -> Address | None:
     """Returns the address that a host is written as; None = it is a name."""
     try:
-        return _unmapped(ipaddress.ip_address(host))
+        return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def _unmapped(address: Address) -> Address:
-    """Returns the IPv4 address behind an IPv6 address that stands for one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        for embedded in (address.ipv4_mapped, address.sixtofour):
-            if embedded is not None:
-                return embedded
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address

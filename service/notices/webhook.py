@@ -61,7 +61,7 @@ class Webhook:
             )
         literal = literal_address(host)
         if literal is not None and not allowed.takes_address(host, literal):
-            raise BadSubscription("target", _refused(host, literal))
+            raise BadSubscription("target", _refused(host))
         return target
 
     def new_secret(self) -> str:
@@ -199,12 +199,13 @@ async def _resolved(host: str, port: int, settings: Settings) -> Address:
     for address in addresses:
         # One that is refused refuses the name: a mixed answer is how a check is slipped past.
         if not allowed.takes_address(host, address):
-            raise Undeliverable(_refused(host, address), again=False)
+            raise Undeliverable(_refused(host), again=False)
     return addresses[0]
 
 
-def _refused(host: str, address: Address) -> str:
+def _refused(host: str) -> str:
+    # Without the address: users read this, and names inside the network are not theirs to look up.
     return (
-        f"{host} is at {address}, which is not a public address; an operator allows it by the exact name or "
+        f"{host} has an address that is not public; an operator allows it by the exact name or "
         "network in STILLHOUSE_WEBHOOK_HOSTS"
     )

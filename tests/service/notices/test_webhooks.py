@@ -260,17 +260,51 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1", "10.0.0.7", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
-     "::1", "fe80::1", "fd00::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "224.0.0.1"],
+NOT_PUBLIC = (
+    "127.0.0.1", "10.0.0.7", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "172.16.0.1",
+    "192.0.0.1", "192.0.0.9", "192.0.0.170", "192.0.0.192", "192.88.99.1", "192.0.2.1", "198.18.0.1",
+    "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
+    "::", "::1", "::7f00:1", "::8.8.8.8", "fe80::1", "fec0::1", "feff::1", "fc00::1", "fd00::1", "ff02::1",
+    "ff0e::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::ffff:0:127.0.0.1", "::ffff:0:8.8.8.8",
+    "64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::7f00:1", "64:ff9b:1:ffff::1", "100::1", "2001::1",
+    "2001:0:7f00:1::", "2001:2::1", "2001:10::1", "2001:20::1", "2001:db8::1", "2002:7f00:1::",
+    "2002:808:808::", "3fff::1", "4000::1", "5f00::1", "2a00:1450::5efe:7f00:1", "2a00:1450::200:5efe:a00:1",
 )  # fmt: skip
+"""One address, at least, of everything that is not a single host on the internet."""
+PUBLIC = (
+    "8.8.8.8",
+    "93.184.216.34",
+    "1.1.1.1",
+    "2606:4700::1111",
+    "2a00:1450:4001:800::200e",
+    "2001:4860::1",
+)
+
+
+@pytest.mark.parametrize("listed", ["*", "*.example.com"])
+def test_only_public_addresses_are_taken_where_no_name_is_listed(listed: str) -> None:
+    hosts, host = AllowedHosts.read(listed), "hooks.example.com"
+    assert [one for one in NOT_PUBLIC if hosts.takes_address(host, ipaddress.ip_address(one))] == []
+    assert [one for one in PUBLIC if not hosts.takes_address(host, ipaddress.ip_address(one))] == []
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_an_address_as_the_host_is_refused_when_the_subscription_is_made(
+    address: str, tmp_path: Path
+) -> None:
+    host = f"[{address}]" if ":" in address else address
+    settings = Settings(data_dir=tmp_path, webhook_hosts="*")
+    with pytest.raises(BadSubscription, match="that is not public"):
+        CHANNELS[WEBHOOK].check(f"http://{host}/", settings)
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_a_name_that_resolves_to_a_private_address_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path, webhook_hosts="*")
     resolving(monkeypatch, "93.184.216.34", address)
-    with pytest.raises(Undeliverable, match="not a public address") as raised:
+    with pytest.raises(Undeliverable, match="that is not public") as raised:
         asyncio.run(CHANNELS[WEBHOOK].send(outgoing("http://hooks.example.com/"), settings))
     assert not raised.value.again
 
@@ -338,6 +372,10 @@ def test_a_host_that_is_no_longer_allowed_gets_nothing(
         ("*.example.com", "notexample.com", "8.8.8.8", False),
         ("10.0.0.0/8", "10.1.2.3", "10.1.2.3", True),
         ("10.0.0.0/8", "chat.internal", "10.1.2.3", False),
+        ("10.0.0.0/8", "::ffff:10.1.2.3", "::ffff:10.1.2.3", True),  # A socket connects to 10.1.2.3.
+        ("10.0.0.0/8", "64:ff9b::a01:203", "64:ff9b::a01:203", False),  # A gateway would.
+        ("*, 64:ff9b::/96", "chat.example.com", "64:ff9b::808:808", True),
+        ("*, 10.0.0.0/8", "chat.example.com", "64:ff9b::a01:203", False),
     ],
 )
 def test_what_an_operator_allows(listed: str, host: str, address: str, allowed: bool) -> None:
