@@ -12,6 +12,8 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 CHECKSUMS = "SHA256SUMS"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LARGEST_FILE = 4 << 30
+_LARGEST_TEXT = 1 << 20
+"""Bytes at most of what is read as a whole: checksums, and the experiment."""
 _CHUNK = 1 << 20
 
 _README = """\
@@ -130,10 +134,10 @@ def verify_bundle(path: Path) -> Verification:
 
 
 def _verified(archive: zipfile.ZipFile) -> Verification:
-    names = archive.namelist()
+    names = Counter(archive.namelist())
     if CHECKSUMS not in names:
         raise NotABundle(f"not a bundle: it has no {CHECKSUMS}")
-    expected = dict(_checksums(archive.read(CHECKSUMS).decode("utf-8", "replace")))
+    expected = dict(_checksums(_text(archive, CHECKSUMS)))
     differences: list[str] = []
     for name, digest in expected.items():
         if name not in names:
@@ -143,13 +147,16 @@ def _verified(archive: zipfile.ZipFile) -> Verification:
         elif found != digest:
             differences.append(f"{name} was changed")
     differences += [f"{name} was added" for name in names if name not in expected and name != CHECKSUMS]
-    differences += [f"{name} occurs twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    differences += [f"{name} occurs twice" for name, count in names.items() if count > 1]
     experiment_id = None
     if not differences:
-        experiment = json.loads(archive.read("experiment.json"))
-        experiment_id = int(experiment["id"])
-        if hashlib.sha256(archive.read("spec.json")).hexdigest() != experiment["spec_sha256"]:
-            differences.append("spec.json is not the spec of the experiment")
+        try:
+            experiment = json.loads(_text(archive, "experiment.json"))
+            experiment_id, spec_sha256 = int(experiment["id"]), experiment["spec_sha256"]
+            if _digest(archive, "spec.json") != spec_sha256:
+                differences.append("spec.json is not the spec of the experiment")
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise NotABundle("not a bundle: it holds no experiment with its spec") from None
     return Verification(experiment_id, len(expected), tuple(differences))
 
 
@@ -161,18 +168,41 @@ def _checksums(text: str) -> Iterator[tuple[str, str]]:
         yield name, digest
 
 
+def _text(archive: zipfile.ZipFile, name: str) -> str:
+    """Text of a small member.
+
+    Raises:
+        NotABundle: it is too large, or cannot be read.
+    """
+    chunk = next(_chunks(archive, name, _LARGEST_TEXT), b"")
+    if chunk is None:
+        raise NotABundle(f"not a bundle: {name} cannot be read, or has more than {_LARGEST_TEXT:,} bytes")
+    return chunk.decode("utf-8", "replace")
+
+
 def _digest(archive: zipfile.ZipFile, name: str) -> str | None:
     """Hash of a member; None when it cannot be read."""
     digest = hashlib.sha256()
-    if archive.getinfo(name).file_size > _LARGEST_FILE:
-        return None
-    try:
-        with archive.open(name) as member:
-            while chunk := member.read(_CHUNK):
-                digest.update(chunk)
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError):
-        return None
+    for chunk in _chunks(archive, name, _LARGEST_FILE):
+        if chunk is None:
+            return None
+        digest.update(chunk)
     return digest.hexdigest()
+
+
+def _chunks(archive: zipfile.ZipFile, name: str, largest: int) -> Iterator[bytes | None]:
+    """Content of a member in pieces of bounded size; None = it cannot be read, or is too large."""
+    entry = archive.getinfo(name)
+    # Python bounds what it decompresses at a time for these two kinds of compression only.
+    if entry.file_size > largest or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        yield None
+        return
+    try:
+        with archive.open(entry) as member:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError):
+        yield None
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

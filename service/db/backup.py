@@ -280,7 +280,15 @@ def _unpack(file: Path, folder: Path) -> Backup:
         )
     except FileNotFoundError:
         raise BackupError(f"{file} does not exist") from None
-    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         reason = str(error).partition("\n")[0]
         raise BackupError(f"{file} cannot be read as a backup ({reason}); use another") from None
 

@@ -15,6 +15,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 """The first file: size and SHA-256 of each of the others."""
 CHUNK_BYTES = 1 << 20
+_LARGEST_MANIFEST = 1 << 20
 
 
 class BrokenModel(Exception):
@@ -57,6 +58,8 @@ def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
                 if stream is None or Path(member.name).name != member.name or member.name in ("", ".", ".."):
                     raise BrokenModel(f"the archive holds '{member.name}', which is not a regular file")
                 if listing is None:
+                    if member.size > _LARGEST_MANIFEST:
+                        raise BrokenModel(f"the archive's first file, {member.name}, is not a manifest")
                     listing = json.loads(stream.read())
                     missing = dict(listing["files"])
                     (draft / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
@@ -69,7 +72,7 @@ def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
                         f"{member.name} does not match the manifest, so the checkpoint is damaged; try "
                         "the other of --checkpoint best and last"
                     )
-    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenModel(f"the archive cannot be read ({error})") from None
     if listing is None or missing:
         raise BrokenModel(f"the archive lacks {', '.join(missing) or MANIFEST}")
