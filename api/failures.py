@@ -20,7 +20,7 @@ from starlette.routing import Match
 from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.login.returning import login_instead
-from api.problems import RETRY_AFTER_S, ProblemError, from_spec_error, respond
+from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, respond
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
 from service.config.logs import about
@@ -34,6 +34,7 @@ from service.db.errors import (
     StaleAttempt,
     StoreError,
     StoreFull,
+    StoreOutage,
     StoreUnavailable,
     Unconfirmed,
     UnusableDatabase,
@@ -74,16 +75,19 @@ def from_store_error(error: StoreError) -> ProblemError:
     if isinstance(error, BadValue):
         problem = Problem("invalid-value", f"body.{error.field}", error.message)
         return ProblemError("invalid-body", str(problem), errors=[problem])
-    for kind in type(error).__mro__:
-        if kind in _STORE_PROBLEMS:
-            return ProblemError(_STORE_PROBLEMS[kind], str(error), headers=_retry_after(error))
-    raise error
-
-
-def _retry_after(error: StoreError) -> dict[str, str] | None:
-    if not isinstance(error, StoreUnavailable | UnusableDatabase):
-        return None
-    return {"Retry-After": str(getattr(error, "retry_after_s", RETRY_AFTER_S))}
+    slug = next((_STORE_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _STORE_PROBLEMS), None)
+    if slug is None:
+        raise error
+    if not isinstance(error, StoreOutage | UnusableDatabase):
+        return ProblemError(slug, str(error))
+    # The driver's words name hosts, users and files, which are not the sender's to know.
+    ours = str(error) if isinstance(error, Unconfirmed) else CATALOGUE[slug].title
+    driver = getattr(error.__cause__, "orig", error.__cause__) if isinstance(error, Unconfirmed) else error
+    _logger.warning("answered with %s: %s", slug, driver)
+    headers = None
+    if not isinstance(error, StoreFull):
+        headers = {"Retry-After": str(getattr(error, "retry_after_s", RETRY_AFTER_S))}
+    return ProblemError(slug, f"{ours}; the server's log says why", headers=headers)
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:

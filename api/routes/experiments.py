@@ -436,7 +436,7 @@ def _stored() -> Iterator[None]:
     try:
         yield
     except (StoreOutage, UnusableDatabase) as error:
-        raise Unconfirmed(f"the change is stored, but its result cannot be read ({error})") from error
+        raise Unconfirmed("the change is stored, but its result cannot be read") from error
 
 
 def _detail(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from html import escape
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from service.domain.serialization import to_json
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue, pools_of
 from service.store import Store
+
+_logger = logging.getLogger(__name__)
 
 health = APIRouter(tags=["system"])
 """Answered without a token: whoever starts processes must be able to ask."""
@@ -46,7 +49,9 @@ def readyz(store: StoreDep, queue: QueueDep) -> Response:
         missing = migrate.readiness_problems(store.database)
         readiness = Readiness(ready=not missing, database="; ".join(missing) or "ok", schedulers_alive=alive)
     except StoreError as error:
-        readiness = Readiness(ready=False, database=str(error), schedulers_alive=0)
+        _logger.warning("not ready: %s", error)
+        reason = "unavailable; the server's log says why"
+        readiness = Readiness(ready=False, database=reason, schedulers_alive=0)
     return Response(
         to_json(readiness),
         status_code=200 if readiness.ready else 503,

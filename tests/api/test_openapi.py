@@ -22,7 +22,7 @@ from service.domain.serialization import Serializable, adapter
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit
 from service.spec import experiment, paths, rules, wording
-from service.store import Store
+from service.store import Store, StoreUnavailable
 
 
 @pytest.fixture
@@ -198,6 +198,18 @@ def test_readiness_tells_what_is_wrong(client: TestClient, monkeypatch: pytest.M
     assert answer.status_code == 503
     assert "this program needs 0002; run: stillhouse db upgrade" in answer.json()["database"]
     assert client.get("/healthz").status_code == 200
+
+
+def test_readiness_names_no_host(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable('connection to server at "db.internal" (10.0.0.5) failed')
+
+    monkeypatch.setattr("service.db.migrate.readiness_problems", away)
+    answer = client.get("/readyz")
+    assert (answer.status_code, "db.internal" in answer.text) == (503, False)
+    assert "db.internal" in caplog.text
 
 
 def test_readiness_does_not_read_the_whole_database(
