@@ -12,6 +12,7 @@ import getpass
 import hmac
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -244,11 +245,14 @@ def refuse_unruled(app: FastAPI) -> None:
     """Checks that every route has a rule.
 
     Raises:
-        LookupError: naming the routes without one.
+        LookupError: naming the routes without one, or with that of another.
     """
-    names = {context.name for context in iter_route_contexts(app.routes)}
-    if missing := sorted(str(name) for name in names - RULES.keys()):
+    names = Counter(str(context.name) for context in iter_route_contexts(app.routes))
+    if missing := sorted(names.keys() - RULES.keys()):
         raise LookupError(f"routes without a rule in api.access.RULES: {', '.join(missing)}")
+    shared = sorted(name for name, count in names.items() if count > 1 and RULES[name] is not PUBLIC)
+    if shared:
+        raise LookupError(f"routes that share the rule of another by their name: {', '.join(shared)}")
 
 
 async def authorised(request: Request) -> None:
@@ -289,10 +293,11 @@ async def authenticated(request: Request) -> Caller:
         return Caller(local(name), name, client_address(request))
     principal = await _principal(request)
     named = _named_owner(request)
-    if named not in (None, principal.user) and not principal.administrator:
+    if named not in (None, principal.user) and (reason := principal.lacks(Action.administer)):
         raise ProblemError(
             "forbidden",
-            f"header {OWNER_HEADER}: only an administrator may submit as {named}; leave the header out",
+            f"header {OWNER_HEADER}: only an administrator may submit as {named}: {reason}; or leave the "
+            "header out",
         )
     return Caller(principal, named or principal.user, client_address(request))
 
@@ -436,7 +441,9 @@ def refuse_submission(caller: Caller, project: str, store: Store) -> None:
     principal = caller.principal
     if reason := principal.lacks(Action.submit, project, caller.owner):
         belonging = Belonging(project, caller.owner)
-        raise _forbidden(principal, reason, Action.submit, belonging, store.maintainers(project))
+        # A token for one project learns nothing of another, not even that it is there.
+        maintainers = store.maintainers(project) if principal.sees(project) else ()
+        raise _forbidden(principal, reason, Action.submit, belonging, maintainers)
 
 
 def _forbidden(

@@ -163,7 +163,7 @@ def logout(request: Request, user: CurrentUser) -> Response:
     by_provider = identity is not None and identity.subject is not None and identity.token_sha256 is None
     where = provider.end_url() if provider is not None and by_provider else None
     answer = JSONResponse({"provider": where}, headers=_NO_STORE)
-    log_out(request, answer)
+    log_out(request, answer, user.actor)
     return answer
 
 
@@ -189,7 +189,7 @@ def whoami(request: Request, user: CurrentUser) -> Response:
         via,
         principal.scope,
         principal.administrator,
-        dict(principal.roles),
+        {project: role for project, role in principal.roles.items() if principal.reaches(project)},
         principal.restricted_to,
         principal.token_name,
         csrf,
@@ -214,7 +214,8 @@ def list_sessions(
         raise ProblemError("forbidden", reason)
     identity: Identity | None = getattr(request.state, "identity", None)
     current = identity.session if identity is not None else None
-    found = store.live_sessions(IDLE_S, own_token_sha256(request), None if everyone else user.principal.user)
+    of = None if everyone else user.principal.user
+    found = store.live_sessions(IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to)
     listed = Sessions([ListedSession(**asdict(one), current=one.id == current) for one in found])
     return Response(to_json(listed), media_type="application/json", headers=_NO_STORE)
 
@@ -226,8 +227,9 @@ def list_sessions(
     summary="End a session",
 )
 def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> Response:
-    """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again."""
-    own_only = not user.principal.may(Action.administer)
-    actor = user.principal.actor(client_address(request) or None)
-    store.end_session_by_id(session_id, actor, own_only=own_only)
+    """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again.
+
+    A token cannot end a session that may do more than itself.
+    """
+    store.end_session_by_id(session_id, user.principal, client_address(request) or None)
     return Response(status_code=204)

@@ -110,14 +110,14 @@ def log_in(
     cookies.put(response, jar, jar.session, secret, LASTING_S)
 
 
-def log_out(request: Request, response: Response) -> None:
+def log_out(request: Request, response: Response, actor: Actor) -> None:
     """Ends the request's session, and makes the browser forget it."""
     jar = cookies.jar_of(request)
     held = request.cookies.get(jar.session) if jar is not None else None
     if jar is None or not held:
         return
     store: Store = request.app.state.store
-    store.end_session(digest(held))
+    store.end_session(digest(held), actor)
     cookies.drop(response, jar, jar.session)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import MAX_ID
+from api.access import MAX_ID, Caller
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.problems import ProblemError, declared
 from service.config.document import Problem
@@ -58,7 +58,7 @@ class Wanted(BaseModel):
 @router.get("/subscriptions", responses=declared(), summary="List your subscriptions")
 def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
     """Who is told what, and how; without secrets."""
-    return Items(store.subscriptions(user.owner))
+    return Items([one for one in store.subscriptions(user.owner) if user.principal.reaches(one.within)])
 
 
 @router.post(
@@ -85,6 +85,7 @@ def add_subscription(
             target=wanted.target,
             topics=wanted.topics,
             project=wanted.project,
+            actor=user.actor,
         )
     except BadSubscription as error:
         problem = Problem("invalid-value", f"body.{error.field}", str(error))
@@ -96,8 +97,8 @@ def add_subscription(
 )
 def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
     """Remove it with its log; messages that wait are not sent."""
-    _own(store, subscription_id, user.owner)
-    store.unsubscribe(subscription_id)
+    _own(store, subscription_id, user)
+    store.unsubscribe(subscription_id, actor=user.actor)
     return Response(status_code=204)
 
 
@@ -109,7 +110,7 @@ def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: 
 )
 def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:
     """A scheduler sends it within seconds; the log of deliveries says what the outcome was."""
-    _own(store, subscription_id, user.owner)
+    _own(store, subscription_id, user)
     return store.test_subscription(subscription_id)
 
 
@@ -124,15 +125,22 @@ def list_deliveries(
 ) -> Items[Delivery]:
     """The newest messages to your subscriptions; they are kept for 90 days."""
     if subscription is not None:
-        _own(store, subscription, user.owner)
-    return Items(store.deliveries(owner=user.owner, subscription_id=subscription, limit=page_size))
+        _own(store, subscription, user)
+    found = store.deliveries(
+        owner=user.owner,
+        subscription_id=subscription,
+        within=user.principal.restricted_to,
+        limit=page_size,
+    )
+    return Items(found)
 
 
-def _own(store: Store, id: int, owner: str) -> None:
-    """Checks that a subscription is one's own.
+def _own(store: Store, id: int, user: Caller) -> None:
+    """Checks that a subscription is one's own, and that one's token is for it.
 
     Raises:
         NotFound: it is not, or there is none.
     """
-    if store.subscription(id).owner != owner:
+    found = store.subscription(id)
+    if found.owner != user.owner or not user.principal.reaches(found.within):
         raise NotFound("subscription", id)

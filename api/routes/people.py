@@ -114,11 +114,14 @@ def list_tokens(
     ] = None,
     everyone: Annotated[bool, Query(description="Tokens of all users; for administrators.")] = False,
 ) -> Items[Token]:
-    """The newest first, revoked ones included; no secrets, which are not stored."""
+    """The newest first, revoked ones included; no secrets, which are not stored.
+
+    A token that is only for one project lists those that are, too.
+    """
     wanted = None if everyone else of or user.owner
     if wanted != user.principal.user and (reason := user.principal.lacks(Action.administer)):
         raise ProblemError("forbidden", reason)
-    return Items(store.tokens(wanted))
+    return Items([token for token in store.tokens(wanted) if user.principal.reaches(token.project)])
 
 
 @router.post("/tokens", status_code=201, responses=_CHANGE, summary="Create a token")
@@ -127,6 +130,8 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     wanted = body.user or user.owner
     if reason := user.principal.lacks_for_token(wanted, body.scope, body.project):
         raise ProblemError("forbidden", reason)
+    if body.project is not None and not user.principal.sees(body.project):
+        raise NotFound("project", body.project)
     return store.create_token(
         wanted,
         name=body.name,
@@ -139,9 +144,15 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
 
 @router.delete("/tokens/{token_id}", responses=_CHANGE, summary="Revoke a token")
 def revoke_token(token_id: TokenId, request: Request, store: StoreDep, user: CurrentUser) -> Token:
-    """It stops working at once; one that was revoked before stays as it is, which is not an error."""
-    if store.token(token_id).user != user.principal.user and not _administers(user):
+    """It stops working at once; one that was revoked before stays as it is, which is not an error.
+
+    Subscriptions that were made with it end. A token cannot revoke one that may do more than itself.
+    """
+    token, principal = store.token(token_id), user.principal
+    if not principal.reaches(token.project) or not (token.user == principal.user or _administers(user)):
         raise NotFound("token", token_id)
+    if reason := principal.lacks_for_token(token.user, token.scope, token.project):
+        raise ProblemError("forbidden", reason)
     revoked = store.revoke_token(token_id, actor=user.actor)
     forget_access(request)
     return revoked

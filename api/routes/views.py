@@ -49,7 +49,8 @@ class NewView(BaseModel):
 @router.get("/views", responses=declared(), summary="List saved views of the list of experiments")
 def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
-    return Items(store.views(user.principal.user, user.visible))
+    found = store.views(user.principal.user, user.visible)
+    return Items([view for view in found if user.principal.reaches(view.project)])
 
 
 @router.post(
@@ -65,13 +66,20 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
 
     To share it takes the role of a member in the project.
     """
-    if wanted.project is not None:
-        if not user.principal.sees(wanted.project):
-            raise NotFound("project", wanted.project)
-        if wanted.shared and (reason := user.principal.lacks(Action.share, wanted.project)):
-            raise ProblemError("forbidden", reason)
+    principal = user.principal
+    if wanted.project is not None and not principal.sees(wanted.project):
+        raise NotFound("project", wanted.project)
+    reason = principal.lacks(Action.share, wanted.project)
+    if reason and (not principal.reaches(wanted.project) or (wanted.shared and wanted.project is not None)):
+        raise ProblemError("forbidden", reason)
     return store.save_view(
-        user.principal.user, wanted.name, wanted.query, project=wanted.project, shared=wanted.shared
+        principal.user,
+        wanted.name,
+        wanted.query,
+        project=wanted.project,
+        shared=wanted.shared,
+        within=principal.restricted_to,
+        actor=user.actor,
     )
 
 
@@ -84,6 +92,8 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
 def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response:
     """Its owner may, and of a shared one also the maintainers of its project."""
     view = store.view(view_id)
+    if not user.principal.reaches(view.project):
+        raise NotFound("view", view_id)
     if view.owner != user.principal.user:
         if not view.shared or view.project is None or not user.principal.sees(view.project):
             raise NotFound("view", view_id)
@@ -93,5 +103,5 @@ def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response
                 f"view {view_id} belongs to {view.owner}; they or a maintainer of project {view.project} can "
                 "delete it",
             )
-    store.delete_view(view_id)
+    store.delete_view(view_id, actor=user.actor)
     return Response(status_code=204)

@@ -14,11 +14,19 @@ from service.db.schema import (
     notices,
     projects,
     subscriptions,
+    tokens,
     users,
 )
 from service.domain.notices import DeliveryState
 
-_s, _n, _d, _x = subscriptions.c, notices.c, deliveries.c, experiments.c
+_s, _n, _d, _x, _t = subscriptions.c, notices.c, deliveries.c, experiments.c, tokens.c
+
+SUBSCRIPTIONS = select(subscriptions, _t.project.label("limited_to")).select_from(
+    subscriptions.outerjoin(tokens, _t.id == _s.token_id)
+)
+"""All subscriptions, each with the only project of the token that it was made with."""
+NEWEST_NOTICE = select(sa.func.coalesce(sa.func.max(_n.id), 0))
+"""Number of the newest notice, 0 = there is none."""
 
 
 def unaddressed(limit: int) -> Select[Any]:
@@ -41,14 +49,26 @@ def unaddressed(limit: int) -> Select[Any]:
     )
 
 
-SUBSCRIBED = select(subscriptions).where(
+SUBSCRIBED = SUBSCRIPTIONS.where(
     _s.disabled_s.is_(None),
+    _s.after_notice < bindparam("notice"),
+    sa.or_(_t.project.is_(None), _t.project == bindparam("project")),
     sa.or_(
         _s.project == bindparam("project"),
         sa.and_(_s.project.is_(None), _s.owner == bindparam("owner")),
     ),
 )
-"""Subscriptions to a project, and those of the owner of an experiment."""
+"""Subscriptions to a project, and those of the owner of an experiment, that a notice is not older than."""
+
+
+def disable_subscriptions_of(token_id: int, now: float, because: str) -> Update:
+    """Ends the subscriptions that were made with a token."""
+    return (
+        update(subscriptions)
+        .where(_s.token_id == token_id, _s.disabled_s.is_(None))
+        .values(disabled_s=now, disabled_because=because)
+    )
+
 
 SUBSCRIBER = select(users.c.email, users.c.administrator, users.c.disabled_s).where(
     users.c.name == bindparam("user")
@@ -95,9 +115,9 @@ def take(ids: list[int], until_s: float) -> Update:
 
 
 def with_subscriptions(ids: list[int]) -> Select[Any]:
-    """Deliveries with the address and the secret of their subscriptions."""
+    """Deliveries with the address, the secret and the owner of their subscriptions."""
     return (
-        select(deliveries, _s.channel, _s.target, _s.secret)
+        select(deliveries, _s.channel, _s.target, _s.secret, _s.owner)
         .join(subscriptions, _s.id == _d.subscription_id)
         .where(_d.id.in_(ids))
         .order_by(_d.id)
@@ -113,11 +133,14 @@ def end_attempt(delivery_id: int, attempt: int, **values: Any) -> Update:
     )
 
 
-def latest(owner: str | None, subscription_id: int | None, limit: int) -> Select[Any]:
-    """Returns the newest deliveries, of one owner's subscriptions or of one subscription."""
+def latest(owner: str | None, subscription_id: int | None, within: str | None, limit: int) -> Select[Any]:
+    """Returns the newest deliveries, of one owner's subscriptions, of one of them, or within a project."""
     statement = select(deliveries).join(subscriptions, _s.id == _d.subscription_id)
     if owner is not None:
         statement = statement.where(_s.owner == owner)
+    if within is not None:
+        of_token = statement.outerjoin(tokens, _t.id == _s.token_id)
+        statement = of_token.where(sa.func.coalesce(_s.project, _t.project) == within)
     if subscription_id is not None:
         statement = statement.where(_d.subscription_id == subscription_id)
     return statement.order_by(_d.id.desc()).limit(limit)

@@ -307,6 +307,7 @@ TRIGGERS = frozenset(
         "run_stays_ended_with_its_experiment",
         "audit_rows_never_change",
         "audit_rows_never_go",
+        "audit_rows_are_never_replaced",
     }
 )
 """What no constraint can say: a run that has not ended belongs to an experiment that has not, and the audit
@@ -706,6 +707,8 @@ subscriptions = Table(
     Column("created_s", Real, nullable=False),
     Column("disabled_s", Real),
     Column("disabled_because", Text),
+    Column("token_id", BigId, ForeignKey(tokens.c.id)),  # It gives no more than the token it was made with.
+    Column("after_notice", BigId, nullable=False, server_default="0"),  # Newest notice when it was made.
     sqlite_autoincrement=True,
 )
 

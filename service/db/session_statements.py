@@ -18,10 +18,14 @@ def open_session(sha256: str, now: float, idle_s: float, own_token_sha256: str |
     return _good_sessions(now, idle_s, own_token_sha256, sessions, _u.subject).where(_s.sha256 == sha256)
 
 
-def live_sessions(now: float, idle_s: float, own_token_sha256: str | None, user: str | None) -> Select[Any]:
-    """Returns all sessions that are still good, of one user or everyone, the last used first."""
+def live_sessions(
+    now: float, idle_s: float, own_token_sha256: str | None, user: str | None, within: str | None
+) -> Select[Any]:
+    """Returns all sessions that are still good, of a user, within a project, the last used first."""
     statement = _good_sessions(now, idle_s, own_token_sha256, sessions)
     statement = statement.order_by(_s.last_used_s.desc(), _s.sha256)
+    if within is not None:
+        statement = statement.where(_t.project == within)
     return statement if user is None else statement.where(_s.user == user)
 
 
@@ -62,9 +66,12 @@ def end_session_by_id(id: str) -> Delete:
     return delete(sessions).where(_s.sha256.startswith(id, autoescape=True))
 
 
-def user_of_session(id: str) -> Select[Any]:
-    """Returns whose session has this public id."""
-    return select(_s.user).where(_s.sha256.startswith(id, autoescape=True))
+def session_by_id(id: str) -> Select[Any]:
+    """Returns whose session has this public id, with what limits it: scope and project of its token."""
+    opened = select(_s.user, _t.scope, _t.project).select_from(
+        sessions.outerjoin(tokens, _t.sha256 == _s.token_sha256)
+    )
+    return opened.where(_s.sha256.startswith(id, autoescape=True))
 
 
 def forget_expired_sessions(now: float, idle_s: float) -> Delete:

@@ -7,7 +7,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -352,6 +352,18 @@ def unfinished_dependents(experiment_id: int) -> Select[Any]:
         .join(experiments, _x.id == c.experiment_id)
         .where(_r.experiment_id == experiment_id, _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)))
         .order_by(c.experiment_id, c.run_id)
+        .limit(1)
+    )
+
+
+def newest_actor(experiment_id: int, kinds: Collection[str], run_id: int | None) -> Select[Any]:
+    """Returns who caused the newest event of these kinds, of an experiment or of one of its runs."""
+    c = events.c
+    return (
+        select(c.actor)
+        .where(c.experiment_id == experiment_id, c.kind.in_(sorted(kinds)))
+        .where(c.run_id.is_(None) if run_id is None else c.run_id.is_(None) | (c.run_id == run_id))
+        .order_by(c.number.desc())
         .limit(1)
     )
 

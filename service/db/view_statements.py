@@ -26,6 +26,11 @@ def view(id: int) -> Select[Any]:
     return select(*_VIEW).where(_v.id == id)
 
 
+def view_named(owner: str, name: str) -> Select[Any]:
+    """Returns the owner's view of a name."""
+    return select(*_VIEW).where(_v.owner == owner, _v.name == name)
+
+
 def views_of(owner: str) -> Select[Any]:
     """Returns how many views an owner has."""
     return select(func.count()).select_from(views).where(_v.owner == owner)

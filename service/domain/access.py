@@ -175,6 +175,10 @@ class Principal:
         """Returns whether experiments of a project are visible to them."""
         return self.visibility.includes(project)
 
+    def reaches(self, project: str | None) -> bool:
+        """Returns whether their token is for what is theirs in a project; None = in none in particular."""
+        return self.restricted_to in (None, project)
+
     @property
     def visibility(self) -> Visibility:
         """What they may see."""
@@ -238,21 +242,24 @@ class Principal:
         return None
 
     def lacks_for_token(self, user: str, scope: Scope, project: str | None) -> str | None:
-        """Returns why they may not create a token, in one line; None = they may.
+        """Returns why they may not create or revoke a token, in one line; None = they may.
 
-        No token gives more than the one that it was created with, and none that only reads creates another.
+        No token gives or takes more than it may do itself, and none that only reads creates another.
 
         Args:
-            user: whom the token will stand for.
+            user: whom the token stands for.
             scope, project: its limits.
         """
         if self.kind is UserKind.local:
             return None
         if not self.scope.includes(Scope.submit):
-            return f"creating tokens needs scope submit, and this token has scope {self.scope}"
+            return f"managing tokens needs scope submit, and this token has scope {self.scope}"
         if not self.scope.includes(scope):
-            return f"this token has scope {self.scope} and cannot create one of scope {scope}; log in instead"
-        if self.restricted_to not in (None, project):
+            return (
+                f"this token has scope {self.scope} and cannot create or revoke one of scope {scope}; "
+                "log in instead"
+            )
+        if not self.reaches(project):
             return f"this token is only for project {self.restricted_to}, and so are those that it creates"
         return None if user == self.user else self.lacks(Action.administer)
 

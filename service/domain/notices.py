@@ -45,11 +45,18 @@ class Subscription(StoredRecord):
     disabled_s: float | None
     """When the receiver asked for no more; None = in use."""
     disabled_because: str | None
-    """What the receiver answered then."""
+    """What the receiver answered then, or what became of the token that it was made with."""
+    limited_to: str | None
+    """Only project that it tells of: that of the token it was made with; None = no such limit."""
+
+    @property
+    def within(self) -> str | None:
+        """The only project that it tells of; None = it may tell of several."""
+        return self.project or self.limited_to
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row of `subscriptions`."""
+        """Builds the record from a row of `SUBSCRIPTIONS`."""
         values = {field.name: row[field.name] for field in fields(cls)}
         values["topics"] = tuple(Topic(topic) for topic in row["topics"].split(","))
         return cls(**values)

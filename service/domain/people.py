@@ -128,7 +128,7 @@ class AuditRow(StoredRecord):
     action: str
     """What was done: the kind of object and a verb, `token.revoke` for instance."""
     object_kind: str
-    """user, token, project or experiment."""
+    """user, token, session, device, project, experiment, run, subscription or view."""
     object_id: str
     """Its name or number."""
     before: dict[str, Any] | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from service.config.settings import Settings
+from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.notices import NewSubscription
 from service.domain.topics import Topic
 from service.notices.channels import channel_named
@@ -24,6 +25,7 @@ def subscribe(
     target: str,
     topics: Collection[Topic],
     project: str | None = None,
+    actor: Actor = LOCAL_ACTOR,
 ) -> NewSubscription:
     """Returns a new subscription with its secret, which is shown nowhere else.
 
@@ -35,6 +37,7 @@ def subscribe(
         target: address in it.
         topics: what is told.
         project: all experiments of it; None = the owner's own.
+        actor: who subscribes.
 
     Raises:
         BadSubscription: one of these is not possible; the message says which and why.
@@ -60,5 +63,7 @@ def subscribe(
                 "target", f"mail goes to your own address, {subscriber.email}; administrators may name others"
             )
     secret = chosen.new_secret()
-    subscription = store.subscribe(owner, channel, stored, list(topics), project=project, secret=secret)
+    subscription = store.subscribe(
+        owner, channel, stored, list(topics), project=project, secret=secret, actor=actor
+    )
     return NewSubscription(subscription, secret)

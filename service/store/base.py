@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -132,6 +132,7 @@ def insert_events(
     A notice has no receivers yet: who writes events, a driver for instance, reads no one's subscriptions.
     """
     first = last_number - len(new) + 1
+    new = [_with_requester(connection, experiment_id, event) for event in new]
     notices = [
         {
             "key": f"experiment:{experiment_id}:{number}",
@@ -139,7 +140,11 @@ def insert_events(
             "at_s": now,
             "experiment_id": experiment_id,
             "message": storable(event.message),
-            "data": {**(event.data or {}), **({"run": event.run_id} if event.run_id else {})},
+            "data": {
+                **(event.data or {}),
+                **({"run": event.run_id} if event.run_id else {}),
+                **({"actor": event.actor} if event.actor else {}),
+            },
         }
         for number, event in enumerate(new, first)
         if event.kind in TOPICS
@@ -165,6 +170,27 @@ def insert_events(
                 for number, event in enumerate(new, first)
             ],
         )
+
+
+_PAUSES: Final = frozenset({EventKind.experiment_pause_requested, EventKind.experiment_held})
+"""What an experiment is paused for; a budget that holds it is no one's request."""
+_REQUESTS: Final[Mapping[EventKind, frozenset[EventKind]]] = {
+    EventKind.experiment_cancelled: frozenset({EventKind.experiment_cancel_requested}),
+    EventKind.experiment_paused: _PAUSES,
+    EventKind.run_cancelled: frozenset(
+        {EventKind.run_cancel_requested, EventKind.experiment_cancel_requested}
+    ),
+    EventKind.run_paused: _PAUSES,
+}
+"""Requests that a driver carries out later, by the event of their outcome."""
+
+
+def _with_requester(connection: Connection, experiment_id: int, event: NewEvent) -> NewEvent:
+    """Returns an event of a request that was carried out later with whom it came from."""
+    if event.actor is not None or event.kind not in _REQUESTS:
+        return event
+    asked = statements.newest_actor(experiment_id, _REQUESTS[event.kind], event.run_id)
+    return replace(event, actor=connection.execute(asked).scalar())
 
 
 def read_experiment(connection: Connection, id: int) -> Experiment:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -21,13 +22,16 @@ from sqlalchemy import Connection
 from service.db import notice_statements as queries
 from service.db import schema
 from service.db.errors import NotFound
+from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.notices import Delivery, DeliveryState, Subscription
 from service.domain.topics import TEST, TOPICS, Topic
+from service.store.audit import note_change
 from service.store.base import StorePart, storable
 
 _GROUP = 100
 """Notices that are addressed in one transaction."""
 _LONGEST_ANSWER = 300
+_OUT_OF_SIGHT = "not sent: the subscriber does not see the project any more, or is disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,9 @@ class Noticing(StorePart):
         *,
         project: str | None = None,
         secret: str | None = None,
+        actor: Actor = LOCAL_ACTOR,
     ) -> Subscription:
-        """Stores a subscription.
+        """Stores a subscription, which is told of what happens from now on.
 
         Args:
             owner: user who is told.
@@ -90,7 +95,9 @@ class Noticing(StorePart):
             topics: what is told.
             project: all experiments of it; None = the owner's own.
             secret: that messages are signed with.
+            actor: who subscribes; it tells of what their token may see, and ends when that is revoked.
         """
+        now = self.clock()
         values = {
             "owner": owner,
             "project": project,
@@ -98,18 +105,23 @@ class Noticing(StorePart):
             "channel": channel,
             "target": storable(target),
             "secret": secret,
-            "created_s": self.clock(),
+            "created_s": now,
+            "token_id": actor.token_id,
         }
 
         def body(connection: Connection) -> Subscription:
-            statement = sa.insert(schema.subscriptions).returning(*schema.subscriptions.c)
-            return Subscription.from_row(connection.execute(statement, values).mappings().one())
+            newest = connection.execute(queries.NEWEST_NOTICE).scalar_one()
+            statement = sa.insert(schema.subscriptions).returning(schema.subscriptions.c.id)
+            id = connection.execute(statement, values | {"after_notice": newest}).scalar_one()
+            made = _read(connection, id)
+            note_change(connection, actor, "subscription.add", id, now, after=_shown(made))
+            return made
 
         return self.database.write(body)
 
     def subscriptions(self, owner: str | None = None) -> list[Subscription]:
         """Returns the subscriptions of a user, or of all, in the order they were made."""
-        statement = sa.select(schema.subscriptions).order_by(schema.subscriptions.c.id)
+        statement = queries.SUBSCRIPTIONS.order_by(schema.subscriptions.c.id)
         if owner is not None:
             statement = statement.where(schema.subscriptions.c.owner == owner)
         with self.database.read() as connection:
@@ -121,25 +133,24 @@ class Noticing(StorePart):
         Raises:
             NotFound: there is none.
         """
-        statement = sa.select(schema.subscriptions).where(schema.subscriptions.c.id == id)
         with self.database.read() as connection:
-            row = connection.execute(statement).mappings().one_or_none()
-        if row is None:
-            raise NotFound("subscription", id)
-        return Subscription.from_row(row)
+            return _read(connection, id)
 
-    def unsubscribe(self, id: int) -> None:
+    def unsubscribe(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
         """Removes a subscription with the log of its deliveries; pending ones are not sent.
 
         Raises:
             NotFound: there is none.
         """
+        now = self.clock()
 
         def body(connection: Connection) -> None:
+            before = _read(connection, id)
             connection.execute(sa.delete(schema.deliveries).where(schema.deliveries.c.subscription_id == id))
             gone = connection.execute(sa.delete(schema.subscriptions).where(schema.subscriptions.c.id == id))
             if not gone.rowcount:
-                raise NotFound("subscription", id)
+                raise NotFound("subscription", id)  # Another request was first.
+            note_change(connection, actor, "subscription.remove", id, now, before=_shown(before))
 
         self.database.write(body)
 
@@ -196,7 +207,7 @@ class Noticing(StorePart):
             for row in rows:
                 subscribed = connection.execute(
                     queries.SUBSCRIBED,
-                    {"project": row["of_project"], "owner": row["experiment_owner"]},
+                    {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
                 ).mappings()
                 new = [
                     _delivery(subscription, row["id"], _body(row), now, due_s)
@@ -246,8 +257,10 @@ class Noticing(StorePart):
         """Begins an attempt at deliveries whose time has come; no other process begins one for `for_s`.
 
         The attempt is counted before anything is sent: a process that dies while it sends leaves the message
-        to the next one, and the receiver may get it twice, under the same id.
+        to the next one, and the receiver may get it twice, under the same id. A message fails whose
+        subscriber has lost sight of its project since it was written.
         """
+        ended_s = self.clock()
 
         def body(connection: Connection) -> list[Outgoing]:
             now = self.database_time(connection)
@@ -255,13 +268,15 @@ class Noticing(StorePart):
             if not ids:
                 return []
             connection.execute(queries.take(ids, now + for_s))
-            return [
-                Outgoing(
-                    row["id"], row["subscription_id"], row["message_id"], row["attempts"], row["body"],
-                    row["channel"], row["target"], row["secret"],
-                )
-                for row in connection.execute(queries.with_subscriptions(ids)).mappings()
-            ]  # fmt: skip
+            found: list[Outgoing] = []
+            for row in connection.execute(queries.with_subscriptions(ids)).mappings().all():
+                if self._may_be_told(connection, row["owner"], json.loads(row["body"])["data"]["project"]):
+                    names = Outgoing.__dataclass_fields__.keys() - {"attempt"}
+                    found.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
+                else:
+                    values = {"state": DeliveryState.failed, "ended_s": ended_s, "answer": _OUT_OF_SIGHT}
+                    connection.execute(queries.end_attempt(row["id"], row["attempts"], **values))
+            return found
 
         return self.database.write(body)
 
@@ -304,11 +319,16 @@ class Noticing(StorePart):
         self.database.write(body)
 
     def deliveries(
-        self, *, owner: str | None = None, subscription_id: int | None = None, limit: int = 50
+        self,
+        *,
+        owner: str | None = None,
+        subscription_id: int | None = None,
+        within: str | None = None,
+        limit: int = 50,
     ) -> list[Delivery]:
-        """Returns the newest deliveries, of a user's subscriptions or of one subscription."""
+        """Returns the newest deliveries, of a user's subscriptions, of one, or of those within a project."""
         with self.database.read() as connection:
-            rows = connection.execute(queries.latest(owner, subscription_id, limit)).mappings()
+            rows = connection.execute(queries.latest(owner, subscription_id, within, limit)).mappings()
             return [Delivery.from_row(row) for row in rows]
 
     def forget_deliveries(self, older_than_s: float) -> None:
@@ -320,6 +340,27 @@ class Noticing(StorePart):
                 connection.execute(statement)
 
         self.database.write(body)
+
+
+def _read(connection: Connection, id: int) -> Subscription:
+    """Returns one subscription.
+
+    Raises:
+        NotFound: there is none.
+    """
+    statement = queries.SUBSCRIPTIONS.where(schema.subscriptions.c.id == id)
+    row = connection.execute(statement).mappings().one_or_none()
+    if row is None:
+        raise NotFound("subscription", id)
+    return Subscription.from_row(row)
+
+
+def _shown(subscription: Subscription) -> dict[str, Any]:
+    """Returns what the audit log says of a subscription: of a URL its host, for its path may be a secret."""
+    names = ("owner", "project", "channel", "limited_to")
+    shown = {name: getattr(subscription, name) for name in names}
+    host = urlsplit(subscription.target).hostname
+    return {**shown, "topics": list(subscription.topics), "target": host or subscription.target}
 
 
 def _insert(connection: Connection) -> Any:

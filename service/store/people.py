@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import access_statements, schema, session_statements, statements
+from service.db import access_statements, notice_statements, schema, session_statements, statements
 from service.db.engine import Database
 from service.db.errors import BadValue, Conflict, NotFound, StoreError
 from service.domain.access import (
@@ -261,7 +261,7 @@ class People(StorePart):
         return self.database.write(body)
 
     def revoke_token(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> Token:
-        """Ends a token; one that was revoked before stays as it is.
+        """Ends a token, and the subscriptions made with it; one that was revoked before stays as it is.
 
         Raises:
             NotFound: there is no such token.
@@ -273,6 +273,8 @@ class People(StorePart):
             if before.revoked_s is not None:
                 return before
             connection.execute(access_statements.revoke_token(id, now))
+            because = f"the token {before.name!r} that it was made with was revoked"
+            connection.execute(notice_statements.disable_subscriptions_of(id, now, because))
             note_change(connection, actor, "token.revoke", id, now, before=_granted(asdict(before)))
             return _read_token(connection, id)
 

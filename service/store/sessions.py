@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from service.db import schema, session_statements
 from service.db.errors import NotFound
-from service.domain.access import Actor, Scope
+from service.domain.access import Action, Actor, Principal, Scope
 from service.domain.people import User
 from service.domain.sessions import (
     GRANT_LASTS_S,
@@ -132,38 +132,58 @@ class Sessions(StorePart):
         return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
 
     def live_sessions(
-        self, idle_s: float, own_token_sha256: str | None, user: str | None = None
+        self,
+        idle_s: float,
+        own_token_sha256: str | None,
+        user: str | None = None,
+        *,
+        within: str | None = None,
     ) -> list[Session]:
-        """Returns the sessions of a user, or everyone's, the last used first."""
-        statement = session_statements.live_sessions(self.clock(), idle_s, own_token_sha256, user)
+        """Returns the sessions of a user, or everyone's, the last used first.
+
+        Args:
+            idle_s: longest time between two requests of one.
+            own_token_sha256: hash of the installation's own token.
+            user: whose; None = everyone's.
+            within: those opened with a token for this project alone; None = all.
+        """
+        statement = session_statements.live_sessions(self.clock(), idle_s, own_token_sha256, user, within)
         with self.database.read() as connection:
             return [Session.from_row(row) for row in connection.execute(statement).mappings()]
 
-    def end_session(self, sha256: str) -> None:
+    def end_session(self, sha256: str, actor: Actor) -> None:
         """Ends a session by the hash of what its browser holds; nothing if it has ended."""
-        self.database.write(
-            lambda connection: connection.execute(session_statements.end_session(sha256)).close()
-        )
+        now = self.clock()
 
-    def end_session_by_id(self, id: str, actor: Actor, *, own_only: bool) -> None:
+        def body(connection: Connection) -> None:
+            if connection.execute(session_statements.end_session(sha256)).rowcount:
+                before = {"user": actor.user}
+                note_change(connection, actor, "session.end", public_id(sha256), now, before=before)
+
+        self.database.write(body)
+
+    def end_session_by_id(self, id: str, by: Principal, address: str | None = None) -> None:
         """Ends a session by its public id.
 
         Args:
             id: the public id.
-            actor: who ends it.
-            own_only: whether it must be the actor's own.
+            by: who ends it.
+            address: from where.
 
         Raises:
-            NotFound: there is none, or it is not theirs.
+            NotFound: there is none, or it is not theirs: not their user's, or one that may do more than they.
         """
         now = self.clock()
 
         def body(connection: Connection) -> None:
-            user = connection.execute(session_statements.user_of_session(id)).scalar()
-            if user is None or (own_only and user != actor.user):
+            found = connection.execute(session_statements.session_by_id(id)).one_or_none()
+            if found is None or not (found.user == by.user or by.may(Action.administer)):
+                raise NotFound("session", id)
+            # A session that no token limits does what its user's role allows.
+            if not by.reaches(found.project) or not by.scope.includes(found.scope or Scope.admin):
                 raise NotFound("session", id)
             connection.execute(session_statements.end_session_by_id(id))
-            note_change(connection, actor, "session.end", id, now, before={"user": user})
+            note_change(connection, by.actor(address), "session.end", id, now, before={"user": found.user})
 
         self.database.write(body)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import Connection
 
 from service.db import schema, statements, view_statements
 from service.db.errors import BadValue, Conflict, NotFound
-from service.domain.access import Visibility
+from service.domain.access import LOCAL_ACTOR, Actor, Visibility
 from service.domain.views import MOST_VIEWS, View, canonical_query
+from service.store.audit import note_change
 from service.store.base import StorePart, storable
 
 
@@ -33,7 +36,15 @@ class Views(StorePart):
         return View.from_row(row)
 
     def save_view(
-        self, owner: str, name: str, query: str, *, project: str | None = None, shared: bool = False
+        self,
+        owner: str,
+        name: str,
+        query: str,
+        *,
+        project: str | None = None,
+        shared: bool = False,
+        within: str | None = None,
+        actor: Actor = LOCAL_ACTOR,
     ) -> View:
         """Saves a view, in the place of the owner's view of this name if there is one.
 
@@ -43,11 +54,13 @@ class Views(StorePart):
             query: filter, state, order and columns as the query of the list's address.
             project: that it is meant for.
             shared: whether whoever sees the project sees it.
+            within: only project whose views may be replaced; None = any.
+            actor: who saves it.
 
         Raises:
             BadValue: the name is empty, the query has other parameters, or it is shared with no project.
             NotFound: there is no such project.
-            Conflict: the owner has too many views.
+            Conflict: the owner has too many views, or one of this name that may not be replaced.
         """
         name = " ".join(storable(name).split())
         if not name:
@@ -59,12 +72,17 @@ class Views(StorePart):
         except ValueError as error:
             raise BadValue("query", str(error)) from None
         content = {"project": project, "shared": shared, "query": query}
-        values = {"owner": owner, "name": name, "created_s": self.clock(), **content}
+        now = self.clock()
+        values = {"owner": owner, "name": name, "created_s": now, **content}
 
         def body(connection: Connection) -> View:
             if project is not None and not connection.execute(view_statements.project_exists(project)).all():
                 raise NotFound("project", project)
             replace = view_statements.replace_view(owner, name, **content)
+            row = connection.execute(view_statements.view_named(owner, name)).mappings().one_or_none()
+            before = None if row is None else View.from_row(row)
+            if before is not None and within not in (None, before.project):
+                raise Conflict(f"{owner} has a view {name!r} outside project {within}; choose another name")
             saved = connection.execute(replace).mappings().one_or_none()
             if saved is None:
                 if connection.execute(view_statements.views_of(owner)).scalar_one() >= MOST_VIEWS:
@@ -73,10 +91,27 @@ class Views(StorePart):
                 connection.execute(insert, values)
                 # Read back like this, it is there even if another window saved it at the same moment.
                 saved = connection.execute(replace).mappings().one()
-            return View.from_row(saved)
+            view = View.from_row(saved)
+            if before != view:
+                shown = None if before is None else _shown(before)
+                note_change(connection, actor, "view.save", view.id, now, before=shown, after=_shown(view))
+            return view
 
         return self.database.write(body)
 
-    def delete_view(self, id: int) -> None:
+    def delete_view(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
         """Removes a view; it is not an error that there is none."""
-        self.database.write(lambda connection: connection.execute(view_statements.remove_view(id)))
+        now = self.clock()
+
+        def body(connection: Connection) -> None:
+            row = connection.execute(view_statements.view(id)).mappings().one_or_none()
+            if row is not None and connection.execute(view_statements.remove_view(id)).rowcount:
+                before = _shown(View.from_row(row))
+                note_change(connection, actor, "view.delete", id, now, before=before)
+
+        self.database.write(body)
+
+
+def _shown(view: View) -> dict[str, Any]:
+    """Returns what the audit log says of a view."""
+    return {name: getattr(view, name) for name in ("name", "owner", "project", "shared", "query")}

@@ -97,6 +97,16 @@ def test_a_notice_exists_only_if_its_event_does(store: Store, submit: Submit) ->
     assert count(store, "notices") == 0
 
 
+def test_a_subscription_is_told_of_nothing_older_than_itself(store: Store, submit: Submit) -> None:
+    store.request_cancel(submit().id)
+    told(store, Topic.end)
+    later = submit()
+    store.request_cancel(later.id)
+    assert store.address_notices() == 2, "no scheduler had looked yet"
+    (sent,) = store.take_deliveries(10, 60.0)
+    assert json.loads(sent.body)["data"]["experiment"]["id"] == later.id
+
+
 def test_schedulers_address_each_notice_once(store: Store, submit: Submit, settings: Settings) -> None:
     told(store, Topic.end)
     for _ in range(30):

@@ -164,6 +164,8 @@ def test_logout_ends_the_session(browser: TestClient, closed: FastAPI) -> None:
     assert COOKIE not in browser.cookies
     browser.cookies.set(COOKIE, held, domain="127.0.0.1", path="/")
     assert browser.get("/api/v1/whoami").status_code == 401
+    last = list(closed.state.store.audit_rows())[-1]
+    assert (last.action, last.before) == ("session.end", {"user": last.actor})
 
 
 def test_people_end_their_own_sessions_and_administrators_anyones(closed: FastAPI) -> None:

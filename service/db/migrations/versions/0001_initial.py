@@ -493,6 +493,9 @@ def _create_notices() -> None:
         sa.Column("created_s", _REAL, nullable=False),
         sa.Column("disabled_s", _REAL, nullable=True),
         sa.Column("disabled_because", sa.Text(), nullable=True),
+        sa.Column("token_id", _ID, nullable=True),
+        sa.Column("after_notice", _ID, server_default="0", nullable=False),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_subscriptions_token_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_subscriptions")),
         sqlite_autoincrement=True,
     )
@@ -726,6 +729,12 @@ _TRIGGERS = {
         CREATE TRIGGER audit_rows_never_go BEFORE DELETE ON audit
         BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END
         """,
+        # INSERT OR REPLACE removes the old row without asking the trigger above.
+        """
+        CREATE TRIGGER audit_rows_are_never_replaced BEFORE INSERT ON audit
+        WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id)
+        BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END
+        """,
     ],
     # The row of the experiment is locked first, so that two transactions cannot each miss the other's change.
     "postgresql": [
@@ -773,6 +782,11 @@ _TRIGGERS = {
         """
         CREATE TRIGGER audit_rows_never_go BEFORE DELETE ON audit
         FOR EACH ROW EXECUTE FUNCTION refuse_change_of_audit()
+        """,
+        # TRUNCATE removes rows without asking the trigger above.
+        """
+        CREATE TRIGGER audit_rows_are_never_replaced BEFORE TRUNCATE ON audit
+        FOR EACH STATEMENT EXECUTE FUNCTION refuse_change_of_audit()
         """,
     ],
 }
