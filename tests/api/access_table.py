@@ -6,78 +6,170 @@ Imports nothing of `api`: a client over HTTP uses it as well.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from service.db import schema, statements
-from service.domain.access import Role, Scope, UserKind
+from service.domain.access import EVERYTHING, Actor, Role, Scope, UserKind
+from service.domain.sessions import public_id
+from service.domain.topics import Topic
 from service.spec.experiment import validate
 from service.store import Store
 
 FIRST_TOKEN = "stillhouse-" + "f" * 32
 USER_CODE = "BCDF-GHJK"
 METRICS_TOKEN = "stillhouse-metrics-" + "m" * 32
+HERE: Final = "nlp"
+ELSEWHERE: Final = "vision"
+MEMBERS: Final[Mapping[str, Mapping[str, str]]] = {
+    HERE: {"viewer": "viewer", "member": "member", "owner": "member", "maintainer": "maintainer",
+           "disabled": "member"},
+    ELSEWHERE: {"other": "member", "owner": "member"},
+    "default": {},
+}  # fmt: skip
+"""Roles by project and user. Everyone sees `default`, and no one is a member."""
+WEBHOOK = "http://hooks.example.com/"
 
+_SCOPES = ["read", "submit", "operate", "admin"]
+_ROLES = ["viewer", "member", "maintainer"]
+_PLACES: Mapping[str | None, str] = {None: "", HERE: "_here", ELSEWHERE: "_elsewhere"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Someone whose token is accepted.
+
+    Attributes:
+        name: column of the table: the user, then the scope and the project where the token has less than all.
+        user: whom the token stands for.
+        scope: most that it may be used for.
+        project: only project that it is for; None = all.
+    """
+
+    name: str
+    user: str
+    scope: str
+    project: str | None = None
+
+    @property
+    def administrator(self) -> bool:
+        return self.user in ("administrator", "admin")
+
+    def may(self, scope: str) -> bool:
+        """Returns whether the token has a scope."""
+        return _SCOPES.index(self.scope) >= _SCOPES.index(scope)
+
+    def reaches(self, project: str | None) -> bool:
+        """Returns whether the token is for what belongs to a project; None = to none."""
+        return self.project in (None, project)
+
+    def has(self, role: str, project: str = HERE) -> bool:
+        """Returns whether they have a role in a project, and a token for it."""
+        held = MEMBERS.get(project, {}).get(self.user)
+        enough = held is not None and _ROLES.index(held) >= _ROLES.index(role)
+        return self.reaches(project) and (self.administrator or enough)
+
+    def sees(self, project: str | None) -> bool:
+        """Returns whether they see a project."""
+        if project is None or project not in MEMBERS:
+            return False
+        return self.has("viewer", project) or (project == "default" and self.reaches(project))
+
+    @property
+    def administers(self) -> bool:
+        return self.administrator and self.may("admin") and self.project is None
+
+
+def _senders() -> dict[str, Sender]:
+    """Everyone with every scope, for all projects, for `HERE` and for `ELSEWHERE` only."""
+    found = [Sender("first_token", "admin", "admin")]
+    for user in ("other", "viewer", "member", "owner", "maintainer", "administrator"):
+        scopes = _SCOPES if user == "administrator" else _SCOPES[:3]
+        for scope, (project, place) in itertools.product(scopes, _PLACES.items()):
+            suffix = "" if scope == scopes[-1] else f"_{scope}"
+            found.append(Sender(f"{user}{suffix}{place}", user, scope, project))
+    return {sender.name: sender for sender in found}
+
+
+SENDERS: Final[Mapping[str, Sender]] = _senders()
+"""By column. `other` is a member of another project."""
 REFUSED = ("nobody", "expired", "revoked", "disabled", "unknown", "malformed", "metrics")
-ACCEPTED = (
-    "other", "viewer", "member", "owner", "maintainer", "administrator", "first_token",
-    "owner_read", "owner_submit", "maintainer_read", "maintainer_submit",
-    "administrator_read", "administrator_submit", "administrator_operate", "owner_elsewhere",
-)  # fmt: skip
-"""`other` is a member of another project; what follows an underscore is the token's scope, and `elsewhere` a
-token for another project of the owner's."""
+"""Columns of those whose credential is not accepted."""
+COLUMNS = (*REFUSED, *SENDERS)
+
+Rule = Callable[[Sender], str]
+"""What an operation answers to a sender: `ok` is anything but a refusal, as `the body is missing`."""
 
 
-def _row(accepted: str, **exceptions: str) -> Mapping[str, str]:
-    return {**dict.fromkeys(REFUSED, "401"), **dict.fromkeys(ACCEPTED, accepted), **exceptions}
+def _if(allowed: bool, otherwise: str = "403") -> str:
+    return "ok" if allowed else otherwise
 
 
-PUBLIC = _row("ok", **dict.fromkeys(REFUSED, "ok"))
-ANYONE_SIGNED_IN = _row("ok")
-LOOK = _row("ok", other="404", owner_elsewhere="404")
-STEER = _row(
-    "ok",
-    other="404",
-    owner_elsewhere="404",
-    viewer="403",
-    member="403",
-    owner_read="403",
-    maintainer_read="403",
-    maintainer_submit="403",
-    administrator_read="403",
-    administrator_submit="403",
-)
-SUBMIT = _row(
-    "ok",
-    other="422",
-    owner_elsewhere="403",
-    viewer="403",
-    owner_read="403",
-    maintainer_read="403",
-    administrator_read="403",
-)
-WITH_SUBMIT = _row("ok", owner_read="403", maintainer_read="403", administrator_read="403")
-MANAGE = _row(
-    "403",
-    other="404",
-    owner_elsewhere="404",
-    maintainer="ok",
-    administrator="ok",
-    administrator_operate="ok",
-    first_token="ok",
-)
-ADMINISTER = _row("403", administrator="ok", first_token="ok")
-OPERATE = _row("403", administrator="ok", administrator_operate="ok", first_token="ok", metrics="ok")
+def PUBLIC(sender: Sender) -> str:
+    return "ok"
 
-NO_PROVIDER = _row("404", **dict.fromkeys(REFUSED, "404"))
-"""A provider is not set here."""
 
-EXPECTED: Mapping[str, Mapping[str, str]] = {
+def ANYONE_SIGNED_IN(sender: Sender) -> str:
+    return "ok"
+
+
+def NO_PROVIDER(sender: Sender) -> str:
+    """A provider is not set here."""
+    return "404"
+
+
+def LOOK(sender: Sender) -> str:
+    return _if(sender.sees(HERE), "404")
+
+
+def STEER(sender: Sender) -> str:
+    """An experiment of `owner`."""
+    if not sender.sees(HERE):
+        return "404"
+    if sender.user == "owner":
+        return _if(sender.may("submit"))
+    return _if(sender.may("operate") and sender.has("maintainer"))
+
+
+def MANAGE(sender: Sender) -> str:
+    if not sender.sees(HERE):
+        return "404"
+    return _if(sender.may("operate") and sender.has("maintainer"))
+
+
+def ADMINISTER(sender: Sender) -> str:
+    return _if(sender.administers)
+
+
+def OPERATE(sender: Sender) -> str:
+    return _if(sender.administrator and sender.may("operate") and sender.project is None)
+
+
+def WITH_SUBMIT(sender: Sender) -> str:
+    return _if(sender.may("submit"))
+
+
+def submits_to(project: str) -> Rule:
+    """A spec that names a project."""
+
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit") or not sender.reaches(project):
+            return "403"
+        return _if(sender.has("member", project)) if sender.sees(project) else "422"
+
+    return rule
+
+
+SUBMIT: Final = submits_to(HERE)
+
+EXPECTED: Mapping[str, Rule] = {
     **dict.fromkeys(
         (
             "healthz", "openapi_document", "explain_problem", "documentation", "start_documentation",
@@ -138,7 +230,7 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("login_with_provider", "login_from_provider"), NO_PROVIDER),
     "metrics": OPERATE,
 }  # fmt: skip
-"""What each operation answers to whom: `ok` is anything but a refusal, as `the body is missing`."""
+"""The rule of each operation; where it depends on the object or the body, `CASES` has more."""
 
 REFUSALS = {401: "401", 403: "403", 404: "404"}
 
@@ -150,43 +242,341 @@ def outcome(status: int, problem_type: str | None) -> str:
     return REFUSALS.get(status, "ok")
 
 
-SPEC = {"name": "theirs", "project": "nlp", "task": {"name": "imdb", "path": "texts"}, "seeds": [0]}
+SPEC = {"name": "theirs", "project": HERE, "task": {"name": "imdb", "path": "texts"}, "seeds": [0]}
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Two projects, one person for each column of the table, and an experiment of `owner` that has ended."""
+    """Two projects, one person for each user of the table, and an experiment of `owner` that has ended.
+
+    Attributes:
+        store: what holds them.
+        experiment_id, run_id: of that experiment.
+        fixed: by what it is, a token, subscription, view or session of `owner` that no one may touch.
+    """
 
     store: Store
     experiment_id: int
     run_id: int
+    fixed: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
-    def submit(self) -> tuple[int, int]:
-        """Returns a queued experiment of `owner` in project `nlp`, and its run."""
-        spec = validate(SPEC)
-        new, _ = self.store.submit(spec, list(spec.runs()), spec_text=json.dumps(SPEC), owner="owner")
+    def submit(self, project: str = HERE, owner: str = "owner") -> tuple[int, int]:
+        """Returns a queued experiment, and its run."""
+        document = {**SPEC, "project": project}
+        spec = validate(document)
+        new, _ = self.store.submit(spec, list(spec.runs()), spec_text=json.dumps(document), owner=owner)
         (run,) = self.store.runs(experiment_id=new.id).items
         return new.id, run.id
+
+    def own(self, kind: str, *limits: Any, fresh: bool = True) -> str:
+        """Returns the number of something of `owner`: a new one, or one that is there all the time."""
+        if fresh:
+            return str(getattr(self, f"_{kind}")(*limits))
+        if (kind, *limits) not in self.fixed:
+            self.fixed[kind, *limits] = self.own(kind, *limits)
+        return self.fixed[kind, *limits]
+
+    def _token(self, scope: str, project: str | None) -> int:
+        name = f"own_{next(_numbers)}"
+        insert(self.store, schema.tokens, [token_row(name, "owner", Scope(scope)) | {"project": project}])
+        return next(token.id for token in self.store.tokens("owner") if token.name == name)
+
+    def _subscription(self, project: str | None, by_token_for: str | None) -> int:
+        token_id = int(self.own("token", "submit", by_token_for, fresh=False)) if by_token_for else None
+        made = self.store.subscribe(
+            "owner", "webhook", WEBHOOK, [Topic.end], project=project, actor=Actor("owner", token_id)
+        )
+        return made.id
+
+    def _view(self, project: str | None, shared: bool) -> int:
+        name = f"own {next(_numbers)}"
+        return self.store.save_view("owner", name, "state=failed", project=project, shared=shared).id
+
+    def _session(self, scope: str | None, project: str | None) -> str:
+        secret, token = hashlib.sha256(f"session {next(_numbers)}".encode()).hexdigest(), None
+        if scope is not None:
+            name = f"own_{next(_numbers)}"
+            insert(self.store, schema.tokens, [token_row(name, "owner", Scope(scope)) | {"project": project}])
+            token = hashlib.sha256(token_of(name).encode()).hexdigest()
+        self.store.begin_session(
+            secret, "owner", csrf="x", lasting_s=9e5, idle_s=9e5, token_sha256=token, agent=None,
+            replaces=None, actor=Actor("owner"),
+        )  # fmt: skip
+        return public_id(secret)
+
+    def _experiment(self, project: str) -> int:
+        return self.submit(project)[0]
+
+    def untouched(self) -> bool:
+        """Returns whether what no one may touch is as it was."""
+        kept = {
+            "token": {str(one.id) for one in self.store.tokens("owner") if one.revoked_s is None},
+            "subscription": {
+                str(one.id) for one in self.store.subscriptions("owner") if one.disabled_s is None
+            },
+            "view": {str(one.id) for one in self.store.views("owner", EVERYTHING)},
+            "session": {one.id for one in self.store.live_sessions(9e5, None, "owner")},
+        }
+        return all(number in kept[kind] for (kind, *_), number in self.fixed.items() if kind in kept)
 
     def path(self, template: str, *, steers: bool) -> str:
         """Returns a path with the numbers of an experiment and its run; one of its own to steer."""
         experiment_id, run_id = self.submit() if steers else (self.experiment_id, self.run_id)
         if "/members/" in template:
-            insert(self.store, schema.members, [{"project": "nlp", "user": "disabled", "role": Role.member}])
+            insert(self.store, schema.members, [{"project": HERE, "user": "disabled", "role": Role.member}])
         return (
             template.replace("{experiment_id}", str(experiment_id))
             .replace("{run_id}", str(run_id))
             .replace("{slug}", "forbidden")
-            .replace("{project}", "nlp")
+            .replace("{project}", HERE)
             .replace("{figure}", "curve")
             .replace("{user_code}", USER_CODE)
-            .replace("{session_id}", "0" * 15)  # Refused for its form, after the rule.
             .replace("{name:path}", "app.js")
             .replace("{name}", _NAMES.get(template.split("/")[1], "disabled"))
         )
 
 
 _NAMES = {"docs": "swagger-ui.css"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request whose answer depends on more than its operation.
+
+    Attributes:
+        operation: whose path it goes to.
+        rule: what it answers.
+        target: kind and limits of what of `owner` the path names.
+        query: added to the path.
+        body: returns what is sent.
+        headers: sent as well.
+    """
+
+    operation: str
+    rule: Rule
+    target: tuple[Any, ...] = ()
+    query: str = ""
+    body: Callable[[], Mapping[str, Any]] = dict
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _revokes(scope: str, project: str | None) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit"):
+            return "403"
+        if not sender.reaches(project) or not (sender.user == "owner" or sender.administers):
+            return "404"
+        return _if(sender.may(scope))
+
+    return rule
+
+
+def _ends(scope: str, project: str | None) -> Rule:
+    def rule(sender: Sender) -> str:
+        theirs = sender.user == "owner" or sender.administers
+        return _if(theirs and sender.reaches(project) and sender.may(scope), "404")
+
+    return rule
+
+
+def _creates(scope: str, project: str | None) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit") or not sender.may(scope) or not sender.reaches(project):
+            return "403"
+        is_user = sender.user != "admin"  # Until someone logs in with the first token.
+        return _if(is_user and (project is None or sender.sees(project)), "404")
+
+    return rule
+
+
+def _owns_within(project: str | None) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit"):
+            return "403"
+        return _if(sender.user == "owner" and sender.reaches(project), "404")
+
+    return rule
+
+
+def _subscribes_to(project: str | None) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit"):
+            return "403"
+        if project == "nowhere" and sender.administrator and sender.reaches(None):
+            return "ok"  # A mistake in the body: they would see it.
+        return _if(project is None or sender.sees(project), "404")
+
+    return rule
+
+
+def _saves(project: str | None, shared: bool) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit"):
+            return "403"
+        if project is not None and not sender.sees(project):
+            return "404"
+        return _if(sender.reaches(project) and (not shared or sender.has("member", str(project))))
+
+    return rule
+
+
+def _deletes(project: str | None, shared: bool) -> Rule:
+    def rule(sender: Sender) -> str:
+        if not sender.may("submit"):
+            return "403"
+        if sender.user == "owner" and sender.reaches(project):
+            return "ok"
+        if not shared or not sender.sees(project):
+            return "404"
+        return _if(sender.may("operate") and sender.has("maintainer", str(project)))
+
+    return rule
+
+
+def _deletes_at_once(sender: Sender) -> str:
+    return STEER(sender) if STEER(sender) != "ok" else ADMINISTER(sender)
+
+
+def _as_viewer(sender: Sender) -> str:
+    return _if(sender.user == "viewer" or sender.administers)
+
+
+def _sees_both(sender: Sender) -> str:
+    return _if(sender.sees(HERE) and sender.sees(ELSEWHERE), "404")
+
+
+def _json(**fields: Any) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {"json": {**fields, "name": f"case {next(_numbers)}"}}
+
+
+def _spec(project: str) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {"content": json.dumps({**SPEC, "project": project})}
+
+
+_ANYWHERE = (None, HERE, ELSEWHERE, "nowhere")
+_LIMITS = (("operate", None), ("read", None), ("submit", HERE), ("read", ELSEWHERE))
+
+
+def _cases() -> dict[str, Case]:
+    found: dict[str, Case] = {}
+
+    def add(words: str, *arguments: Any, **named: Any) -> None:
+        found[words] = Case(*arguments, **named)
+
+    for scope, project in _LIMITS:
+        words = f"{scope} in {project}"
+        target = (scope, project)
+        add(f"revoke a token: {words}", "revoke_token", _revokes(*target), ("token", *target))
+        add(f"end a session: {words}", "end_session", _ends(*target), ("session", *target))
+    add("end a session of a provider", "end_session", _ends("admin", None), ("session", None, None))
+    for scope, project in (*_LIMITS, ("submit", ELSEWHERE), ("submit", "nowhere"), ("read", "nowhere")):
+        body = _json(scope=scope, project=project)
+        add(f"create a token: {scope} in {project}", "create_token", _creates(scope, project), body=body)
+    for project, by in ((None, None), (HERE, None), (ELSEWHERE, None), (None, HERE), (None, ELSEWHERE)):
+        for operation in ("remove_subscription", "test_subscription"):
+            words = f"{operation}: to {project}, by a token for {by}"
+            add(words, operation, _owns_within(project or by), ("subscription", project, by))
+        words = f"deliveries: to {project}, by a token for {by}"
+        target = ("subscription", project, by)
+
+        def rule(sender: Sender, project: str | None = project or by) -> str:
+            return _if(sender.user == "owner" and sender.reaches(project), "404")
+
+        add(words, "list_deliveries", rule, target, query="?subscription={subscription_id}")
+    for project in _ANYWHERE:
+        body = _json(scope="read", project=project)
+        wanted = {"channel": "webhook", "target": WEBHOOK, "topics": ["end"], "project": project}
+        add(f"subscribe to {project}", "add_subscription", _subscribes_to(project),
+            body=lambda wanted=wanted: {"json": wanted})  # fmt: skip
+        for shared in (False, True):
+            body = _json(query="state=failed", project=project, shared=shared)
+            if project is not None or not shared:
+                add(f"save a view: {project}, {shared=}", "save_view", _saves(project, shared), body=body)
+    for project, shared in (
+        (None, False),
+        (HERE, False),
+        (HERE, True),
+        (ELSEWHERE, False),
+        (ELSEWHERE, True),
+    ):
+        target = ("view", project, shared)
+        add(f"delete a view: {project}, {shared=}", "delete_view", _deletes(project, shared), target)
+    for project in (ELSEWHERE, "default", "nowhere"):
+        add(f"submit to {project}", "submit_experiment", submits_to(project), body=_spec(project))
+        add(f"validate for {project}", "validate_spec", submits_to(project), body=_spec(project))
+    add("delete at once", "delete_experiment", _deletes_at_once, query="?now=true")
+    add("compare with another project's", "compare_experiment", _sees_both, query="?also={elsewhere}")
+    add("list everyone's tokens", "list_tokens", ADMINISTER, query="?everyone=true")
+    add("list the viewer's tokens", "list_tokens", _as_viewer, query="?user=viewer")
+    add("list everyone's sessions", "list_sessions", ADMINISTER, query="?everyone=true")
+    for operation in ("list_experiments", "list_tokens", "list_subscriptions", "add_subscription"):
+        named = {"Stillhouse-Owner": "viewer"}
+
+        def as_viewer(sender: Sender, operation: str = operation) -> str:
+            return EXPECTED[operation](sender) if _as_viewer(sender) == "ok" else "403"
+
+        add(f"{operation} as the viewer", operation, as_viewer, headers=named)
+    return found
+
+
+CASES: Final[Mapping[str, Case]] = _cases()
+
+
+def expected(rule: Rule, column: str) -> str:
+    """Returns what a rule answers to a column of the table."""
+    if column in SENDERS:
+        return rule(SENDERS[column])
+    if rule in (PUBLIC, NO_PROVIDER):
+        return rule(SENDERS["first_token"])
+    return "ok" if rule is OPERATE and column == "metrics" else "401"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One request of the table, with what it should answer."""
+
+    row: str
+    column: str
+    method: str
+    path: str
+    expected: str
+    sent: Mapping[str, Any]
+
+
+def cells(world: World, operations: Mapping[str, tuple[str, str]], column: str) -> list[Callable[[], Cell]]:
+    """Returns the requests of a column; what each one needs is made when it is called.
+
+    Args:
+        world: what they are about.
+        operations: method and path of each operation; a name may have `#2` and so on for further paths.
+        column: who sends them.
+    """
+
+    def plain(row: str) -> Cell:
+        operation, (method, template) = row.partition("#")[0], operations[row]
+        rule = EXPECTED[operation]
+        answer = expected(rule, column)
+        path = world.path(template, steers=rule is STEER and answer == "ok")
+        sent = {"headers": headers_of(column), **body_of(operation)}
+        return Cell(row, column, method, path, answer, sent)
+
+    def special(row: str) -> Cell:
+        case = CASES[row]
+        method, template = operations[case.operation]
+        answer = expected(case.rule, column)
+        fresh = answer == "ok" and method == "DELETE"
+        if case.target:
+            kind = case.target[0]
+            number = world.own(*case.target, fresh=fresh)
+            template = (template + case.query).replace(f"{{{kind}_id}}", number)
+        else:
+            template += case.query.replace("{elsewhere}", world.own("experiment", ELSEWHERE, fresh=False))
+        steers = EXPECTED[case.operation] is STEER and answer == "ok"
+        sent = {"headers": {**headers_of(column), **case.headers}, **case.body()}
+        return Cell(row, column, method, world.path(template, steers=steers), answer, sent)
+
+    return [*(partial(plain, row) for row in operations), *(partial(special, row) for row in CASES)]
 
 
 def headers_of(column: str) -> dict[str, str]:
@@ -220,31 +610,28 @@ def populate(store: Store) -> World:
             "administrator": name == "administrator",
             "disabled_s": now if name == "disabled" else None,
             "created_s": now,
+            "email": f"{name}@example.com",
         }
         for name in people
     ]
     projects = [
         {"name": name, "title": name, "visible_to_all": False, "notes": "", "created_s": now, "settings": {}}
-        for name in ("nlp", "vision")
+        for name in (HERE, ELSEWHERE)
     ]
-    roles = {"viewer": Role.viewer, "maintainer": Role.maintainer}
     members = [
-        {"project": "nlp", "user": name, "role": roles.get(name, Role.member)}
-        for name in ("viewer", "member", "owner", "maintainer", "disabled")
+        {"project": project, "user": name, "role": Role(role)}
+        for project, roles in MEMBERS.items()
+        for name, role in roles.items()
     ]
-    members += [{"project": "vision", "user": name, "role": Role.member} for name in ("other", "owner")]
     tokens = [
-        token_row(name, name, Scope.admin if name == "administrator" else Scope.operate) for name in people
+        token_row(one.name, one.user, Scope(one.scope)) | {"project": one.project}
+        for one in SENDERS.values()
+        if one.name != "first_token"
     ]
     tokens += [
-        token_row(name, name.partition("_")[0], Scope(name.partition("_")[2]))
-        for name in ACCEPTED
-        if name.rpartition("_")[2] in set(Scope)
-    ]
-    tokens += [
+        token_row("disabled", "disabled", Scope.operate),
         token_row("expired", "administrator", Scope.admin) | {"expires_s": now - 60},
         token_row("revoked", "administrator", Scope.admin) | {"revoked_s": now - 60},
-        token_row("owner_elsewhere", "owner", Scope.operate) | {"project": "vision"},
     ]
     insert(store, schema.users, users)
     insert(store, schema.projects, projects)
