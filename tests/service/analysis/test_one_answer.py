@@ -19,7 +19,7 @@ from service.analysis.errors import AnalysisError
 from service.analysis.question import Question
 from service.analysis.results import Claim
 from service.analysis.run_table import RunTable
-from service.domain.metrics import Metric, better_of
+from service.domain.metrics import better_of
 from service.domain.records import Run
 from service.domain.states import RunState
 from service.output.figures import answers as figures
@@ -226,8 +226,10 @@ def of_recommendation(question: Question) -> Iterator[Statement]:
                 "better" if chosen.over_runner_up.verdict == "A is better" else chosen.over_runner_up.verdict
             )
             assert chosen.sure.startswith(said), chosen.sure
-            pair = frozenset((chosen.winner, chosen.runner_up))
-            if chosen.value != question._cells([Metric(objective, "lower")])[0].mean(objective):
+        front = question.frontier(metrics=[objective])
+        for row in (*front.members, *front.others):
+            if row.label not in chosen.excluded and row.values[objective] != chosen.value:
+                pair = frozenset((chosen.winner, row.label))
                 yield Statement("recommend", objective, axes, pair, chosen.winner, "ahead")
         best = {claim.metric: claim for claim in chosen.against_best}
         try:
