@@ -11,13 +11,14 @@ are generated: a word is a token, and lengths are drawn as in `benchmarks.encode
 Cells are in order of importance, so that a time limit cuts off the least important ones. With `--state` each
 finished cell is appended to a file, and the next start continues after the last one.
 
-The last line is one JSON object. `cells` has one row per finished cell, timed after the profiled window:
-`step_ms` and its quartiles over groups of ten steps, `parts_ms` by phase, `examples_per_s`,
-`launches_per_step`, `host_gap_pct` (share of the profiled window in which no kernel ran; profiling slows the
-host, so this is an upper bound), `mfu_pct`, `joules_per_example` by the GPU's counter (`energy_error_pct`:
-one refresh of the counter relative to the window) and `peak_memory_mib`. `not_run` names the missing cells,
-`failed` those that ended in an error. `targets` judges the cells of an H200; the time of three epochs is
-that of 75,000 examples at the measured rate.
+The last line is one JSON object. `cells` has one row per finished cell, timed after the profiled window;
+passes of `fused_graphs` are recorded before the first step: `step_ms` and its quartiles over groups of ten
+steps, `parts_ms` by phase, `examples_per_s`, `launches_per_step`, `host_gap_pct` (share of the profiled
+window in which no kernel ran; profiling slows the host, and the window's steps are read at once, so this is
+an upper bound), `mfu_pct`, `joules_per_example` by the GPU's counter (`energy_error_pct`: one refresh of
+the counter relative to the window) and `peak_memory_mib`. `not_run` names the missing cells, `failed` those
+that ended in an error. `targets` judges the cells of an H200; the time of three epochs is that of 75,000
+examples at the measured rate.
 
 Without a GPU, the cells are those of the smallest model that a CPU can run. What comes before the device is
 rehearsed for every cell at its real size: `rehearsed` counts configurations, models and batches.

@@ -185,7 +185,6 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
         config.optimizer.max_grad_norm,
         replica.counted(),
         latent,
-        keeps_gradients=replica.keeps_gradients,
     )
     trainer = Trainer(
         RunParts(

@@ -109,6 +109,9 @@ class Trainer:
         self.stopping = self._totals().stop
         self._measure()  # what came before the first step, also of an attempt that is killed later
         self.model.state.student.train()
+        with self.timeline.within(Phase.warm_up):
+            coming = range(progress.step, self.total_steps)
+            self.model.replica.prepare(map(self.data.batches.__getitem__, coming), self.model.objective.loss)
         self._say(self.working)
         batches = Prefetcher(self._prepare, progress.step, self.total_steps)
         try:

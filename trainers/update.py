@@ -37,7 +37,6 @@ class Update:
         max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
         counted: parameters that count in this worker's part of the norm; None = all.
         latent: Latent weights among them; None = none.
-        keeps_gradients: forgotten gradients are 0 and stay where they are, see `Replica.keeps_gradients`.
     """
 
     def __init__(
@@ -49,13 +48,10 @@ class Update:
         max_grad_norm: float,
         counted: Sequence[nn.Parameter] | None = None,
         latent: Latent | None = None,
-        *,
-        keeps_gradients: bool = False,
     ) -> None:
         self.optimizer, self.scale = optimizer, scale
         self._half, self._limit = half, max_grad_norm
         self._latent = latent or Latent()
-        self._keeps_gradients = keeps_gradients
         self._scale_there: DeviceLossScale | None = None
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._counted = self._parameters if counted is None else counted
@@ -161,10 +157,7 @@ class Update:
 
     def clear(self) -> None:
         """Forgets the gradients."""
-        if not self._keeps_gradients:
-            self.optimizer.zero_grad(set_to_none=True)
-        elif gradients := [p.grad for p in self._parameters if p.grad is not None]:
-            torch._foreach_zero_(gradients)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def underflow_pct(self) -> torch.Tensor | None:
         """Share of gradient elements that are zero in half precision, loss scale included, in percent.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +12,15 @@ import pytest
 
 from benchmarks import trainer as benchmark
 from benchmarks.trainer import GROUP, Cell, Meter, Size, Workplace
+from cuda_ext import encoder as kernels
 from service.config.hardware import CATALOGUE
+from tests.trainers.tape import Tape
 from trainers.config import Precision
+from trainers.data.batches import StepBatch
+from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
+from trainers.device_kinds import CPU, DEVICE_KINDS
+from trainers.device_kinds.backend import Backend
+from trainers.parallel.recorded import _STEPS_AHEAD
 from trainers.telemetry.devices import Device
 from trainers.telemetry.gradient_noise import EVERY_STEPS
 from trainers.telemetry.profiling import WARM_STEPS
@@ -19,6 +28,7 @@ from trainers.trainer import Trainer
 from trainers.transfer import Transfer
 
 SIZE = Size(layers=1, hidden=64, length=32, steps=50, profiled=GROUP, batches=(4,))
+FULL_LENGTHS = replace(benchmark.FULL, layers=1, hidden=64)
 PROFILED = range(WARM_STEPS, WARM_STEPS + GROUP)
 
 
@@ -49,3 +59,55 @@ def test_the_timed_steps_are_read_late(place: Workplace, monkeypatch: pytest.Mon
     assert set(late) == set(range(SIZE.steps)) - at_once
     assert SIZE.first > PROFILED[-1]
     assert meter.figures(4)["step_ms"] > 0.0
+
+
+@pytest.mark.skipif(kernels.why_unavailable("cpu") is not None, reason="there are no encoder kernels here")
+@pytest.mark.parametrize("examples", [SIZE.steps * 4, SIZE.steps], ids=["one epoch", "short last batches"])
+def test_no_pass_is_recorded_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, examples: int
+) -> None:
+    """Neither in the profiled window nor in the timed one; all micro-batches there are replayed."""
+    tape = Tape()
+    kind = replace(CPU, name="taped", host_dropout=False, load=cache(Backend))
+    monkeypatch.setitem(DEVICE_KINDS, "taped", kind)
+    monkeypatch.setattr(Backend, "recorder", lambda self, device: tape)
+    pricing = CATALOGUE["cpu"].pricing(1).model_copy(update={"device": "taped"})
+    place = Workplace.written(tmp_path, replace(SIZE, length=256), pricing, examples=examples)
+    recorded, replayed = [], []
+    take = Trainer.train_step
+
+    def step(self: Trainer, batch: StepBatch) -> bool:
+        recorded.append(tape.recorded)
+        before = tape.replayed
+        try:
+            return take(self, batch)
+        finally:
+            replayed.append(tape.replayed - before)
+
+    monkeypatch.setattr(Trainer, "train_step", step)
+    meter = Meter(Device(), lambda: None, SIZE.first, SIZE.steps)
+    benchmark.ours(place.config(Cell(Precision.fp32, "fused_graphs", 4)), place, meter)
+    assert set(recorded) == {tape.recorded}
+    assert tape.recorded >= 2 * 3
+    # Those whose gradients are compared are launched.
+    assert replayed == [0 if step % EVERY_STEPS < 2 else 2 for step in range(SIZE.steps)]
+
+
+@pytest.mark.parametrize("batch", benchmark.BATCHES)
+def test_the_shapes_of_a_full_cell_are_known_ahead(tmp_path: Path, batch: int) -> None:
+    """Texts as long as IMDb's: a few dozen rows, each in memory of its own before the first step."""
+    place = Workplace.written(
+        tmp_path, FULL_LENGTHS, CATALOGUE["H200"].pricing(1), examples=FULL_LENGTHS.steps * batch
+    )
+    config = place.config(Cell(Precision.bf16, "fused_graphs", batch))
+    prepared = place.prepared(config)
+    layout = StaticRow(
+        StaticShape(None, prepared.pad_id, batch + 1, 512), 8, up_to_multiple(513 * batch + 2, 8)
+    )
+    batches = place.batches(config, prepared)
+    rows = [
+        layout(batches[step].micro_batches[0].padded(), seed=0, epoch=0)
+        for step in range(config.length.steps)
+    ]
+    assert config.length.steps <= _STEPS_AHEAD
+    assert 8 <= len({row.shape for row in rows}) <= 40

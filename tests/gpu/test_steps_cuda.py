@@ -177,7 +177,7 @@ def test_replayed_passes_have_the_losses_of_launched_ones(
     monkeypatch.setattr(
         parallel,
         "RecordedReplica",
-        lambda student, module, *, noise, **place: Replica(student, module, **place),
+        lambda student, module, *, noise, accumulates, **place: Replica(student, module, **place),
     )
     _, launched = ended(configure("imdb", "launched", **changes))
     assert replayed == pytest.approx(launched, rel=1e-4 if precision == "fp32" else 2e-2)

@@ -177,11 +177,13 @@ def launch() -> Iterator[Launch]:
         hang_write_at: int | None = None,
         emulate_fp16: bool = False,
         behind_host: bool = False,
+        taped: str = "",
     ) -> Ended:
         """See `launch`. The last worker stops, is killed, is poisoned or stalls, for all.
 
         The write of the checkpoint of `hang_write_at` never ends, on whichever worker writes. `behind_host`:
-        trainers take their device for one that runs behind the host.
+        trainers take their device for one that runs behind the host. `taped`: device kind `taped` has passes
+        that are "replayed" or "launched".
         """
         workers = configs[0].parallel.workers
         with tempfile.TemporaryDirectory() as folder:
@@ -196,6 +198,7 @@ def launch() -> Iterator[Launch]:
                 "hang_write_at": hang_write_at,
                 "emulate_fp16": emulate_fp16,
                 "behind_host": behind_host,
+                "taped": taped,
             }
             processes = [
                 context.Process(

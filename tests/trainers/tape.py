@@ -25,10 +25,15 @@ _REFUSED = {
 
 
 class Tape(Recorder):
-    """Records operators; counts replays."""
+    """Records operators; counts replays.
+
+    Attributes:
+        names: operators of each recording.
+    """
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
+        self.names: list[list[str]] = []
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
         return work()
@@ -40,6 +45,7 @@ class Tape(Recorder):
         operators.undo()
         torch.set_rng_state(drawn)
         self.recorded += 1
+        self.names.append(operators.names())
 
         def replay() -> None:
             self.replayed += 1
@@ -78,6 +84,9 @@ class _Operators(TorchDispatchMode):
                 for kept, fresh in zip(_tensors(results), _tensors(func(*args, **kwargs)), strict=True):
                     if kept is not fresh:
                         kept.copy_(fresh)
+
+    def names(self) -> list[str]:
+        return [func.overloadpacket.__name__ for func, *_ in self._ran]
 
     def undo(self) -> None:
         """Gives memory from outside what it held: a recording computes nothing."""

@@ -129,6 +129,20 @@ def test_recordings_have_one_stream_that_waits_and_is_waited_for(monkeypatch: py
     assert (result, order) == (2, [("within", how), "work", "replay"])
 
 
+def test_the_pool_of_recordings_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 * 2**20)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
+    backend, device = CudaBackend(), torch.device("cuda", 0)
+    assert backend.peak_mib(device) == 1.0
+    backend.recorder(device)
+    assert backend.peak_mib(device) == 5.0
+    backend.begin_run()
+    assert backend.peak_mib(device) == 1.0
+
+
 def test_a_gpu_is_sent_pinned_memory_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[tuple[bool, bool]] = []
 

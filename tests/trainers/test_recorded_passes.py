@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.encoders import PAD, build, examples, install
 from cuda_ext import encoder as kernels
-from tests.trainers.conftest import Configure, Recorder
+from tests.trainers.conftest import Configure, Launch, Recorder
 from tests.trainers.corpora import write_task
 from tests.trainers.tape import Tape
 from trainers import parallel
@@ -35,6 +35,7 @@ from trainers.tasks import TASKS
 from trainers.tasks.losses import class_loss
 from trainers.telemetry.step_trace import StepTrace
 from trainers.telemetry.timeline import Phase, Timeline
+from trainers.update import Update
 
 FUSED = {"student": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20
@@ -79,8 +80,9 @@ def require_equal_weights(one: Mapping[str, torch.Tensor], other: Mapping[str, t
         {"precision": "bf16"},
         {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.1}},
         {"batch": {"global_size": 8, "micro_tokens": 90}},
+        {"batch": {"global_size": 8}},
     ],
-    ids=["fp32", "bf16", "clipped", "token budget"],
+    ids=["fp32", "bf16", "clipped", "token budget", "one micro-batch"],
 )
 def test_replayed_passes_are_those_of_a_run_without_recordings(
     tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -88,7 +90,7 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
     """Losses, norms, noise and weights are equal, dropout included."""
     recorded = ended(configure, tmp_path / "recorded", **changes)
     assert tape.recorded >= 2 * 2
-    assert tape.replayed >= 2 * STEPS
+    assert tape.replayed >= STEPS
     monkeypatch.setattr(parallel, "RecordedReplica", _plain)
     replayed = tape.replayed
     plain = ended(configure, tmp_path / "plain", **changes)
@@ -99,7 +101,7 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
     require_equal_weights(recorded.facts["weights"], plain.facts["weights"])
 
 
-def _plain(student: Any, module: Any, *, noise: Any, **place: Any) -> Replica:
+def _plain(student: Any, module: Any, *, noise: Any, accumulates: bool, **place: Any) -> Replica:
     return Replica(student, module, **place)
 
 
@@ -140,9 +142,83 @@ def test_recording_is_not_the_time_of_a_step(
     assert set(during) == {Phase.warm_up}
 
 
+def test_all_shapes_are_recorded_before_the_first_step(
+    tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, recorded, shapes = RecordedReplica._forward_backward, [], []
+
+    def counted(self: RecordedReplica, batch: Batch, *given: Any) -> torch.Tensor:
+        recorded.append(tape.recorded)
+        shapes.append(batch.shape)
+        return compute(self, batch, *given)
+
+    monkeypatch.setattr(RecordedReplica, "_forward_backward", counted)
+    ended(configure, tmp_path / "run")
+    assert 1 < len(set(shapes)) < len(shapes) / 2
+    # Forward, the first backward pass of a step, and further ones.
+    assert set(recorded) == {3 * len(set(shapes))}
+
+
+def test_a_resumed_run_records_what_it_has_left(tape: Tape, configure: Configure, tmp_path: Path) -> None:
+    ended(configure, tmp_path / "run", stop_after=STEPS - 2)
+    before = tape.recorded
+    assert ended(configure, tmp_path / "run").resumed_from >= STEPS - 2
+    assert tape.recorded - before < before
+
+
+@pytest.mark.parametrize("micro_size", [8, 4])
+def test_gradients_are_written_once_and_never_cleared(
+    tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_size: int
+) -> None:
+    """Not added to zeros, one launch for each parameter."""
+    update, launched = Update.clear, []
+
+    def clear(self: Update) -> None:
+        with StepTrace("cpu") as trace:
+            update(self)
+        launched.append(trace.launched)
+
+    monkeypatch.setattr(Update, "clear", clear)
+    ended(configure, tmp_path / "run", batch={"global_size": 8, "micro_size": micro_size})
+    assert set(launched) == {0}
+    ends = [names[-1] for names in tape.names]
+    expected = {"_foreach_copy_", "_foreach_add_"} if micro_size == 4 else {"_foreach_copy_"}
+    assert {end for end in ends if end.startswith("_foreach")} == expected
+    assert ends.count("_foreach_copy_") == tape.recorded // (2 + (micro_size == 4))
+
+
+def test_two_workers_replay_bitwise_what_they_launch(
+    launch: Launch, config_in: Configure, tmp_path: Path
+) -> None:
+    """Gradients are averaged after the recorded passes; dropout, accumulation and late reading included."""
+    found = {}
+    for taped in ("replayed", "launched"):
+        configs = []
+        for name, batch in (("whole", {}), ("accumulated", {"micro_size": 2})):
+            config = config_in(
+                tmp_path / taped / name,
+                model=FUSED,
+                parallel={"strategy": "ddp", "workers": 2},
+                length={"steps": STEPS},
+                batch={"global_size": 8, **batch},
+            )
+            rates = config.rates.model_copy(update={"device": "taped"})
+            configs.append(config.model_copy(update={"rates": rates}))
+        ended = launch(configs, taped=taped, behind_host=True)
+        found[taped] = [run for result in ended.results if result is not None for run in result["runs"]]
+    for replayed, launched in zip(found["replayed"], found["launched"], strict=True):
+        assert replayed["status"] == launched["status"] == "completed"
+        assert (launched["replayed"], replayed["replayed"] > STEPS) == (0, True)
+        assert replayed["reads"] == launched["reads"] > 0
+        assert replayed["losses"] == launched["losses"]
+        assert replayed["weights"] == launched["weights"]
+        noise = [run["points"].get("noise_scale", {}) for run in (replayed, launched)]
+        assert noise[0] == pytest.approx(noise[1], rel=1e-3)
+
+
 def test_few_shapes_are_recorded(tape: Tape, configure: Configure, tmp_path: Path) -> None:
     ended(configure, tmp_path / "run", length__steps=60)
-    assert tape.recorded <= 2 * 12
+    assert tape.recorded <= 3 * 12
 
 
 @pytest.mark.parametrize(
@@ -151,7 +227,11 @@ def test_few_shapes_are_recorded(tape: Tape, configure: Configure, tmp_path: Pat
         ({"model": {**FUSED, "encoder": "huggingface"}}, "set model.encoder to packed or fused"),
         ({"model": {**FUSED, "teacher": "run:1"}}, "cuda_graphs records no teacher"),
         ({"parallel": {"activation_checkpointing": True}}, "activation_checkpointing: false"),
-        ({"parallel": {"strategy": "ddp", "workers": 2}}, "parallel.strategy: single"),
+        ({"parallel": {"strategy": "pipeline", "workers": 2}}, "parallel.strategy: ddp"),
+        (
+            {"parallel": {"strategy": "ddp", "workers": 2, "compression": "powersgd"}},
+            "parallel.compression: none, fp16 or bf16",
+        ),
         ({"task": {"name": "mlm", "path": "reviews", "max_length": 48}}, "number of tokens in each"),
     ],
 )

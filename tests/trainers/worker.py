@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trainers import run_model, run_worker, trainer
+from tests.trainers.tape import Tape
+from trainers import parallel, run_model, run_worker, trainer
 from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
+from trainers.device_kinds import CPU, DEVICE_KINDS
+from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import classify, train
+from trainers.parallel.replica import DistributedReplica
 from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.imdb.task import Imdb
@@ -98,8 +104,25 @@ def stall(step: int) -> None:
     TrainingBatches.__getitem__ = stalled  # type: ignore[method-assign]
 
 
+def on_tape(*, replays: bool) -> Tape:
+    """Let the device kind `taped` record passes, and replicas replay them or not."""
+    tape = Tape()
+    DEVICE_KINDS["taped"] = replace(CPU, name="taped", host_dropout=False, load=cache(Backend))
+    Backend.recorder = lambda self, device: tape  # type: ignore[method-assign]
+
+    def launches(*built: Any, accumulates: bool, **settings: Any) -> DistributedReplica:
+        return DistributedReplica(
+            *built, bucket_mib=25, fixed_buckets=False, static_graph=not accumulates, **settings
+        )
+
+    if not replays:
+        parallel.RecordedDistributedReplica = launches  # type: ignore[misc, assignment]
+    return tape
+
+
 def main(job: dict[str, Any]) -> None:
     rank, folder = job["rank"], Path(job["folder"])
+    tape = on_tape(replays=job["taped"] == "replayed") if job["taped"] else None
     configs = [RunConfig.model_validate(config) for config in job["configs"]]
     workers = configs[0].parallel.workers
     torch.set_num_threads(1)
@@ -150,6 +173,7 @@ def main(job: dict[str, Any]) -> None:
                 "summary": dict(outcome.summary),
                 "losses": script.losses,
                 "reads": reads[0],
+                "replayed": tape.replayed if tape else 0,
                 "losses_by_name": script.by_name,
                 "points": script.all_points,
                 "resumed_from": script.resumed_from,

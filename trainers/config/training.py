@@ -84,10 +84,15 @@ class TrainingSections(Section):
         if not self.model.cuda_graphs:
             return self
         without = "set model.cuda_graphs: false, or"
-        if self.parallel.strategy is not Strategy.single:
+        if self.parallel.strategy is Strategy.pipeline:
             raise ValueError(
-                f"model.cuda_graphs records the passes of one worker, not of parallel.strategy "
-                f"{self.parallel.strategy}; {without} parallel.strategy: single"
+                f"model.cuda_graphs records whole passes, not those of a pipeline's stages; {without} "
+                "parallel.strategy: ddp"
+            )
+        if self.parallel.compression in (Compression.powersgd, Compression.onebit):
+            raise ValueError(
+                "model.cuda_graphs exchanges gradients after the recorded passes, which parallel.compression "
+                f"{self.parallel.compression} does not; {without} parallel.compression: none, fp16 or bf16"
             )
         if self.parallel.activation_checkpointing:
             raise ValueError(

@@ -50,6 +50,9 @@ class CudaGraphs(Recorder):
 class CudaBackend(Backend):
     """Operations on GPUs, which compute behind the host."""
 
+    def __init__(self) -> None:
+        self._records = False
+
     counts_kernels = True
 
     @override
@@ -101,6 +104,7 @@ class CudaBackend(Backend):
     @override
     def begin_run(self) -> None:
         """Leaves out cuDNN's attention, which plans for each width of a batch: seconds in every process."""
+        self._records = False
         torch.backends.cuda.enable_cudnn_sdp(False)
 
     @override
@@ -114,8 +118,12 @@ class CudaBackend(Backend):
 
     @override
     def peak_mib(self, device: torch.device) -> float:
-        """Returns the peak of allocated device memory."""
-        return torch.cuda.max_memory_allocated(device) / MIB
+        """Returns the peak of allocated device memory; of reserved memory in a run that records passes.
+
+        Between recordings their pool counts as free, but nothing else may use it.
+        """
+        peak = torch.cuda.max_memory_reserved if self._records else torch.cuda.max_memory_allocated
+        return peak(device) / MIB
 
     @override
     def random_state(self, device: torch.device) -> torch.Tensor | None:
@@ -156,6 +164,7 @@ class CudaBackend(Backend):
 
     @override
     def recorder(self, device: torch.device) -> Recorder:
+        self._records = True
         return CudaGraphs(device)
 
     @override

@@ -13,7 +13,7 @@ from trainers.models.student import Student
 from trainers.parallel.compression import exchange_for
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.timing import measure
-from trainers.parallel.recorded import RecordedReplica
+from trainers.parallel.recorded import RecordedDistributedReplica, RecordedReplica
 from trainers.parallel.replica import DistributedReplica, Replica
 from trainers.parallel.workers import GroupWorkers, Workers
 from trainers.precision import Arithmetic
@@ -104,7 +104,15 @@ def replicate(
             max_length=config.task.max_length,
             **place,
         )
-    if config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1 and config.trains:
+    distributed = config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1
+    accumulates = config.accumulation > 1 or config.batch.micro_tokens is not None
+    if config.model.cuda_graphs and config.trains:
+        recorded = {"noise": noise, "accumulates": accumulates, **place}
+        if not distributed:
+            return RecordedReplica(student, module, **recorded)
+        exchange = exchange_for(config, module, optimizer, total_steps)
+        return RecordedDistributedReplica(student, module, exchange=exchange, **recorded)
+    if distributed and config.trains:
         return DistributedReplica(
             student,
             module,
@@ -114,15 +122,9 @@ def replicate(
             fixed_buckets=config.deterministic and config.parallel.workers > 2,
             # With a teacher the weights of losses, and with them what is used, may change from step to step;
             # with accumulation a step has backward passes that exchange nothing.
-            static_graph=(
-                config.model.teacher is None
-                and config.accumulation == 1
-                and config.batch.micro_tokens is None
-            ),
+            static_graph=config.model.teacher is None and not accumulates,
             **place,
         )
-    if config.model.cuda_graphs and config.trains:
-        return RecordedReplica(student, module, noise=noise, **place)
     replica = Replica(student, module, **place)
     if not config.trains:
         # Whole models that exchange nothing: without buckets for gradients, which no one has.

@@ -1,18 +1,21 @@
-"""Passes of one worker that are recorded once for each shape of a micro-batch, and then replayed.
+"""Passes of a worker that are recorded once for each shape of a micro-batch, and then replayed.
 
 Launching the kernels of a small model takes the host longer than computing them takes a GPU. A recording
 (`trainers.device_kinds.backend.Recorder`; on a GPU a CUDA graph) gives the device all of a pass at once. It
 reads and writes the same memory each time, so whatever differs from one micro-batch to the next is copied
 there first: the batch, the factor of the loss, and the seeds of dropout, which are drawn from torch's CPU
-generator in the order in which passes that are not recorded draw them. Gradients are added to memory that
-stays (`keeps_gradients`).
+generator in the order in which passes that are not recorded draw them. Gradients have memory that stays: a
+step's first backward pass writes it, and the others add to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,15 +23,21 @@ from torch import nn
 from typing_extensions import override
 
 from cuda_ext import encoder
-from trainers.data.batches import Batch
+from trainers.data.batches import Batch, StepBatch
 from trainers.device_kinds import kind_of
 from trainers.models.student import Student
+from trainers.parallel.compression.exchange import GradientExchange
 from trainers.parallel.replica import LossOf, Replica
 from trainers.telemetry.gradient_noise import NoiseSource
+from trainers.telemetry.overlap import Sent
 from trainers.telemetry.timeline import Phase
 
 _MOST_SEEDS = 4096
 """Seeds of one pass at most: a fused layer takes three."""
+_STEPS_AHEAD = 512
+"""Steps whose shapes are recorded before the first of them."""
+_ALIGNED = 64
+"""Gradients begin at multiples of this many elements, so that kernels read them in wide words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,14 @@ class _Recording:
     """What replays the passes of one shape.
 
     Attributes:
-        forward, backward: replay them.
+        forward: replays the forward pass.
+        first, further: replay the backward pass of a step's first micro-batch, and of others.
         loss: where `forward` leaves the loss, summed over examples.
     """
 
     forward: Callable[[], None]
-    backward: Callable[[], None]
+    first: Callable[[], None]
+    further: Callable[[], None]
     loss: torch.Tensor
 
 
@@ -61,50 +72,80 @@ class _Passes:
 
 
 class RecordedReplica(Replica):
-    """A model that no one shares, whose passes are recorded.
+    """A model whose passes are recorded.
 
-    The first micro-batch of a shape is computed as without recordings, and so are steps whose gradients are
-    looked at one by one; the second is recorded.
+    Shapes of the coming steps are recorded before the first of them. Of any other shape the first micro-batch
+    is computed as without recordings, and the second is recorded. Steps whose gradients are looked at one by
+    one are not replayed.
 
     Args:
         student, module, place: see `Replica`.
         noise: looks at gradients by hooks, which a replay does not call.
+        accumulates: some steps have several micro-batches.
     """
 
-    keeps_gradients = True
-
-    def __init__(self, student: Student, module: nn.Module, *, noise: NoiseSource, **place: Any) -> None:
+    def __init__(
+        self, student: Student, module: nn.Module, *, noise: NoiseSource, accumulates: bool, **place: Any
+    ) -> None:
         super().__init__(student, module, **place)
-        self._noise = noise
+        self._noise, self._accumulates = noise, accumulates
         self._recorder = kind_of(self._device).backend.recorder(self._device)
         self._factor = torch.zeros((), dtype=torch.float32, device=self._device)
         self._seeds = _Seeds(self._device)
         self._passes: dict[Hashable, _Passes] = {}
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        self._sums = _GradientMemory()
+        self._first = True
+
+    @override
+    def prepare(self, steps: Iterable[StepBatch], loss_of: LossOf) -> None:
+        batches: dict[Hashable, Batch] = {}
+        for step in islice(steps, _STEPS_AHEAD):
+            for batch in step.micro_batches:
+                batches.setdefault(batch.shape, batch)
+        # The largest first: what they leave free in the recordings' memory, others use.
+        for shape, batch in sorted(batches.items(), key=lambda item: -item[1].padded_tokens):
+            passes = self._passes[shape] = self._counted(batch, loss_of)
+            with kind_of(self._device).backend.keep_random_state(self._device):
+                # Kernels are loaded and chosen when they first run, which may not be in a recording.
+                loss = self._forwarded(passes, loss_of)
+                self._recorder.rehearse(partial(self._backward, loss, first=True))
+            passes.recording = self._recorded(passes, loss_of)
+
+    @override
+    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
+        self._first = True
+        loss_sum = super().gradients(batch, loss_of, scale)
+        self._sums.hand_out()
+        return loss_sum
 
     @override
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float | torch.Tensor) -> torch.Tensor:
         shape = batch.shape
         passes = self._passes.get(shape)
-        first = passes is None
+        new = passes is None
         if passes is None:
             with self._timeline.within(Phase.warm_up):
                 passes = self._passes[shape] = self._counted(batch, loss_of)
         passes.batch.fill(batch)
         self._factor.copy_(factor) if isinstance(factor, torch.Tensor) else self._factor.fill_(factor)
         self._seeds.draw(passes.seeds)
-        if first or self._noise.looks:
-            return self._computed(passes, loss_of)
-        if passes.recording is None:
-            with self._timeline.within(Phase.warm_up):
-                passes.recording = self._recorded(passes, loss_of)
-        return self._replayed(passes.recording)
+        if new or self._noise.looks:
+            loss = self._computed(passes, loss_of)
+        else:
+            if passes.recording is None:
+                with self._timeline.within(Phase.warm_up):
+                    passes.recording = self._recorded(passes, loss_of)
+            loss = self._replayed(passes.recording)
+        self._first = False
+        return loss
 
     def _counted(self, batch: Batch, loss_of: LossOf) -> _Passes:
         """Returns the passes of a new shape, after a forward pass that shows how many seeds it takes."""
         passes = _Passes(batch.empty_on(self._device))
         passes.batch.fill(batch)
         with torch.no_grad(), kind_of(self._device).backend.keep_random_state(self._device):
-            self._recorder.rehearse(lambda: self._loss(passes, loss_of))
+            self._forwarded(passes, loss_of)
         passes.seeds = self._seeds.taken
         return passes
 
@@ -114,25 +155,130 @@ class RecordedReplica(Replica):
 
     def _computed(self, passes: _Passes, loss_of: LossOf) -> torch.Tensor:
         self._timeline.enter(Phase.forward)
-        loss = self._recorder.rehearse(lambda: self._loss(passes, loss_of))
+        loss = self._forwarded(passes, loss_of)
         self._timeline.enter(Phase.backward)
-        self._recorder.rehearse(lambda: self._backward(loss))
+        self._recorder.rehearse(partial(self._backward, loss, first=self._first))
         return loss.detach()
 
-    def _backward(self, loss: torch.Tensor) -> None:
-        (loss * self._factor).backward()  # type: ignore[no-untyped-call]
+    def _forwarded(self, passes: _Passes, loss_of: LossOf) -> torch.Tensor:
+        return self._recorder.rehearse(lambda: self._loss(passes, loss_of))
+
+    def _backward(self, loss: torch.Tensor, *, first: bool, repeats: bool = False) -> None:
+        """Writes the gradients of a step's first micro-batch, or adds those of another.
+
+        Args:
+            loss: of the micro-batch.
+            first: it is the first of its step.
+            repeats: the same pass is computed once more.
+        """
+        found = torch.autograd.grad(
+            loss * self._factor, self._trained, retain_graph=repeats, allow_unused=True
+        )
+        self._sums.take(self._trained, found, first=first)
 
     def _recorded(self, passes: _Passes, loss_of: LossOf) -> _Recording:
         loss, forward = self._recorder.record(lambda: self._loss(passes, loss_of))
-        _, backward = self._recorder.record(lambda: self._backward(loss))
-        return _Recording(forward, backward, loss.detach())
+        again = self._accumulates
+        _, first = self._recorder.record(partial(self._backward, loss, first=True, repeats=again))
+        further = first
+        if again:
+            _, further = self._recorder.record(partial(self._backward, loss, first=False))
+        return _Recording(forward, first, further, loss.detach())
 
     def _replayed(self, recording: _Recording) -> torch.Tensor:
         self._timeline.enter(Phase.forward)
         recording.forward()
         self._timeline.enter(Phase.backward)
-        recording.backward()
+        (recording.first if self._first else recording.further)()
         return recording.loss
+
+
+class RecordedDistributedReplica(RecordedReplica):
+    """One of several replicas whose passes are recorded, and which average their gradients after them.
+
+    Args:
+        exchange: Exchange that averages gradients; keeps no state.
+        settings: see `RecordedReplica`.
+    """
+
+    name = "ddp"
+
+    def __init__(self, *built: Any, exchange: GradientExchange, **settings: Any) -> None:
+        super().__init__(*built, **settings)
+        self._exchange, self._bytes_before = exchange, exchange.bytes_sent
+
+    @override
+    def begin_step(self, step: int, loss_scale: float) -> None:
+        self._exchange.begin_step(step, loss_scale)
+        self._noise.faithful = self._exchange.faithful
+
+    @override
+    def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
+        loss_sum = super().gradients(batch, loss_of, scale)
+        self._timeline.enter(Phase.communication)
+        for memory in self._sums.whole:
+            self._noise.see(memory)
+        for reduced in [self._exchange.start(_Bucket(memory)) for memory in self._sums.whole]:
+            reduced.wait()
+        return loss_sum
+
+    @override
+    def launched(self) -> Callable[[], Sent]:
+        before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
+        sent = Sent(self._bytes_before - before)
+        return lambda: sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """All gradients of a format, as an exchange reads `torch.distributed.GradBucket`."""
+
+    memory: torch.Tensor
+
+    def buffer(self) -> torch.Tensor:
+        return self.memory
+
+
+class _GradientMemory:
+    """Memory of a step's gradients, the same in all steps.
+
+    Attributes:
+        whole: all gradients of each format in one tensor.
+    """
+
+    def __init__(self) -> None:
+        self.whole: list[torch.Tensor] = []
+        self._used: list[nn.Parameter] = []
+        self._parts: list[torch.Tensor] = []
+
+    def take(
+        self, trained: list[nn.Parameter], found: tuple[torch.Tensor | None, ...], *, first: bool
+    ) -> None:
+        """Writes gradients, or adds them to what is there; those of parameters without any are None."""
+        gradients = [gradient for gradient in found if gradient is not None]
+        if not self._parts:
+            self._used = [p for p, gradient in zip(trained, found, strict=True) if gradient is not None]
+            self._lay_out()
+        (torch._foreach_copy_ if first else torch._foreach_add_)(self._parts, gradients)
+
+    def hand_out(self) -> None:
+        """Gives each parameter its gradient."""
+        for parameter, part in zip(self._used, self._parts, strict=True):
+            parameter.grad = part
+
+    def _lay_out(self) -> None:
+        places: list[tuple[torch.dtype, int]] = []
+        sizes: Counter[torch.dtype] = Counter()
+        for parameter in self._used:
+            places.append((parameter.dtype, sizes[parameter.dtype]))
+            sizes[parameter.dtype] += -(-parameter.numel() // _ALIGNED) * _ALIGNED
+        device = self._used[0].device
+        memory = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
+        self.whole = list(memory.values())
+        self._parts = [
+            memory[dtype][begin : begin + parameter.numel()].view(parameter.shape)
+            for parameter, (dtype, begin) in zip(self._used, places, strict=True)
+        ]
 
 
 class _Seeds:

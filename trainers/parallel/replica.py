@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,8 +44,6 @@ class Replica:
     """
 
     name = "single"
-    keeps_gradients = False
-    """Gradients are cleared by setting them to 0, because passes write to the memory that they have."""
     concludes_late = True
     """Whether the host may learn after the next step's passes if a step was applied."""
 
@@ -61,6 +59,14 @@ class Replica:
     ) -> None:
         self.student, self.module = student, module
         self._workers, self._device, self._arithmetic, self._timeline = workers, device, arithmetic, timeline
+
+    def prepare(self, steps: Iterable[StepBatch], loss_of: LossOf) -> None:
+        """Pays for the coming steps what is paid once; changes no number of theirs.
+
+        Args:
+            steps: the replica's shares of them.
+            loss_of: Loss to minimise.
+        """
 
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         """Runs all micro-batches of a step; afterwards the gradients are those of the global batch.
