@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trainers.entrypoint import train
 from trainers.models import dropout
 from trainers.models.dropout import CpuDropout, attention
+from trainers.models.encoders import ENCODERS
+from trainers.reporting import NeverStop
 
 SHAPE = (5, 3, 24, 8)
 
@@ -149,6 +152,13 @@ def test_the_highest_rates_keep_a_share_and_its_mean(rate):
         mixed.sum().backward()
         assert mixed.isfinite().all()
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("encoder", [info.name for info in ENCODERS.values() if not info.quantises])
+def test_a_run_trains_at_the_highest_rate(encoder, configure, recorder):
+    model = {"student": "tiny", "dropout": 0.999999, "encoder": encoder}
+    train(configure(model=model, length={"steps": 2}), recorder, NeverStop())
+    assert set(recorder.series("loss")) == {1, 2}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
