@@ -155,7 +155,11 @@ def adan_steps(here: Here) -> tuple[list[Step], list[str]]:
     left_out = []
     if here.gpu and importlib.util.find_spec("adan") is None:
         left_out.append("the official package adan is not installed: its step was not timed")
-    return [Step("optimizer", command, result=True)], left_out
+    steps = [Step("optimizer", command, result=True)]
+    if here.gpu:
+        variants = _python("benchmarks.optimizer", "--variants", "--architectures", here.capability)
+        steps.append(Step("optimizer_variants", variants, result=True))
+    return steps, left_out
 
 
 def test_commands(chosen: Sequence[str], *options: str) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.optimizer --device cpu
     python -m benchmarks.optimizer --device cuda
+    python -m benchmarks.optimizer --variants     # of the CUDA kernel; without a GPU they are only compiled
 
 Variants are interleaved round by round, so that a neighbour on the machine slows all of them alike;
 each table entry is the median of the timed steps. Streaming bandwidth is measured in the same
@@ -10,33 +11,40 @@ object: `ms` by implementation, `ratios`, `variants_ms`, `bandwidth_fraction` (o
 and `launches` of a step; `--keep` writes the same with more detail to
 `benchmarks/results/optimizer-<device>.json`.
 
+With `--variants` the object has `variants` instead: by name and compute capability, registers, spills, shared
+memory and occupancy as compiled; and on a GPU `variants_ms` of an fp32 step, interleaved with torch's AdamW.
+
 Bytes that one step must move per parameter, fp32: Adan reads parameter, gradient, m, v, n and the
 previous gradient and writes all but the gradient, 44; AdamW 28.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import adan_variants
 from benchmarks.options import Benchmark, environment
-from cuda_ext import IMPLEMENTATIONS, Adan, counters
+from cuda_ext import IMPLEMENTATIONS, Adan, build, counters
 
 BENCHMARK = Benchmark(
     "optimizer",
     __doc__,
     fields=("ms", "ratios", "variants_ms", "bandwidth_fraction", "launches"),
 )
+
+_VARIANTS = Benchmark("optimizer-variants", __doc__, fields=("variants", "variants_ms"))
 
 ADAN_BYTES = 44
 
@@ -416,6 +424,45 @@ def print_table(rows: dict[str, dict[str, Any]], title: str) -> None:
         print(f"{name:<16}" + "".join(f"{cell:>18}" for cell in cells))
 
 
+def kernel_variants(options: argparse.Namespace) -> None:
+    """Compiles the variants of the fp32 CUDA kernel, and times them where there is a GPU."""
+    rows = adan_variants.variant_resources(tuple(options.architectures))
+    print(f"{'variant':<38}{'capability':>11}{'registers':>11}{'spills':>8}{'shared':>8}{'occupancy':>11}")
+    for row in rows:
+        print(
+            f"{row.variant:<38}{row.architecture:>11}{row.registers:>11}{row.spill_bytes:>8}{row.shared_bytes:>8}"
+            f"{row.occupancy_pct:>10.1f}%"
+        )
+    timed: dict[str, dict[str, float]] = {}
+    if options.device == "cuda":
+        kernels = adan_variants.VariantKernels()
+        params = make_parameters(bert_shapes(options.size), "cuda", torch.float32)
+        gradients = Gradients(params)
+        adan = Adan(params, lr=1e-4, weight_decay=0.01, implementation="multi_fused")
+
+        def step_of(variant: adan_variants.Variant) -> Callable[[], object]:
+            def step() -> None:
+                kernels.choose(variant)
+                adan.step()
+
+            return step
+
+        variants = [Variant(each.name, step_of(each), gradients) for each in adan_variants.VARIANTS]
+        adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01, fused=True)
+        variants.append(Variant("torch_fused_adamw", adamw.step, gradients))
+        bandwidth = Bandwidth("cuda", _PAST_ANY_CACHE)
+        time_rounds(variants, "cuda", options.rounds or 20, options.steps or 5, bandwidth)
+        timed = {variant.name: variant.summary() for variant in variants}
+    else:
+        print("no GPU is used: the variants were compiled, not timed")
+    figures = {
+        "variants": [asdict(row) for row in rows],
+        "variants_ms": {name: summary["median_ms"] for name, summary in timed.items()} or None,
+        "spread": timed,
+    }
+    _VARIANTS.report(figures, options)
+
+
 def main() -> None:
     """Measures, prints, writes."""
     parser = BENCHMARK.parser()
@@ -427,10 +474,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps per variant and round (2, 5)")
     parser.add_argument("--no-extras", action="store_true", help="only the four implementations and AdamW")
     parser.add_argument("--output", type=Path, help="also write the detailed JSON to this file")
+    parser.add_argument("--variants", action="store_true", help="compare variants of the CUDA kernel in fp32")
+    parser.add_argument(
+        "--architectures", nargs="+", default=build.ARCHITECTURES, help="compute capabilities of --variants"
+    )
     options = parser.parse_args()
     device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device is visible; use --device cpu")
+    if options.variants:
+        return kernel_variants(options)
 
     variants, adans, elements = variants_for(device, options.size, extras=not options.no_extras)
     bandwidth = Bandwidth(device, elements if options.smoke else max(elements, _PAST_ANY_CACHE))

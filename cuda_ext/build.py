@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -248,7 +248,19 @@ def toolkit(nvcc_path: str) -> tuple[Path, str]:
     return Path(tops[0]).resolve(), version.split("release ", 1)[1].split(",", 1)[0]
 
 
-def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> tuple[Unit, ...]:
+CUDA_UNITS = (
+    "adan_cuda",
+    "adan_cuda_float32",
+    "adan_cuda_bfloat16",
+    "adan_cuda_float16",
+    "binary_cuda",
+)
+"""Objects of the CUDA library; `adan_cuda_variants` is one for benchmarks, in the place of the second."""
+
+
+def cuda_units(
+    nvcc_path: str, architectures: tuple[str, ...], *extra: str, units: Sequence[str] = CUDA_UNITS
+) -> tuple[Unit, ...]:
     """Returns the CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
     flags = (
         "-std=c++17",
@@ -258,8 +270,7 @@ def cuda_units(nvcc_path: str, architectures: tuple[str, ...], *extra: str) -> t
         *_architecture_flags(architectures),
         *extra,
     )
-    names = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16", "binary_cuda")
-    return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in names)
+    return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in units)
 
 
 def _host_compiler() -> tuple[str, ...]:
@@ -278,8 +289,11 @@ def why_no_cuda() -> str | None:
     return None
 
 
-def cuda_plan() -> Plan:
+def cuda_plan(*, variants: bool = False) -> Plan:
     """Returns the library with the CUDA kernels.
+
+    Args:
+        variants: with those of Adan that are only measured (`benchmarks.adan_variants`).
 
     Raises:
         BuildError: torch has no CUDA, no GPU is visible, or no fitting nvcc is found.
@@ -295,6 +309,9 @@ def cuda_plan() -> Plan:
             "matching toolkit"
         )
     architectures = wanted_architectures()
+    names = [
+        "adan_cuda_variants" if variants and name == "adan_cuda_float32" else name for name in CUDA_UNITS
+    ]
     binding_flags = (
         "-std=c++20",
         "-fPIC",
@@ -306,7 +323,7 @@ def cuda_plan() -> Plan:
     units = (
         Unit("binding_cuda", compiler(), "binding_cuda.cpp", binding_flags),
         Unit("binary_binding_cuda", compiler(), "binary_binding_cuda.cpp", binding_flags),
-        *cuda_units(nvcc_path, architectures),
+        *cuda_units(nvcc_path, architectures, units=names),
     )
     runtime = (f"-L{root / 'lib64'}", f"-Wl,-rpath,{root / 'lib64'}", "-lcudart")
     return Plan("cuda", units, _torch_link("-ltorch_cuda", "-lc10_cuda", *runtime), architectures)

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from os import cpu_count
@@ -24,17 +25,22 @@ REGISTER_LIMIT = 64
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes on one target."""
+    """What one kernel takes on one target.
+
+    Attributes:
+        shared_bytes: of a block.
+    """
 
     target: str
     kernel: str
     registers: int
     spill_bytes: int
+    shared_bytes: int = 0
 
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>\w+)'")
 _SPILL = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
-_USED = re.compile(r"Used (?P<registers>\d+) registers")
+_USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
 
 
 def parse(log: str) -> list[KernelResources]:
@@ -48,12 +54,16 @@ def parse(log: str) -> list[KernelResources]:
         elif spilled := _SPILL.search(line):
             spill = int(spilled["stores"]) + int(spilled["loads"])
         elif (used := _USED.search(line)) and kernel:
-            found.append(KernelResources(target, kernel, int(used["registers"]), spill))
+            found.append(
+                KernelResources(target, kernel, int(used["registers"]), spill, int(used["shared"] or 0))
+            )
             kernel = ""
     return found
 
 
-def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> list[KernelResources]:
+def kernel_resources(
+    architectures: tuple[str, ...] = build.ARCHITECTURES, units: Sequence[str] = build.CUDA_UNITS
+) -> list[KernelResources]:
     """Assembles every kernel for every target; what the same sources gave before is read from the cache.
 
     Raises:
@@ -70,7 +80,7 @@ def kernel_resources(architectures: tuple[str, ...] = build.ARCHITECTURES) -> li
     jobs = [
         (unit, folder / f"{architecture}-{unit.name}.json")
         for architecture in architectures
-        for unit in build.cuda_units(nvcc, (architecture,), "-Xptxas=-v")
+        for unit in build.cuda_units(nvcc, (architecture,), "-Xptxas=-v", units=units)
     ]
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
         found = list(pool.map(lambda job: _resources_of(*job), jobs))

@@ -54,6 +54,11 @@ def require(device_type: str) -> None:
             raise BuildError(str(error)) from error
 
 
+def adopt(kind: str, path: Path) -> None:
+    """Takes an already loaded library for the one that `require` would load."""
+    _loaded[kind] = path
+
+
 def is_loaded(kind: str) -> bool:
     """Returns whether this process has loaded the library `cpu` or `cuda`."""
     return kind in _loaded

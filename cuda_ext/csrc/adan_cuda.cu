@@ -10,12 +10,13 @@ namespace {
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
-// kernel<<<blocks, kThreads, 0, stream>>>(arguments...), in C++: tests/cuda_ext/host_cuda runs this file on a CPU.
+// kernel<<<blocks, threads, 0, stream>>>(arguments...), in C++: tests/cuda_ext/host_cuda runs this file on a CPU.
 template <typename... Parameters>
-const char* run(void (*kernel)(Parameters...), unsigned int blocks, void* stream, const Parameters&... arguments) {
+const char* run(void (*kernel)(Parameters...), unsigned int blocks, unsigned int threads, void* stream,
+                const Parameters&... arguments) {
   void* pointers[] = {const_cast<Parameters*>(&arguments)...};
   return text_of(
-      cudaLaunchKernel(kernel, dim3{blocks}, dim3{kThreads}, pointers, 0, static_cast<cudaStream_t>(stream)));
+      cudaLaunchKernel(kernel, dim3{blocks}, dim3{threads}, pointers, 0, static_cast<cudaStream_t>(stream)));
 }
 
 const char* multiprocessors(int* count) {
@@ -47,15 +48,16 @@ __global__ void store_rows_kernel(const __grid_constant__ RowsInArguments piece,
   for (int i = threadIdx.x; i < count; i += blockDim.x) device_rows[i] = piece.rows[i];
 }
 
-}  // namespace
-
-const char* grid_for(int64_t chunk_count, unsigned int* blocks) {
+// Blocks that fill the current device, or fewer when there are fewer chunks.
+const char* grid_for(int64_t chunk_count, int per_multiprocessor, unsigned int* blocks) {
   int count = 0;
   if (const char* error = multiprocessors(&count)) return error;
-  const int64_t full = static_cast<int64_t>(count) * kBlocksPerMultiprocessor;
+  const int64_t full = static_cast<int64_t>(count) * per_multiprocessor;
   *blocks = static_cast<unsigned int>(std::max<int64_t>(1, std::min(full, chunk_count)));
   return nullptr;
 }
+
+}  // namespace
 
 const char* workspace_bytes(int64_t* bytes) {
   int count = 0;
@@ -80,7 +82,7 @@ const char* store_rows(const AdanTensor* rows, int64_t count, AdanTensor* device
   for (int64_t begin = 0; begin < count; begin += kRowsPerStore) {
     const int of_piece = static_cast<int>(std::min<int64_t>(kRowsPerStore, count - begin));
     std::memcpy(piece.rows, rows + begin, of_piece * sizeof(AdanTensor));
-    if (const char* error = run(store_rows_kernel, 1, stream, piece, of_piece, device_rows + begin)) return error;
+    if (const char* error = run(store_rows_kernel, 1, kThreads, stream, piece, of_piece, device_rows + begin)) return error;
   }
   return nullptr;
 }
@@ -98,15 +100,15 @@ const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void
   a.counters = counters_in(workspace);
   std::copy(launch.groups, launch.groups + launch.group_count, a.groups);
 
-  AdanKernel kernel = nullptr;
+  Launchable chosen{};
   switch (launch.storage) {
-    case Storage::kFloat32: kernel = float32_kernel(launch.bfloat16_moments); break;
-    case Storage::kBFloat16: kernel = bfloat16_kernel(launch.master, launch.bfloat16_moments); break;
-    case Storage::kFloat16: kernel = float16_kernel(launch.master, launch.bfloat16_moments); break;
+    case Storage::kFloat32: chosen = float32_kernel(launch.bfloat16_moments); break;
+    case Storage::kBFloat16: chosen = bfloat16_kernel(launch.master, launch.bfloat16_moments); break;
+    case Storage::kFloat16: chosen = float16_kernel(launch.master, launch.bfloat16_moments); break;
   }
   unsigned int blocks = 0;
-  if (const char* error = grid_for(launch.chunk_count, &blocks)) return error;
-  return run(kernel, blocks, stream, a);
+  if (const char* error = grid_for(launch.chunk_count, chosen.blocks, &blocks)) return error;
+  return run(chosen.kernel, blocks, chosen.threads, stream, a);
 }
 
 NormKernel norm_kernel_for(Storage storage) {
@@ -128,8 +130,8 @@ const char* gradient_norm(const AdanTensor* rows, const AdanTensor* device_rows,
   a.partial = partial_in(workspace);
   a.counters = counters_in(workspace);
   unsigned int blocks = 0;
-  if (const char* error = grid_for(chunk_count, &blocks)) return error;
-  return run(norm_kernel_for(storage), blocks, stream, a);
+  if (const char* error = grid_for(chunk_count, kBlocksPerMultiprocessor, &blocks)) return error;
+  return run(norm_kernel_for(storage), blocks, kThreads, stream, a);
 }
 
 }  // namespace stillhouse::cuda

@@ -19,6 +19,9 @@ const char* store_rows(const AdanTensor* rows, int64_t count, AdanTensor* device
 
 const char* is_capturing(void* stream, bool* capturing);
 
+// Elements of a chunk, by which the chunks of `update`'s launch are numbered.
+int64_t chunk_elements();
+
 // One launch for all tensors. `launch.tensors` are host rows; `device_rows` are the same rows on the device,
 // or null for a single tensor, whose row travels as a kernel argument.
 const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void* workspace, void* stream);

@@ -2,7 +2,7 @@
 
 namespace stillhouse::cuda {
 
-AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments) {
+Launchable bfloat16_kernel(Master master, bool bfloat16_moments) {
   switch (master) {
     case Master::kFull: return choose_kernel<__nv_bfloat16, Master::kFull>(bfloat16_moments);
     case Master::kSplit: return choose_kernel<__nv_bfloat16, Master::kSplit>(bfloat16_moments);

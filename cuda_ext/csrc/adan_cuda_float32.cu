@@ -2,7 +2,9 @@
 
 namespace stillhouse::cuda {
 
-AdanKernel float32_kernel(bool bfloat16_moments) {
+int64_t chunk_elements() { return Shipped::kChunk; }
+
+Launchable float32_kernel(bool bfloat16_moments) {
   return choose_kernel<float, Master::kNone>(bfloat16_moments);
 }
 

@@ -8,14 +8,24 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
 #include "adan_cuda.h"
 
 namespace stillhouse::cuda {
 
-constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 4;  // 4 blocks of 256 threads with 64 registers fill the register file
+// How a kernel of the step divides its work. `Width` elements are one access, of which a thread has `Ahead` under way
+// before it uses the first; with `Stages`, it copies those of later turns to shared memory meanwhile (fp32 only).
+template <int Threads, int Blocks, int Width, int Ahead, int Stages, int Chunk>
+struct Shape {
+  static constexpr int kThreads = Threads, kBlocks = Blocks, kWidth = Width, kAhead = Ahead, kStages = Stages;
+  static constexpr int64_t kChunk = Chunk;
+};
+using Shipped = Shape<256, 4, 4, 1, 0, kCudaChunk>;
+
+constexpr int kThreads = Shipped::kThreads;
+constexpr int kBlocksPerMultiprocessor = Shipped::kBlocks;  // with 64 registers they fill the register file
 constexpr int kWarps = kThreads / 32;
 constexpr int kStripsPerBlock = 4;  // of the norm: a late block holds up at most a quarter of its share
 
@@ -36,11 +46,13 @@ struct AdanArgumentsOnDevice {
   AdanGroup groups[kMaxGroups];
 };
 
-// Four neighbouring elements in fp32, from and to storage. Streaming hints: nothing of the state is read again
+// Neighbouring elements in fp32, from and to storage. Streaming hints: nothing of the state is read again
 // before the next step, when it has long left the cache.
-struct Four {
-  float x[4];
+template <int kCount>
+struct Elements {
+  float x[kCount];
 };
+using Four = Elements<4>;
 
 __device__ __forceinline__ Four load_four(const float* p) {
   const float4 f = __ldcs(reinterpret_cast<const float4*>(p));
@@ -74,6 +86,20 @@ __device__ __forceinline__ void store_four(T* p, const Four& f) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) from_float(f.x[k], &packed.x[k]);
   __stcs(reinterpret_cast<uint2*>(p), packed.bits);
+}
+
+template <int kWidth, typename T>
+__device__ __forceinline__ Elements<kWidth> load_elements(const T* p) {
+  if constexpr (kWidth == 4) return load_four(p);
+  return {to_float(*p)};
+}
+template <int kWidth, typename T>
+__device__ __forceinline__ void store_elements(T* p, const Elements<kWidth>& e) {
+  if constexpr (kWidth == 4) {
+    store_four(p, e);
+  } else {
+    from_float(e.x[0], p);
+  }
 }
 
 // Type of the previous gradient: see previous_storage.
@@ -147,6 +173,56 @@ struct Parameter<__nv_bfloat16, Master::kSplit> {
   }
 };
 
+template <int kWidth, typename P>
+__device__ __forceinline__ Elements<kWidth> load_parameters(const P& parameter, int64_t i) {
+  if constexpr (kWidth == 4) return parameter.load4(i);
+  return {parameter.load(i)};
+}
+template <int kWidth, typename P>
+__device__ __forceinline__ void store_parameters(const P& parameter, int64_t i, const Elements<kWidth>& e) {
+  if constexpr (kWidth == 4) {
+    parameter.store4(i, e);
+  } else {
+    parameter.store(i, e.x[0]);
+  }
+}
+
+// What the update of neighbouring elements reads.
+template <typename T, typename Moment, Master kMaster, int kWidth>
+struct Operands {
+  using Previous = typename PreviousOf<T>::Type;
+  Elements<kWidth> gradient, theta, m, v, n, previous;
+
+  __device__ __forceinline__ void load(const AdanTensor& tensor, int64_t i, bool first) {
+    gradient = load_elements<kWidth>(static_cast<const T*>(tensor.grad) + i);
+    theta = load_parameters<kWidth>(Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}, i);
+    m = load_elements<kWidth>(static_cast<const Moment*>(tensor.m) + i);
+    v = load_elements<kWidth>(static_cast<const Moment*>(tensor.v) + i);
+    n = load_elements<kWidth>(static_cast<const float*>(tensor.n) + i);
+    previous = {};
+    if (!first) previous = load_elements<kWidth>(static_cast<const Previous*>(tensor.g_prev) + i);
+  }
+  __device__ __forceinline__ void update(const AdanScalars& s, bool first) {
+#pragma unroll
+    for (int lane = 0; lane < kWidth; ++lane) {
+      AdanElement e{theta.x[lane], m.x[lane], v.x[lane], n.x[lane], previous.x[lane]};
+      adan_update(e, gradient.x[lane], s, first);
+      theta.x[lane] = e.theta;
+      m.x[lane] = e.m;
+      v.x[lane] = e.v;
+      n.x[lane] = e.n;
+      previous.x[lane] = e.g_prev;
+    }
+  }
+  __device__ __forceinline__ void store(const AdanTensor& tensor, int64_t i) const {
+    store_parameters<kWidth>(Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}, i, theta);
+    store_elements<kWidth>(static_cast<Moment*>(tensor.m) + i, m);
+    store_elements<kWidth>(static_cast<Moment*>(tensor.v) + i, v);
+    store_elements<kWidth>(tensor.n + i, n);
+    store_elements<kWidth>(static_cast<Previous*>(tensor.g_prev) + i, previous);
+  }
+};
+
 // The row that owns `chunk`; the search starts at the row of the previous, smaller chunk.
 __device__ __forceinline__ int owner_of(const AdanTensor* table, int count, int64_t chunk, int low) {
   int high = count;  // table[low].first_chunk <= chunk < table[high].first_chunk
@@ -201,8 +277,41 @@ __device__ __forceinline__ bool finishes_last(Counters* counters) {
 // across the loads they cost 27 of the 64, and the kernel spills.
 __device__ __forceinline__ void reload_shared() { asm volatile("" ::: "memory"); }
 
-template <typename T, typename Moment, Master kMaster>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+// The vectors of a chunk in fp32. A thread copies those of its later turns to its own places in shared memory, and so
+// waits for nothing but its own copies.
+template <typename S>
+__device__ __forceinline__ void update_staged(const AdanTensor& tensor, const AdanScalars& scalars, bool first,
+                                              int64_t begin, int64_t end) {
+  constexpr int kTurn = 4 * S::kThreads;
+  __shared__ float4 staged[S::kStages][6][S::kThreads];
+  const auto copy = [&](int64_t i, int stage) {
+    if (i < end) {
+      const void* const sources[] = {tensor.grad, tensor.param, tensor.m, tensor.v, tensor.n, tensor.g_prev};
+#pragma unroll
+      for (int k = 0; k < 6; ++k) {
+        __pipeline_memcpy_async(&staged[stage][k][threadIdx.x], static_cast<const float*>(sources[k]) + i, 16);
+      }
+    }
+    __pipeline_commit();
+  };
+  int64_t i = begin + 4 * threadIdx.x;
+#pragma unroll
+  for (int stage = 0; stage < S::kStages - 1; ++stage) copy(i + stage * kTurn, stage);
+  for (int stage = 0; i < end; i += kTurn, stage = (stage + 1) % S::kStages) {
+    copy(i + (S::kStages - 1) * kTurn, (stage + S::kStages - 1) % S::kStages);
+    __pipeline_wait_prior(S::kStages - 1);
+    const auto own = [&](int k) {
+      const float4 f = staged[stage][k][threadIdx.x];
+      return Four{f.x, f.y, f.z, f.w};
+    };
+    Operands<float, float, Master::kNone, 4> operands{own(0), own(1), own(2), own(3), own(4), own(5)};
+    operands.update(scalars, first);
+    operands.store(tensor, i);
+  }
+}
+
+template <typename S, typename T, typename Moment, Master kMaster>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
   using Previous = typename PreviousOf<T>::Type;
   if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
@@ -230,39 +339,33 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       row = owner;
     }
     const bool first = shared_step == 0.0f;
-    const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
-    const int64_t end = min(begin + kCudaChunk, tensor.numel);
-    const int64_t vector_end = tensor.aligned ? end - (end & 3) : begin;
+    const int64_t begin = (chunk - tensor.first_chunk) * S::kChunk;
+    const int64_t end = min(begin + S::kChunk, tensor.numel);
+    const int64_t vector_end = tensor.aligned ? end - end % S::kWidth : begin;
+    constexpr int kTurn = S::kWidth * S::kThreads;
 
-    for (int64_t i = begin + 4 * threadIdx.x; i < vector_end; i += 4 * kThreads) {
-      reload_shared();
-      const Four gradient = load_four(static_cast<const T*>(tensor.grad) + i);
-      Four theta = Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}.load4(i);
-      Four m = load_four(static_cast<const Moment*>(tensor.m) + i);
-      Four v = load_four(static_cast<const Moment*>(tensor.v) + i);
-      Four n = load_four(static_cast<const float*>(tensor.n) + i);
-      Four previous = {};
-      if (!first) previous = load_four(static_cast<const Previous*>(tensor.g_prev) + i);
-      reload_shared();
-      const AdanScalars s = shared_scalars;
+    if constexpr (S::kStages > 0) {
+      update_staged<S>(tensor, shared_scalars, first, begin, vector_end);
+    } else {
+      for (int64_t i = begin + S::kWidth * threadIdx.x; i < vector_end; i += kTurn * S::kAhead) {
+        reload_shared();
+        Operands<T, Moment, kMaster, S::kWidth> operands[S::kAhead];
 #pragma unroll
-      for (int lane = 0; lane < 4; ++lane) {
-        AdanElement e{theta.x[lane], m.x[lane], v.x[lane], n.x[lane], previous.x[lane]};
-        adan_update(e, gradient.x[lane], s, first);
-        theta.x[lane] = e.theta;
-        m.x[lane] = e.m;
-        v.x[lane] = e.v;
-        n.x[lane] = e.n;
-        previous.x[lane] = e.g_prev;
+        for (int k = 0; k < S::kAhead; ++k) {
+          if (k == 0 || i + k * kTurn < vector_end) operands[k].load(tensor, i + k * kTurn, first);
+        }
+        reload_shared();
+        const AdanScalars s = shared_scalars;
+#pragma unroll
+        for (int k = 0; k < S::kAhead; ++k) operands[k].update(s, first);
+        reload_shared();
+#pragma unroll
+        for (int k = 0; k < S::kAhead; ++k) {
+          if (k == 0 || i + k * kTurn < vector_end) operands[k].store(tensor, i + k * kTurn);
+        }
       }
-      reload_shared();
-      Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}.store4(i, theta);
-      store_four(static_cast<Moment*>(tensor.m) + i, m);
-      store_four(static_cast<Moment*>(tensor.v) + i, v);
-      store_four(tensor.n + i, n);
-      store_four(static_cast<Previous*>(tensor.g_prev) + i, previous);
     }
-    for (int64_t i = vector_end + threadIdx.x; i < end; i += kThreads) {
+    for (int64_t i = vector_end + threadIdx.x; i < end; i += S::kThreads) {
       const Parameter<T, kMaster> parameter{static_cast<T*>(tensor.param), tensor.master};
       Moment *m = static_cast<Moment*>(tensor.m) + i, *v = static_cast<Moment*>(tensor.v) + i;
       Previous* g_prev = static_cast<Previous*>(tensor.g_prev) + i;
@@ -277,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   }
 
   if (!finishes_last(a.counters)) return;
-  for (int i = threadIdx.x; i < a.tensor_count; i += kThreads) {
+  for (int i = threadIdx.x; i < a.tensor_count; i += S::kThreads) {
     const AdanTensor& done = a.table == nullptr ? a.row : a.table[i];
     *done.step += 1.0f;
   }
@@ -334,20 +437,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   if (threadIdx.x == 0) *a.norm = static_cast<float>(sqrt(sum));
 }
 
-// Blocks that fill the current device, or fewer when there are fewer chunks.
-const char* grid_for(int64_t chunk_count, unsigned int* blocks);
-
 // Each storage format is instantiated in an object of its own, so that the compiler works on them in parallel.
 using AdanKernel = void (*)(AdanArgumentsOnDevice);
 using NormKernel = void (*)(NormArgumentsOnDevice);
-AdanKernel float32_kernel(bool bfloat16_moments);
-AdanKernel bfloat16_kernel(Master master, bool bfloat16_moments);
-AdanKernel float16_kernel(Master master, bool bfloat16_moments);
+struct Launchable {
+  AdanKernel kernel;
+  unsigned int threads;
+  int blocks;  // per multiprocessor
+};
+Launchable float32_kernel(bool bfloat16_moments);
+Launchable bfloat16_kernel(Master master, bool bfloat16_moments);
+Launchable float16_kernel(Master master, bool bfloat16_moments);
 NormKernel norm_kernel_for(Storage storage);
 
 template <typename T, Master kMaster>
-AdanKernel choose_kernel(bool bfloat16_moments) {
-  return bfloat16_moments ? adan_kernel<T, __nv_bfloat16, kMaster> : adan_kernel<T, float, kMaster>;
+Launchable choose_kernel(bool bfloat16_moments) {
+  return {bfloat16_moments ? adan_kernel<Shipped, T, __nv_bfloat16, kMaster> : adan_kernel<Shipped, T, float, kMaster>,
+          Shipped::kThreads, Shipped::kBlocks};
 }
 
 }  // namespace stillhouse::cuda

@@ -130,7 +130,7 @@ void adan_cuda(at::TensorList params, at::TensorList grads, at::TensorList exp_a
   const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(
       {params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
        group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm},
-      stillhouse::kCudaChunk);
+      cuda::chunk_elements());
   const at::Device device = params[0].device();
   const c10::cuda::CUDAGuard guard(device);
   void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();

@@ -22,6 +22,8 @@ FOLDER = Path(__file__).parent / "host_cuda"
 ORDERS = ("forward", "reverse", "random")
 GUARD = 16
 """Elements before and after each buffer, which no kernel may touch."""
+NORM_CHUNK = 8192
+"""Elements of a chunk of the norm, and of the shipped kernel."""
 STORAGES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MASTERS = {None: 0, "master": 1, "remainder": 2}
 GROUP_OPTIONS = {"lr": 1e-2, "betas": (0.98, 0.92, 0.99), "eps": 1e-8, "weight_decay": 0.01}
@@ -195,11 +197,20 @@ class HostCuda:
             getattr(self._library, name).restype = c_char_p
         for name in ("workspace_bytes", "chunk_elements"):
             getattr(self._library, name).restype = c_int64
-        self.chunk = int(self._library.chunk_elements())
+        self._library.stillhouse_adan_variant.restype = c_bool
         sizes = (c_int64 * 3)()
         self._library.structure_bytes(sizes)
         assert list(sizes) == [ctypes.sizeof(kind) for kind in (Row, GroupRow, Launch)]
         self.set_device()
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk of the chosen variant."""
+        return int(self._library.chunk_elements())
+
+    def choose(self, variant: int) -> None:
+        """Chooses a variant of the fp32 kernel."""
+        assert self._library.stillhouse_adan_variant(c_int32(variant))
 
     def set_device(self, multiprocessors: int = 2, order: str = "forward", seed: int = 0) -> None:
         """Sets the size of the device, and in which order its blocks and threads run."""
@@ -217,9 +228,9 @@ class HostCuda:
 
     def norm(self, problem: Problem, *, table: bool = True) -> Tensor:
         """Returns the norm of the stored gradients."""
-        launch = problem.launch(self.chunk)
+        launch = problem.launch(NORM_CHUNK)
         norm = torch.full((), -1.0)
-        on_device = self.stored(problem.rows(self.chunk)) if table else None
+        on_device = self.stored(problem.rows(NORM_CHUNK)) if table else None
         error = self._library.cuda_norm(
             launch.tensors,
             c_void_p(on_device.data_ptr() if on_device is not None else None),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import adan_variants
 from cuda_ext import BuildError, build, kernel_check, native
 from cuda_ext.kernel_check import KernelResources
 
@@ -207,7 +208,7 @@ ptxas info    : Function properties for _Z1kv
 ptxas info    : Used 64 registers, used 1 barriers, 57 bytes smem
 """
     found = kernel_check.parse(log)
-    assert found == [KernelResources("sm_90", "_Z1kv", 64, 20)]
+    assert found == [KernelResources("sm_90", "_Z1kv", 64, 20, 57)]
     assert not kernel_check.within_limits(found)
 
 
@@ -224,6 +225,34 @@ def test_no_cuda_kernel_spills_on_any_target() -> None:
     assert len(found) == len(build.ARCHITECTURES) * 19
     assert [row for row in found if row.spill_bytes] == []
     assert max(row.registers for row in found) <= kernel_check.REGISTER_LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_variant_compiles_for_every_target() -> None:
+    try:
+        build.nvcc()
+    except BuildError as error:
+        pytest.skip(str(error))
+    found = adan_variants.variant_resources()
+    expected = [(v.name, a) for a in build.ARCHITECTURES for v in adan_variants.VARIANTS]
+    assert [(row.variant, row.architecture) for row in found] == expected
+    assert all(row.occupancy_pct > 0 for row in found)
+    assert all(row.spill_bytes == 0 for row in found if row.variant == "shipped")
+    staged = [row for row in found if row.variant == "cp.async, three stages"]
+    assert all(row.shared_bytes > 3 * 6 * 16 * 128 for row in staged), "its vectors are in shared memory"
+
+
+def test_the_library_that_trains_has_no_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(build, "nvcc", lambda: "nvcc")
+    monkeypatch.setattr(build, "toolkit", lambda nvcc: (tmp_path, "13.0"))
+    monkeypatch.setattr(build.torch.version, "cuda", "13.0")
+    trains, compared = (
+        {unit.name for unit in build.cuda_plan(variants=variants).units} for variants in (False, True)
+    )
+    assert trains - compared == {"adan_cuda_float32"}
+    assert compared - trains == {"adan_cuda_variants"}
 
 
 def test_the_image_has_the_kernels_or_is_not_built() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.adan_variants import VARIANTS, Variant
 from cuda_ext import BuildError, build, masters
 from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
 from tests.cuda_ext.adan_on_host import ORDERS, HostCuda, Problem, compiled
@@ -65,6 +67,38 @@ devices = st.fixed_dictionaries(
     {"multiprocessors": st.integers(1, 2), "order": st.sampled_from(ORDERS), "seed": st.integers(0, 1000)}
 )
 settings = hypothesis.settings(max_examples=40, deadline=None)
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
+def variant(host: HostCuda, request: pytest.FixtureRequest) -> Iterator[Variant]:
+    host.choose(VARIANTS.index(request.param))
+    yield request.param
+    host.choose(0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("step", [0, 7])
+def test_every_variant_takes_the_scalar_cpu_kernels_step_to_the_last_bit(
+    host: HostCuda, variant: Variant, order: str, step: int
+) -> None:
+    """With sizes around its turns and chunks, aligned and not, and guards around every buffer."""
+    turn = variant.threads * variant.width * variant.ahead
+    problem = Problem(
+        sizes=(1, 3, turn - 1, turn + 5, 3 * turn, variant.chunk - 4, variant.chunk + 4, 2 * variant.chunk),
+        offsets=(0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
+        steps=(step,),
+        groups=({}, {"no_prox": True, "betas": (0.9, 0.8, 0.95)}),
+        max_grad_norm=0.5,
+    )
+    expected = copy.deepcopy(problem)
+    host.set_device(multiprocessors=2, order=order)
+    assert host.chunk == variant.chunk
+    norm = host.norm(problem)
+    host.step(problem, norm)
+    host.step_on_cpu(expected, norm)
+    for buffers, reference in zip(problem.buffers, expected.buffers, strict=True):
+        assert buffers.keys() == reference.keys()
+        assert [name for name, values in buffers.items() if not torch.equal(values, reference[name])] == []
 
 
 @settings

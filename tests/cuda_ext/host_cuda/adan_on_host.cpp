@@ -2,7 +2,7 @@
 #include "adan_cuda.cu"
 #include "adan_cuda_bfloat16.cu"
 #include "adan_cuda_float16.cu"
-#include "adan_cuda_float32.cu"
+#include "adan_cuda_variants.cu"
 
 #define STILLHOUSE_ISA scalar
 #include "adan_cpu_chunk.cpp"
@@ -18,7 +18,7 @@ EXPORTED void structure_bytes(int64_t* bytes) {
   bytes[2] = sizeof(AdanLaunch);
 }
 
-EXPORTED int64_t chunk_elements() { return kCudaChunk; }
+EXPORTED int64_t chunk_elements() { return cuda::chunk_elements(); }
 
 EXPORTED void set_device(int multiprocessors, host_cuda::Order order, uint32_t seed) {
   host_cuda::device.multiprocessors = multiprocessors;

@@ -59,7 +59,8 @@ struct Device {
   Order order = Order::kForward;
   std::mt19937 random{0};
   std::string error;  // of the first thing that a kernel did wrong
-  std::vector<std::unique_ptr<char[]>> stacks;  // by block; kept between launches
+  std::vector<std::unique_ptr<char[]>> stacks;  // by block; kept between launches of as many threads
+  unsigned int stack_threads = 0;
 };
 inline Device device;
 
@@ -141,6 +142,8 @@ class Grid {
       : kernel_(std::move(kernel)), blocks_(blocks), threads_(threads), unfinished_(blocks.x) {
     std::iota(unfinished_.begin(), unfinished_.end(), 0u);
     for (unsigned int i = 0; i < blocks.x; ++i) turns_.push_back(std::make_unique<std::binary_semaphore>(0));
+    if (device.stack_threads != threads.x) device.stacks.clear();
+    device.stack_threads = threads.x;
     while (device.stacks.size() < blocks.x) {
       device.stacks.push_back(std::make_unique_for_overwrite<char[]>(threads.x * kStackBytes));
     }
