@@ -94,8 +94,8 @@ PEOPLE_PER_PROJECT = 4
 ALWAYS_BUSY = {"search": 2, "nlp": 2, "vision": 2}
 """People of each project who never pause."""
 LOW, NORMAL, HIGH = 25, 50, 75
-OF_THREE_PRIORITIES = "speech-3"
-"""The person whose experiments have low, normal and high priority in turn."""
+OF_THREE_PRIORITIES = "vision-3"
+"""The person whose experiments have low, normal and high priority in turn; asks for less than their share."""
 AHEAD = 40
 """Runs of each kind that those keep waiting."""
 TICK_S = 60.0
