@@ -27,6 +27,7 @@ CUDA = DeviceKind(
     load=_load,
     ray_resource="GPU",
     ray_scaling=MappingProxyType({"use_gpu": True}),
+    proven=False,
     process_group="nccl",
     link_gb_s=25.0,  # PCIe 4 x16
     behind_host=True,

@@ -14,7 +14,7 @@ from service.domain.states import RunState
 from service.planner.notes import notes_of
 from service.planner.preview import PlannedRun, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
-from service.spec.experiment import validate
+from service.spec.experiment import ExperimentSpec, validate
 
 
 def planned(cpus: float | None = None, **fields: Any) -> list[PlannedRun]:
@@ -82,16 +82,27 @@ def test_cells_without_a_teacher_run_beside_those_that_have_one() -> None:
 )
 def test_fp32_where_bf16_is_faster_is_noted(hardware: str, precision: str, note: str | None) -> None:
     document = {"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": precision}
-    notes = notes_of(validate(document), CATALOGUE)
+    notes = of_precisions(validate(document))
     assert len(notes) == (note is not None)
     assert note is None or notes[0].startswith(note)
+
+
+def of_precisions(spec: ExperimentSpec) -> list[str]:
+    return [line for line in notes_of(spec, CATALOGUE) if line.startswith("precision ")]
+
+
+@pytest.mark.parametrize(("hardware", "noted"), [("H200", True), ("T4", True), ("cpu", False)])
+def test_hardware_that_no_run_has_trained_on_is_noted(hardware: str, noted: bool) -> None:
+    spec = validate({"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": "fp32"})
+    line = f"hardware {hardware}: this version has never been run on a GPU"
+    assert (line in notes_of(spec, CATALOGUE)) is noted
 
 
 def test_a_grids_notes_are_of_each_hardware_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainers.device_kinds.cpu.has_bf16_units", lambda: False)
     axes = {"hardware": ["cpu", "L4"], "precision": ["fp32", "bf16"]}
     document = {"name": "x", "task": {"name": "imdb"}, "search": {"name": "grid", "axes": axes}}
-    notes = notes_of(validate(document), CATALOGUE)
+    notes = of_precisions(validate(document))
     assert [line.partition(" on hardware ")[2].split()[0] for line in notes] == ["cpu", "L4"]
     assert "precision bf16 on hardware cpu is slower than fp32 on processors without AMX" in notes[0]
 
@@ -102,7 +113,7 @@ def test_auto_precision_is_resolved_by_the_hardware(hardware: str, chosen: str) 
     spec = validate(document)
     (plan,) = spec.runs(CATALOGUE)
     assert plan.spec.precision == chosen
-    assert f"is {chosen}" in notes_of(spec, CATALOGUE)[0]
+    assert f"is {chosen}" in of_precisions(spec)[0]
 
 
 def test_auto_precision_is_resolved_at_each_point_of_a_grid() -> None:
