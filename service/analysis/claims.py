@@ -402,8 +402,6 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
     does, as when the examples are too few.
     """
     present = min(claim.seeds_a, claim.seeds_b)
-    if claim.reversed:
-        return None
     goals = [abs(claim.difference)]
     if claim.margin is not None and claim.margin > abs(claim.difference):
         goals.append(claim.margin - abs(claim.difference))

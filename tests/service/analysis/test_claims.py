@@ -361,7 +361,7 @@ def test_no_side_is_better_over_shared_seeds_whose_table_says_the_other_is() -> 
     a, b = {0: 10.0, 1: 11.0, 2: 40.0}, {0: 10.5, 1: 11.51}
     claim = compare("total_time_s", a, b, better="lower", alpha=0.2)
     assert claim.p_value < 0.2
-    assert (claim.reversed, claim.verdict, claim.more_seeds) == (True, "undecided", None)
+    assert (claim.reversed, claim.verdict, claim.more_seeds) == (True, "undecided", 1)
 
 
 # -- Ratios ------------------------------------------------------------------------------------
