@@ -565,7 +565,7 @@ def cells(world: World, operations: Mapping[str, tuple[str, str]], column: str) 
         case = CASES[row]
         method, template = operations[case.operation]
         answer = expected(case.rule, column)
-        fresh = answer == "ok" and method == "DELETE"
+        fresh = answer == "ok" and method.upper() == "DELETE"
         if case.target:
             kind = case.target[0]
             number = world.own(*case.target, fresh=fresh)
