@@ -236,7 +236,7 @@ SCRIPT = (
     Step("view", lambda t: t.store.save_view("ada", "mine", "state=running", shared=False)),
     Step("view", lambda t: t.store.delete_view(1)),
     Step("session", _session),
-    Step("session", lambda t: t.store.end_session("s" * 64)),
+    Step("session", lambda t: t.store.end_session("s" * 64, Actor("ada"))),
     Step("login", lambda t: t.store.begin_device_login("d" * 64, "ABCDEFGH", "laptop", Scope.read, None)),
     Step(
         "login",
