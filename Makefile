@@ -57,6 +57,9 @@ kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON)/$$version \
 	    triton$$(echo "==$$version" | sed s/==newest//) || exit 1; done
 	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
+	@test -d build/cuda12/nvidia || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target build/cuda12 nvidia-cuda-nvrtc-cu12==12.6.85 nvidia-cuda-runtime-cu12==12.6.77
+	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100
 	@for version in 3.6.0 newest; do \
 	  PYTHONPATH=$(TRITON)/$$version $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90 || exit 1; done
 

@@ -2,6 +2,7 @@
 
 python -m cuda_ext.kernel_check            # every target
 python -m cuda_ext.kernel_check 9.0        # one of them
+python -m cuda_ext.kernel_check 7.0        # V100, by CUDA 12's run-time compiler: see `runtime_compiler`
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from dataclasses import asdict, dataclass
 from os import cpu_count
 from pathlib import Path
 
-from cuda_ext import build
+from cuda_ext import build, runtime_compiler
 
 REGISTER_LIMIT = 64
 """Registers per thread with which four blocks of 256 threads fit on a multiprocessor."""
+
+
+VOLTA = "7.0"
+"""A V100's compute capability, which CUDA 13 does not know."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ def kernel_resources(
     Raises:
         BuildError: nvcc is missing or refuses the sources.
     """
+    if architectures == (VOLTA,):
+        logs = (runtime_compiler.assemble(f"{unit}.cu", VOLTA) for unit in units)
+        return [resources for log in logs for resources in parse(log)]
     nvcc = build.nvcc()
     _, release = build.toolkit(nvcc)
     digest = hashlib.sha256(release.encode())

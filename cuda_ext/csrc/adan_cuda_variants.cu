@@ -1,7 +1,5 @@
 // The fp32 kernel in several shapes, of which one is chosen at run time: for `benchmarks.optimizer --variants`, in the
 // place of adan_cuda_float32.cu. The library that trains has the first one only.
-#include <iterator>
-
 #include "adan_cuda_kernel.cuh"
 
 namespace stillhouse::cuda {
@@ -13,12 +11,12 @@ struct Variant {
 };
 
 template <typename S>
-Variant variant() {
+constexpr Variant variant() {
   return {{adan_kernel<S, float, float, Master::kNone>, S::kThreads, S::kBlocks}, S::kChunk};
 }
 
 // The names are in benchmarks/adan_variants.py.
-const Variant variants[] = {
+constexpr Variant variants[] = {
     variant<Shipped>(),
     variant<Shape<1024, 1, 4, 1, 0, 65536>>(),  // A of the study: vector accesses
     variant<Shape<1024, 1, 1, 1, 0, 65536>>(),  // B: more threads
@@ -30,6 +28,7 @@ const Variant variants[] = {
     variant<Shape<256, 1, 4, 4, 0, 8192>>(),
     variant<Shape<128, 4, 4, 1, 3, 8192>>(),  // prefetching through shared memory
 };
+constexpr int kVariants = sizeof(variants) / sizeof(variants[0]);
 int chosen = 0;
 
 }  // namespace
@@ -46,7 +45,7 @@ int64_t chunk_elements() { return variants[chosen].chunk; }
 // False: there is no such variant. Until the next call, only parameters and moments in fp32 may be updated, unless
 // it is the first.
 extern "C" __attribute__((visibility("default"))) bool stillhouse_adan_variant(int number) {
-  const bool exists = number >= 0 && number < static_cast<int>(std::size(stillhouse::cuda::variants));
+  const bool exists = number >= 0 && number < stillhouse::cuda::kVariants;
   if (exists) stillhouse::cuda::chosen = number;
   return exists;
 }

@@ -138,6 +138,11 @@ class Hardware(BaseModel):
             reported_as=self.reported_as,
         )
 
+    @property
+    def needs_build(self) -> str | None:
+        """What its nodes need in the place of the default build; None = nothing."""
+        return _CUDA_12 if self.accelerator_type == "V100" else None
+
 
 @dataclass(frozen=True, slots=True)
 class HardwareEntry(Serializable):
@@ -194,6 +199,10 @@ _TPU = (
     "CACM 63(7), 2020, per chip"
 )
 _TORCH_TPU = "torch-tpu, which starts at v4,"
+_CUDA_12 = (
+    "torch built for CUDA 12.6, since CUDA 13 has no code for compute capability 7.0: build the image with "
+    "TORCH_INDEX=https://download.pytorch.org/whl/cu126"
+)
 _ENTERED = "2026-11-21"
 _REVISED = "2026-11-22"
 

@@ -34,6 +34,8 @@ def _of_device(hardware: Hardware) -> Iterator[str]:
             f"hardware {hardware.name} needs {kind.requires} on its nodes, which {found}: "
             f"pip install 'stillhouse[{kind.name}]'"
         )
+    if hardware.needs_build is not None:
+        yield f"hardware {hardware.name} needs {hardware.needs_build}"
     if not kind.proven:
         yield f"hardware {hardware.name}: this version has never been run on a {kind.noun}"
 

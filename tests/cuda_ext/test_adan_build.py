@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import adan_variants
-from cuda_ext import BuildError, build, kernel_check, native
+from cuda_ext import BuildError, build, kernel_check, native, runtime_compiler
 from cuda_ext.kernel_check import KernelResources
 
 
@@ -223,6 +223,19 @@ def test_no_cuda_kernel_spills_on_any_target() -> None:
     found = kernel_check.kernel_resources()
     assert {row.target for row in found} == {f"sm_{name.replace('.', '')}" for name in build.ARCHITECTURES}
     assert len(found) == len(build.ARCHITECTURES) * 19
+    assert [row for row in found if row.spill_bytes] == []
+    assert max(row.registers for row in found) <= kernel_check.REGISTER_LIMIT
+
+
+def test_cuda_12_compiles_every_kernel_for_a_v100_without_spills() -> None:
+    """`make kernels` brings the compiler."""
+    try:
+        runtime_compiler.release()
+    except BuildError as error:
+        pytest.skip(str(error))
+    found = kernel_check.kernel_resources((kernel_check.VOLTA,))
+    assert {row.target for row in found} == {"sm_70"}
+    assert len(found) == 19
     assert [row for row in found if row.spill_bytes] == []
     assert max(row.registers for row in found) <= kernel_check.REGISTER_LIMIT
 
