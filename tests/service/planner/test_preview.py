@@ -91,6 +91,14 @@ def of_precisions(spec: ExperimentSpec) -> list[str]:
     return [line for line in notes_of(spec, CATALOGUE) if line.startswith("precision ")]
 
 
+@pytest.mark.parametrize(("hardware", "noted"), [("V100", True), ("V100-SXM2-32GB", True), ("T4", False)])
+def test_the_build_that_a_v100_needs_is_noted(hardware: str, noted: bool) -> None:
+    spec = validate({"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": "fp16"})
+    notes = [line for line in notes_of(spec, CATALOGUE) if "needs torch built for CUDA 12.6" in line]
+    assert len(notes) == noted
+    assert all("TORCH_INDEX=https://download.pytorch.org/whl/cu126" in line for line in notes)
+
+
 @pytest.mark.parametrize(("hardware", "noted"), [("H200", True), ("T4", True), ("cpu", False)])
 def test_hardware_that_no_run_has_trained_on_is_noted(hardware: str, noted: bool) -> None:
     spec = validate({"name": "x", "task": {"name": "imdb"}, "hardware": hardware, "precision": "fp32"})
