@@ -8,6 +8,9 @@ through `trainers.entrypoint.train` (contenders `eager`, `huggingface`, `packed`
 batches from weights of the same origin (`hf_trainer_eager`, `hf_trainer_sdpa`; they need `accelerate`). Texts
 are generated: a word is a token, and lengths are drawn as in `benchmarks.encoders`.
 
+On a GPU, some cells are repeated with activations from expandable segments and from one planned allocation
+(`--allocations`, `benchmarks.allocations`): `device_allocations` and `reserved_mib` say what that saves.
+
 Cells are in order of importance, so that a time limit cuts off the least important ones. With `--state` each
 finished cell is appended to a file, and the next start continues after the last one.
 
@@ -48,6 +51,7 @@ import torch
 import transformers
 from torch.utils.data import DataLoader
 
+from benchmarks.allocations import ALLOCATIONS, allocating, planned_bytes
 from benchmarks.encoders import drawn_lengths
 from benchmarks.options import Benchmark
 from service.config.hardware import CATALOGUE
@@ -62,7 +66,7 @@ from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink, Point
 from trainers.tasks import base
 from trainers.tasks.base import Prepared
-from trainers.telemetry.devices import Device, other_device
+from trainers.telemetry.devices import MIB, Device, other_device
 from trainers.telemetry.profiling import WARM_STEPS
 from trainers.telemetry.timeline import TRAINING
 
@@ -84,6 +88,8 @@ CONTENDERS = (
     "fused", "huggingface", "fused_graphs", "hf_trainer_eager", "hf_trainer_sdpa", "packed", "eager",
 )  # fmt: skip
 """The most important first."""
+ALLOCATED = ("fused", "huggingface")
+"""Contenders that are measured with each allocation, in the most important precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +100,35 @@ class Cell:
         precision: of forward and backward.
         contender: one of `CONTENDERS`.
         batch: examples of a step.
+        allocation: where activations come from, one of `ALLOCATIONS`.
     """
 
     precision: Precision
     contender: str
     batch: int
+    allocation: str = ALLOCATIONS[0]
 
     def __str__(self) -> str:
-        return f"{self.precision}-{self.contender}-{self.batch}"
+        name = f"{self.precision}-{self.contender}-{self.batch}"
+        return name if self.allocation == ALLOCATIONS[0] else f"{name}-{self.allocation}"
 
 
-def ordered(precisions: Sequence[Precision], batches: Sequence[int]) -> list[Cell]:
-    """Returns all cells, the most important first."""
-    return [
-        Cell(precision, contender, batch)
-        for precision, batch, contender in itertools.product(precisions, batches, CONTENDERS)
+def ordered(
+    precisions: Sequence[Precision], batches: Sequence[int], allocations: Sequence[str] = ALLOCATIONS[:1]
+) -> list[Cell]:
+    """Returns all cells, the most important first: other allocations follow the first precision's."""
+    cells = [
+        [
+            Cell(precision, contender, batch, allocation)
+            for allocation, batch, contender in itertools.product(own, batches, contenders)
+        ]
+        for place, precision in enumerate(precisions)
+        for own, contenders in (
+            (allocations[:1], CONTENDERS),
+            (allocations[1:] if place == 0 else (), ALLOCATED),
+        )
     ]
+    return list(itertools.chain.from_iterable(cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +404,28 @@ def _fields(batch: Batch) -> dict[str, torch.Tensor]:
     return {"input_ids": batch.input_ids, "attention_mask": mask, "labels": batch.labels}
 
 
+def planned(config: RunConfig, place: Workplace) -> int:
+    """Returns the bytes of one allocation for all steps, of a run of the first ones."""
+    steps = place.size.first
+    prepared = place.prepared(config)
+    batches = place.batches(config, prepared)
+    tokens = [_tokens(batches[step].micro_batches[0]) for step in range(place.size.steps)]
+    workspace = config.workspace.model_copy(update={"checkpoints": f"{config.workspace.checkpoints}-traced"})
+    update = {"length": config.length.model_copy(update={"steps": steps}), "workspace": workspace}
+    traced = config.model_copy(update=update)
+    summary = train(traced, NullSink(), NeverStop()).summary
+    shutil.rmtree(workspace.checkpoints, ignore_errors=True)
+    gc.collect()
+    # Parameters and gradients in fp32, and the two moments of AdamW.
+    static_bytes = 16 * int(summary["parameters"] or 0)
+    peak_bytes = int(float(summary["peak_memory_mib"] or 0.0) * MIB)
+    return planned_bytes(static_bytes, peak_bytes, max(tokens[:steps]), tokens)
+
+
+def _tokens(batch: Batch) -> int:
+    return batch.input_ids.numel()
+
+
 def measured(cell: Cell, place: Workplace) -> dict[str, Any]:
     """Returns the figures of a cell."""
     config = place.config(cell)
@@ -394,7 +435,11 @@ def measured(cell: Cell, place: Workplace) -> dict[str, Any]:
     meter = Meter(backend.counters(device), wait, place.size.first, place.size.steps)
     run = hf_trainer if cell.contender in PEERS else ours
     begin = time.perf_counter()
-    found = run(config, place, meter)
+    if device.type == "cuda":
+        with allocating(cell.allocation, lambda: planned(config, place)) as allocator:
+            found = run(config, place, meter) | allocator()
+    else:
+        found = run(config, place, meter)
     shutil.rmtree(config.workspace.checkpoints, ignore_errors=True)  # 1.3 GB each
     gc.collect()
     backend.free_cache()
@@ -402,6 +447,7 @@ def measured(cell: Cell, place: Workplace) -> dict[str, Any]:
         "precision": cell.precision.value,
         "contender": cell.contender,
         "batch": cell.batch,
+        "allocation": cell.allocation,
         **meter.figures(cell.batch),
         **found,
         "whole_cell_s": round(time.perf_counter() - begin, 1),
@@ -505,6 +551,8 @@ def targets(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         rates = [found for contender, batch in tried if (found := rate(contender, batch)) is not None]
         return EPOCHS_OF_IMDB / max(rates) if rates else None
 
+    rows_of_32 = (cells.get(str(Cell(Precision.bf16, own, 32)), {}) for own in (*ENCODERS, *GRAPHS))
+    used = [float(row["mfu_pct"]) for row in rows_of_32 if row.get("mfu_pct") is not None]
     ratios = []
     for batch in BATCHES:
         mine = [found for own in (*ENCODERS, *GRAPHS) if (found := rate(own, batch)) is not None]
@@ -514,6 +562,7 @@ def targets(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
         ("imdb_3_epochs_s", seconds("huggingface"), 60.0, True),
         ("imdb_3_epochs_fused_s", seconds("fused", *GRAPHS), 32.0, True),
         ("speedup_over_hf_eager_autocast", min(ratios, default=None), 2.0, False),
+        ("mfu_pct_batch_32", max(used, default=None), 35.0, False),
     )
     return {
         name: {
@@ -563,7 +612,9 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if name is None:
         figures["rehearsed"] = rehearse(folder / "rehearsal", SMOKE if given.smoke else FULL)
         print(f"no CUDA device: rehearsed {figures['rehearsed']}; cells of the smallest model follow")
-    cells = ordered(precisions, size.batches)
+    cells = ordered(
+        precisions, size.batches, given.allocations.split(",") if name is not None else ALLOCATIONS[:1]
+    )
     if name is None:
         cells = [cell for cell in cells if cell.contender not in GRAPHS]
     if importlib.util.find_spec("accelerate") is None:
@@ -583,6 +634,11 @@ def main() -> None:
     """Command line; exit code 1 when a cell failed."""
     parser = BENCHMARK.parser()
     parser.add_argument("--state", type=Path, help="file of finished cells, for the next start")
+    parser.add_argument(
+        "--allocations",
+        default=",".join(ALLOCATIONS),
+        help="where activations come from on a GPU; the first one in all cells, the others in the most important",
+    )
     parser.add_argument("--limit-s", type=float, default=540.0, help="no cell begins that would not fit")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stillhouse-trainer-") as folder:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import trainer as benchmark
+from benchmarks.allocations import ALLOCATIONS, allocating, planned_bytes
 from benchmarks.trainer import GROUP, Cell, Meter, Size, Workplace
 from cuda_ext import encoder as kernels
 from service.config.hardware import CATALOGUE
@@ -111,3 +112,46 @@ def test_the_shapes_of_a_full_cell_are_known_ahead(tmp_path: Path, batch: int) -
     ]
     assert config.length.steps <= _STEPS_AHEAD
     assert 8 <= len({row.shape for row in rows}) <= 40
+
+
+def test_other_allocations_repeat_the_most_important_cells() -> None:
+    cells = benchmark.ordered(benchmark.PRECISIONS, benchmark.BATCHES, ALLOCATIONS)
+    plain = benchmark.ordered(benchmark.PRECISIONS, benchmark.BATCHES)
+    assert [cell for cell in cells if cell.allocation == "caching"] == plain
+    repeated = [str(cell) for cell in cells if cell.allocation != "caching"]
+    assert len(repeated) == 2 * len(benchmark.ALLOCATED) * len(benchmark.BATCHES)
+    assert repeated[0] == "bf16-fused-32-expandable"
+    assert cells.index(Cell(Precision.tf32, "fused", 32)) > len(repeated)
+    assert len({str(cell) for cell in cells}) == len(cells)
+
+
+def test_one_allocation_fits_the_batch_with_the_most_tokens() -> None:
+    assert planned_bytes(1000, 1600, 30, [10, 30, 45]) == 1000 + 900
+    assert planned_bytes(1000, 1601, 30, [31]) == 1000 + 622  # rounded up
+    assert planned_bytes(1000, 900, 30, [60]) == 1000
+
+
+def test_a_plan_is_made_of_a_traced_run(place: Workplace) -> None:
+    config = place.config(Cell(Precision.fp32, "huggingface", 4))
+    planned = benchmark.planned(config, place)
+    assert planned > 16 * 100_000  # at least what its parameters need
+    assert not Path(f"{config.workspace.checkpoints}-traced").exists()
+
+
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+def test_an_allocation_holds_for_one_cell(allocation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: asked.append("empty"))
+    monkeypatch.setattr("torch.cuda.memory._set_allocator_settings", asked.append)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    stats = {"num_device_alloc": 3, "reserved_bytes.all.peak": 5 * 2**20}
+    monkeypatch.setattr("torch.cuda.memory_stats", lambda: stats)
+    monkeypatch.setattr("torch.empty", lambda size, **given: asked.append((size, given["device"])))
+    with allocating(allocation, lambda: 4096) as figures:
+        stats["num_device_alloc"] += 2
+        assert figures() == {"device_allocations": 2, "reserved_mib": 5.0}
+    inside = {
+        "caching": [], "planned": [(4096, "cuda")], "expandable": ["expandable_segments:True"],
+    }[allocation]  # fmt: skip
+    after = ["expandable_segments:False"] if allocation == "expandable" else []
+    assert asked == ["empty", *inside, "empty", *after]
