@@ -612,9 +612,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if name is None:
         figures["rehearsed"] = rehearse(folder / "rehearsal", SMOKE if given.smoke else FULL)
         print(f"no CUDA device: rehearsed {figures['rehearsed']}; cells of the smallest model follow")
-    cells = ordered(
-        precisions, size.batches, given.allocations.split(",") if name is not None else ALLOCATIONS[:1]
-    )
+    cells = ordered(precisions, size.batches, given.allocations if name is not None else ALLOCATIONS[:1])
     if name is None:
         cells = [cell for cell in cells if cell.contender not in GRAPHS]
     if importlib.util.find_spec("accelerate") is None:
@@ -636,8 +634,10 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="file of finished cells, for the next start")
     parser.add_argument(
         "--allocations",
-        default=",".join(ALLOCATIONS),
-        help="where activations come from on a GPU; the first one in all cells, the others in the most important",
+        nargs="+",
+        choices=ALLOCATIONS,
+        default=ALLOCATIONS,
+        help="where a GPU's activations come from; the first in all cells, others in the most important",
     )
     parser.add_argument("--limit-s", type=float, default=540.0, help="no cell begins that would not fit")
     given = parser.parse_args()
