@@ -60,7 +60,26 @@ ROOMS = {
         ("service/domain/*.py",), ("tests/service/domain", "tests/service/search/test_grid.py")
     ),
     "service/fairness": Room(("service/fairness/*.py",), ("tests/service/fairness",)),
-    "service/analysis": Room(("service/analysis/*.py",), ("tests/service/analysis",)),
+    "service/analysis, tables": Room(
+        tuple(
+            f"service/analysis/{name}.py"
+            for name in (
+                "candidates", "cells", "comparison", "drift", "frontier", "more_seeds", "overhead",
+                "resolution", "rows", "run_table", "score",
+            )
+        ),
+        ("tests/service/analysis",),
+    ),
+    "service/analysis, claims": Room(
+        tuple(
+            f"service/analysis/{name}.py"
+            for name in (
+                "answers", "claims", "effects", "question", "recommend", "results", "run_tables", "speedup",
+                "uncertainty", "words",
+            )
+        ),
+        ("tests/service/analysis",),
+    ),
     "fences": Room(
         (
             "service/db/statements.py",

@@ -257,6 +257,7 @@ def test_a_step_on_the_device_reads_nothing_and_keeps_its_numbers_there() -> Non
     update = Update(module, optimizer, DynamicLossScale(8.0), torch.float16, 0.5)
     update.apply(1.0, 0.25)
     update.decide_on_device()
+    assert update.next_scale.device.type == "meta"  # type: ignore[union-attr]
     update.apply_if_finite(torch.zeros((), device="meta"), update.squares(), 0.25)
     assert optimizer.places == ["meta", "meta"]
     assert update.next_scale.device.type == "meta"  # type: ignore[union-attr]
