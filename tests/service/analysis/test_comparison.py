@@ -136,3 +136,8 @@ def test_every_metric_is_a_column_of_a_run() -> None:
 
 def test_no_runs_give_no_rows() -> None:
     assert compare([]).rows == ()
+
+
+def test_an_axis_may_have_lists_as_values() -> None:
+    table = compare([Row({"layers": layers}, accuracy=0.5) for layers in ([1, 2], [1, 3], [1, 2])])
+    assert [(row.point["layers"], row.planned) for row in table.rows] == [([1, 2], 2), ([1, 3], 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,26 @@ def test_runs_that_take_no_step_are_compared_by_what_evaluation_takes() -> None:
 
     assert asked(0, None, 0) == ["accuracy", "example_ms_p50"]
     assert asked(0, 5)[0] == asked(None)[0] == "total_time_s"
+
+
+@pytest.mark.parametrize(
+    ("ask", "parameter"),
+    [
+        (lambda asked: asked.metric("x"), "metric"),
+        (lambda asked: asked._margins({"x": 1.0}), "margin"),
+        (lambda asked: asked._margins({"accuracy": 0.0}), "margin"),
+        (lambda asked: asked._criterion("x", 1.0), "weight"),
+        (lambda asked: asked._criterion("accuracy", -1.0), "weight"),
+        (lambda asked: asked._axes(["x"]), "by"),
+        (lambda asked: asked._point("precision=x", "claim"), "claim"),
+        (lambda asked: asked._point("y" * 200, "claim"), "claim"),
+    ],
+)
+def test_a_bad_question_names_its_part(ask: Callable[[Rows], object], parameter: str) -> None:
+    with pytest.raises(BadQuestion) as refused:
+        ask(Rows(run_table()))
+    assert refused.value.parameter == parameter
+    assert "y" * 101 not in str(refused.value)
 
 
 # -- Figures ---------------------------------------------------------------------------------
