@@ -310,22 +310,7 @@ def test_an_optimizer_skips_on_the_device_where_its_kernels_can(
     assert update.skips_on_device is skips
 
 
-def test_forgotten_gradients_are_gone_or_stay_as_zeros() -> None:
-    for keeps in (False, True):
-        module = nn.ModuleList([weight(1.0, 2.0), weight(3.0)])
-        module[1].weight.grad = None
-        optimizer = torch.optim.SGD([*module.parameters()])
-        kept = module[0].weight.grad
-        update = Update(module, optimizer, LossScale(), None, 0.0, keeps_gradients=keeps)
-        update.clear()
-        assert module[0].weight.grad is (kept if keeps else None)
-        assert kept.tolist() == ([0.0, 0.0] if keeps else [1.0, 2.0])
-        assert module[1].weight.grad is None
-        module[0].weight.grad = None
-        update.clear()  # Without any gradient there is nothing to do.
-
-
-def test_forgotten_gradients_are_gone_unless_they_are_kept_on_purpose() -> None:
+def test_forgotten_gradients_are_gone() -> None:
     update, _ = update_of(module := weight(1.0), LossScale(), 0.0)
     update.clear()
     assert module.weight.grad is None
