@@ -40,6 +40,7 @@ from service.db import (
 from service.db import (
     usage_statements as charging,
 )
+from service.domain.access import Scope, UserKind
 from service.domain.notices import DeliveryState
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
@@ -269,6 +270,11 @@ FENCES = [
             Miss(2, {"state": DeliveryState.delivered}),
         ),
     ),
+    Fence(
+        noticing, "disable_subscriptions_of", {"token_id": 1, "now": 9.0, "because": "revoked"},
+        {"token_id": 1, "disabled_s": None},
+        (Miss(0, {"token_id": None}), Miss(0, asked={"token_id": 2}), Miss(1, {"disabled_s": 5.0})),
+    ),
 ]  # fmt: skip
 
 ADDRESSED = {
@@ -294,7 +300,15 @@ def world(store: Store, running: Running) -> Store:
         "attempts": 1, "next_s": 1.0, "created_s": 1.0,
     }  # fmt: skip
 
+    user = {"name": "ada", "kind": UserKind.person, "administrator": False, "created_s": 1.0}
+    token = {
+        "id": 1, "user": "ada", "name": "ci", "scope": Scope.read, "prefix": "sth_", "sha256": "0" * 64,
+        "created_s": 1.0,
+    }  # fmt: skip
+
     def body(connection: Connection) -> None:
+        connection.execute(sa.insert(schema.users).values(user))
+        connection.execute(sa.insert(schema.tokens).values(token))
         connection.execute(sa.insert(schema.subscriptions).values(subscription))
         connection.execute(sa.insert(schema.deliveries).values(delivery))
 
