@@ -6,15 +6,21 @@ import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
 from tests.trainers.family_models import TEXTS, write_model
+from tests.trainers.test_step_trace import by_flash
 from trainers.config import Parallel, RunConfig, Strategy
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
@@ -24,15 +30,17 @@ from trainers.distillation.taps import RelationTap
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.models import dropout
-from trainers.models.architectures import imported
+from trainers.models.architectures import imported, relative_positions
 from trainers.models.encoders import EAGER, ENCODERS, HUGGINGFACE
 from trainers.models.families import FAMILIES, Attention
 from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models.origin import Folder
+from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
 from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
+from trainers.telemetry.step_trace import StepTrace
 
 HEADS: tuple[Head, ...] = (
     ClassHead(("no", "yes")),
@@ -136,6 +144,80 @@ def test_every_encoder_gives_the_familys_logits_and_gradients(family, encoder, h
     largest = max(float(gradient.abs().max()) for gradient in of_default.values())
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, of_default[name], rtol=0.0, atol=error * largest, msg=name)
+
+
+class SentToTheDevice(TorchDispatchMode):
+    """Remembers the operators that copy from the host to the device `meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if copies and "cpu" in given and isinstance(result, torch.Tensor) and result.is_meta:
+            self.names.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("padding", [True, False], ids=["padded", "unpadded"])
+@pytest.mark.parametrize(("family", "encoder"), [*((name, "huggingface") for name in FAMILIES), *ENCODED])
+def test_no_forward_pass_lets_the_host_wait_for_the_device(family, encoder, padding, tmp_path, monkeypatch):
+    """On `meta`, and not with fake tensors, which transformers takes for a trace and asks nothing."""
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, PACKED_ATTENTION, by_flash)
+    write_model(tmp_path, family, HEADS[0])
+    batch = batch_of(tmp_path)
+    pad_id = int(batch.input_ids[batch.attention_mask.logical_not()][0])
+    if not padding:
+        batch = replace(batch, attention_mask=None)
+    if ENCODERS[encoder].packs:
+        batch = pack(batch, pad_id=pad_id, multiple=8)
+    model = student_of(tmp_path, HEADS[0], dropout=0.1)
+    ENCODERS[encoder].install(model.model)
+    model, batch = model.to(torch.bfloat16).to("meta").train(), batch.to(torch.device("meta"))
+    with StepTrace() as trace, SentToTheDevice() as sent:
+        model(batch).logits.sum().backward()
+    assert not trace.host_reads
+    assert not sent.names
+    assert trace.launches
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "encoder"), [*((name, EAGER.name) for name in FAMILIES), ("modernbert", HUGGINGFACE.name)]
+)
+def test_masks_have_the_effect_of_those_that_transformers_makes(family, encoder, dtype, tmp_path):
+    write_model(tmp_path, family, HEADS[0])
+    batch = batch_of(tmp_path)
+    found = []
+    for attention_mask in (None, batch.attention_mask):
+        model = student_of(tmp_path, HEADS[0]).to(dtype)
+        ENCODERS[encoder].install(model.model)
+        inputs = model.architecture.inputs(batch, model.model)
+        if attention_mask is not None:
+            inputs["attention_mask"] = attention_mask.long()
+        hidden = model.encoder(**inputs).last_hidden_state[batch.attention_mask]
+        hidden.square().sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found.append((hidden.detach(), gradients))
+    (ours, our_gradients), (expected, gradients) = found
+    assert torch.equal(ours, expected)
+    assert our_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(our_gradients[name], gradient), name
+
+
+@pytest.mark.parametrize(("buckets", "largest"), [(16, 64), (256, 512), (-1, -1), (8, 24)])
+@pytest.mark.parametrize("length", [1, 7, 64, 512])
+def test_distances_are_put_into_transformers_buckets(buckets, largest, length):
+    hidden = torch.zeros(2, length, 4)
+    encoder = SimpleNamespace(
+        relative_attention=True, position_buckets=buckets, max_relative_positions=largest
+    )
+    expected = build_relative_position(hidden, hidden, bucket_size=buckets, max_position=largest)
+    assert torch.equal(relative_positions(encoder, hidden), expected)
 
 
 def batch_with_padding_inside(folder: Path, pad_id: int) -> Batch:

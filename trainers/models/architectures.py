@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 
 # The submodules, not the package's lazy names: `AutoModel` would import the model zoo's registry.
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.masking_utils import create_bidirectional_sliding_window_mask
 from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch
@@ -55,12 +56,12 @@ class Bert:
         model: PreTrainedModel = imported(self.family.models + head.suffix)(config).float()
         return model
 
-    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
+    def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
         """Returns what the encoder is given: a packed batch as its row, with its segments."""
-        tokens = self.tokens(batch, config)
+        tokens = self.tokens(batch, model.config)
         if batch.segments is not None:
             return {**tokens, "segments": batch.segments}
-        return {**tokens, "attention_mask": self.mask(batch, config)}
+        return {**tokens, "attention_mask": self.mask(batch, model.config, stored_dtype(model))}
 
     def layer_arguments(self, hidden: torch.Tensor, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
         """Returns what a single layer is given besides its hidden states.
@@ -72,17 +73,19 @@ class Bert:
         """
         if batch.segments is not None:
             return {"segments": batch.segments}
-        mask = self.mask(batch, config)
-        return {
-            "attention_mask": create_bidirectional_mask(config, inputs_embeds=hidden, attention_mask=mask)
-        }
+        return {"attention_mask": self.mask(batch, config, hidden.dtype)}
 
-    def mask(self, batch: Batch, config: PreTrainedConfig) -> torch.Tensor | None:
-        """Returns (B, 1, 1, S), broadcast where it is used; (B, S) where transformers makes its own of it."""
-        mask = batch.attention_mask
-        if mask is None or config._attn_implementation == PLAIN_ATTENTION:
+    def mask(self, batch: Batch, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns (B, 1, 1, S), broadcast where it is used: bool, or what plain attention adds to scores.
+
+        transformers would make the same of (B, S), and let the host wait to learn whether anything is padded.
+        """
+        if batch.attention_mask is None:
+            return None
+        mask = batch.attention_mask[:, None, None, :]
+        if config._attn_implementation != PLAIN_ATTENTION:
             return mask
-        return mask[:, None, None, :]
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def tokens(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
         """Returns token ids, with what tells their places and texts apart."""
@@ -239,9 +242,17 @@ class Electra(Roberta):
 class ModernBert(Bert):
     """ModernBERT: rotary positions, windows, one map for queries, keys and values."""
 
-    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Bert`; the model makes a mask of its own for layers with a window."""
-        return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
+        """See `Bert`; layers with a window have a mask of their own, (B, 1, S, S)."""
+        dtype, mask = stored_dtype(model), batch.attention_mask
+        if mask is None:
+            return {"input_ids": batch.input_ids}
+        shaped = batch.input_ids.new_empty((*batch.input_ids.shape, 0), dtype=dtype)
+        windows = create_bidirectional_sliding_window_mask(
+            model.config, shaped, mask, allow_is_bidirectional_skip=False
+        )
+        masks = {"full_attention": self.mask(batch, model.config, dtype), "sliding_attention": windows}
+        return {"input_ids": batch.input_ids, "attention_mask": masks}
 
     def averages(self, config: PreTrainedConfig) -> bool:
         """See `Bert`."""
@@ -271,13 +282,20 @@ class DebertaV2(Bert):
 
     implementation = "eager"
 
-    def inputs(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
-        """See `Bert`; the model does arithmetic with the mask."""
+    def build(self, fields: Mapping[str, Any], head: Head) -> PreTrainedModel:
+        """See `Bert`; places are computed where the tokens are."""
+        model = super().build(fields, head)
+        encoder = model.base_model.encoder
+        encoder.get_rel_pos = partial(relative_positions, encoder)
+        return model
+
+    def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
+        """See `Bert`; the model does arithmetic with the mask, and without one looks for padding itself."""
         mask = batch.attention_mask
         return {
             "input_ids": batch.input_ids,
-            "attention_mask": None if mask is None else mask.long(),
-            **self.token_types(batch, config),
+            "attention_mask": torch.ones_like(batch.input_ids) if mask is None else mask.long(),
+            **self.token_types(batch, model.config),
         }
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
@@ -291,6 +309,30 @@ class DebertaV2(Bert):
             return super().vocabulary_logits(model, tokens)
         logits: torch.Tensor = model.lm_predictions(tokens, model.get_input_embeddings())
         return logits
+
+
+def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:
+    """Returns the buckets (1, S, S) of the distances between tokens, for DeBERTa's encoder.
+
+    transformers computes the same with a number that it sends to the device, for which the host waits.
+    """
+    if not encoder.relative_attention:
+        return None
+    places = torch.arange(hidden.shape[-2], device=hidden.device)
+    distances = places[:, None] - places
+    middle, largest = encoder.position_buckets // 2, encoder.max_relative_positions
+    if middle > 0 and largest > 0:
+        sizes = distances.abs().clamp_min(middle - 1)
+        octaves = torch.log(sizes / middle) / torch.log(torch.tensor((largest - 1) / middle))
+        beyond = (torch.ceil(octaves * (middle - 1)) + middle) * distances.sign()
+        distances = torch.where(sizes <= middle, distances, beyond).long()
+    return distances[None]
+
+
+def stored_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Returns the dtype that the model's parameters have now."""
+    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+    return dtype
 
 
 def imported(place: str) -> Any:

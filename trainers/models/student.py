@@ -81,9 +81,7 @@ class Student(nn.Module):
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
         """Returns what transformers' encoder gives, before the head."""
-        return self.encoder(
-            **self.architecture.inputs(batch, self.model.config), output_hidden_states=with_hidden
-        )
+        return self.encoder(**self.architecture.inputs(batch, self.model), output_hidden_states=with_hidden)
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
         """Returns the head's logits of an encoded batch."""
