@@ -22,7 +22,7 @@ function kernelTable(worker, kernels) {
   const rows = [...kernels].sort(([, a], [, b]) => (b.get("kernel_ms_per_step") ?? 0) - (a.get("kernel_ms_per_step") ?? 0));
   return h("table", { "aria-label": `Kernels of worker ${worker}` },
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "kernel"), columns.map(([, heading]) => h("th", { scope: "col", class: "num" }, heading)))),
-    h("tbody", {}, rows.map(([name, of]) => h("tr", {}, h("th", { scope: "row", class: "mono", title: name }, name),
+    h("tbody", {}, rows.map(([name, of]) => h("tr", {}, h("td", { class: "mono", title: name }, name),
       columns.map(([figure]) => h("td", { class: "num" }, of.has(figure) ? number(of.get(figure), "", 3) : "-"))))));
 }
 
