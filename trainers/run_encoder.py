@@ -28,6 +28,8 @@ def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
         The parity of an encoder that packs, on rank 0; None = not compared.
     """
     config = worker.config
+    if worker.encoder.packs and not (config.trains and config.model.drops_attention):
+        config.rates.kind.backend.attend_without_dropout(worker.device)
     compared = _parity(worker, task, prepared, model)
     worker.encoder.install(model.model)
     if worker.encoder.quantises:

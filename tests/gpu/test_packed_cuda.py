@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention import current_flash_attention_impl
 
 from trainers.data.batches import collate
 from trainers.data.segments import Segments, pack
 from trainers.data.tokens import TokenSet
+from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.models import packed_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
@@ -71,6 +73,22 @@ def test_a_row_attends_as_its_examples_alone_do(kernel, dtype, tolerance):
     expected.backward(upstream.double())
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad.double(), other.grad, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of operators that it overrides
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+def test_flash_attention_3_attends_as_flash_attention_does(dtype, tolerance):
+    backend, device = CudaBackend(), torch.device("cuda", 0)
+    backend.attend_without_dropout(device)
+    try:
+        if current_flash_attention_impl() != "FA3":
+            pytest.skip("no flash-attn-3, or not sm_90")
+        test_a_row_attends_as_its_examples_alone_do(packed_attention.flash, dtype, tolerance)
+        test_the_backward_pass_drops_what_the_forward_pass_dropped(
+            packed_attention.flash, dtype, tolerance, 0.0
+        )
+    finally:
+        backend.begin_run()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -15,12 +15,14 @@ import pytest
 import torch
 from torch import distributed
 from torch.nn import functional
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.conftest import Configure
 from trainers import assembly
 from trainers.device_kinds import CPU, CUDA
+from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
 from trainers.evaluation import Evaluator
@@ -58,6 +60,69 @@ def test_a_run_leaves_cudnns_attention_out(configure: Configure) -> None:
     reset_process(configure())
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+FLASH_3 = """
+import torch
+library = torch.library.Library("flash_attn_3", "FRAGMENT")
+if not hasattr(torch.ops.flash_attn_3, "fwd"):
+    library.define("fwd(Tensor q) -> Tensor")
+    library.define("bwd(Tensor q) -> Tensor")
+"""
+
+
+@pytest.fixture
+def flash_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that has the names of FlashAttention 3's operators, which torch registers as its own."""
+    (tmp_path / "flash_attn_interface.py").write_text(FLASH_3, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("flash_attn_interface", None)
+    restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.usefixtures("flash_3")
+@pytest.mark.parametrize(
+    "capability",
+    [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)],
+    ids=lambda parts: f"sm_{parts[0]}{parts[1]}",
+)
+def test_flash_attention_3_is_chosen_on_sm_90_and_left_by_the_next_run(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, configure: Configure
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reset_process(configure())
+    CudaBackend().attend_without_dropout(torch.device("cuda", 0))
+    assert current_flash_attention_impl() == ("FA3" if capability == (9, 0) else None)
+    reset_process(configure())
+    assert current_flash_attention_impl() is None
+
+
+def test_without_its_package_torchs_flash_attention_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    CudaBackend().attend_without_dropout(torch.device("cuda", 0))
+    assert current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "chooses"),
+    [
+        ({"encoder": "packed", "attention_dropout": 0.0, "dropout": 0.1}, 1, True),
+        ({"encoder": "packed", "dropout": 0.0}, 1, True),
+        ({"encoder": "packed", "dropout": 0.1}, 1, False),
+        ({"encoder": "packed", "attention_dropout": 0.1, "dropout": 0.0}, 1, False),
+        ({"encoder": "packed", "dropout": 0.1}, 0, True),  # evaluates alone
+        ({"encoder": "huggingface", "dropout": 0.0}, 1, False),
+    ],
+)
+def test_runs_without_attention_dropout_choose_its_kernel(
+    model: dict[str, Any], steps: int, chooses: bool, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is chosen, torch refuses dropout in every flash attention of the process."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(Backend, "attend_without_dropout", lambda self, device: chosen.append(device))
+    train(configure(model={"student": "tiny", **model}, length={"steps": steps}), NullSink(), NeverStop())
+    assert chosen == [torch.device("cpu")] * chooses
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ class Model(Section):
     """Record forward and backward once for each of a few shapes as CUDA graphs, and replay them: one launch
     each in place of hundreds. Rows of encoder packed or fused are padded to these shapes."""
 
+    @property
+    def drops_attention(self) -> bool:
+        """Whether training has attention dropout."""
+        return (self.dropout if self.attention_dropout is None else self.attention_dropout) > 0.0
+
     @model_validator(mode="after")
     def _recorded(self) -> Model:
         if self.cuda_graphs and not ENCODERS[self.encoder].packs:

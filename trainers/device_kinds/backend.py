@@ -96,6 +96,9 @@ class Backend:
     def begin_run(self) -> None:
         """Chooses among what torch leaves open, for the whole process."""
 
+    def attend_without_dropout(self, device: torch.device) -> None:
+        """Chooses the kernel of packed attention in half precision, for a run that drops none of it."""
+
     def free_cache(self) -> None:
         """Returns memory that torch caches."""
 

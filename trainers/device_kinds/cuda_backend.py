@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn import attention
 from torch.profiler import ProfilerActivity
 from typing_extensions import override
 
@@ -15,6 +17,10 @@ from trainers.errors import BadSpecError
 from trainers.telemetry.devices import MIB, Device, nvml_device
 
 _AMPERE = (8, 0)
+_HOPPER = 9
+"""Major compute capability that FlashAttention 3 is written for; torch refuses it on any other."""
+_FLASH_3 = "flash_attn_interface"
+"""Module that the package flash-attn-3 installs."""
 
 
 class CudaGraphs(Recorder):
@@ -106,6 +112,14 @@ class CudaBackend(Backend):
         """Leaves out cuDNN's attention, which plans for each width of a batch: seconds in every process."""
         self._records = False
         torch.backends.cuda.enable_cudnn_sdp(False)
+        attention.restore_flash_attention_impl(_raise_warn=False)
+
+    @override
+    def attend_without_dropout(self, device: torch.device) -> None:
+        """FlashAttention 3 where it runs and is installed; the whole process has it until the next run."""
+        hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
+        if hopper and importlib.util.find_spec(_FLASH_3) is not None:
+            attention.activate_flash_attention_impl("FA3")
 
     @override
     def free_cache(self) -> None:

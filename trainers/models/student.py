@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn.attention import current_flash_attention_impl
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
@@ -145,8 +146,9 @@ class Student(nn.Module):
 
     @property
     def attention(self) -> str:
-        """The implementation of attention in the encoder's layers."""
-        return str(self.model.config._attn_implementation)
+        """Implementation of attention in the encoder's layers, and of flash attention if not torch's."""
+        name, flash = str(self.model.config._attn_implementation), current_flash_attention_impl()
+        return name if flash is None else f"{name}, {flash}"
 
     @property
     def parameter_count(self) -> int:
