@@ -92,10 +92,42 @@ def test_restarted_optimizer_goes_on_as_a_new_one(name, implementation):
     assert torch.equal(model.bias, other.bias)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "masters"),
+    [
+        ("adan", torch.bfloat16, "split"),
+        ("adan", torch.float16, "fp32"),
+        ("adan", torch.float32, None),
+        ("adamw", torch.bfloat16, "fp32"),
+        ("adamw", torch.float16, "fp32"),
+    ],
+)
+def test_masters_are_split_unless_set_where_optimizer_and_format_have_it(name, dtype, masters):
+    assert build(Optimizer(name=name), torch.nn.Linear(3, 3).to(dtype)).masters == masters
+    whole = build(Optimizer(name=name, masters="fp32"), torch.nn.Linear(3, 3).to(dtype))
+    assert whole.masters == (None if masters is None else "fp32")
+
+
+def test_the_masters_of_a_run_that_sets_none_are_bitwise_fp32_masters():
+    found = []
+    for chosen in ({}, {"masters": "fp32"}):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(64, 64).bfloat16()
+        optimizer = build(Optimizer(name="adan", learning_rate=1e-4, **chosen), model).optimizer
+        for seed in range(20):
+            take_steps(optimizer, model, seed=seed)
+        state = optimizer.state[model.weight]
+        upper = model.weight.detach().view(torch.int16).int() << 16
+        found.append(state["master"] if chosen else (upper + state["remainder"]).view(torch.float32))
+    split, whole = found
+    assert torch.equal(split, whole)
+    assert not torch.equal(whole, whole.bfloat16().float())
+
+
 @pytest.mark.parametrize("name", ["adamw", "adan"])
 def test_restart_keeps_masters(name):
     model = torch.nn.Linear(3, 3).bfloat16()
-    optimizer = build(Optimizer(name=name, learning_rate=1e-4), model).optimizer
+    optimizer = build(Optimizer(name=name, learning_rate=1e-4, masters="fp32"), model).optimizer
     take_steps(optimizer, model, seed=0)
     before = {i: state["master"].clone() for i, state in optimizer.state_dict()["state"].items()}
     restart(optimizer)
@@ -110,7 +142,8 @@ def test_restart_keeps_masters(name):
         ({"name": "adamw"}, "fp32", 8),
         ({"name": "adamw"}, "bf16", 12),
         ({"name": "adan"}, "fp32", 16),
-        ({"name": "adan"}, "bf16", 18),
+        ({"name": "adan"}, "bf16", 16),
+        ({"name": "adan", "masters": "fp32"}, "bf16", 18),
         ({"name": "adan", "masters": "split"}, "bf16", 16),
         ({"name": "adan", "masters": "split", "moments": "bf16"}, "bf16", 12),
     ],

@@ -46,8 +46,9 @@ class Optimizer(Section):
     """The same as a number of steps; unset = `warmup_fraction`."""
     schedule: Literal["linear", "constant"] = "linear"
     """After the warm-up: linear decay to 0, or constant."""
-    masters: Literal["fp32", "split"] = "fp32"
-    """What completes half parameters to fp32: a copy, or (adan, bf16) the lower 16 bits alone."""
+    masters: Literal["fp32", "split"] | None = None
+    """What completes half parameters to fp32: a copy, or (adan, bf16) the lower 16 bits alone; unset = split
+    where the optimizer and the format have it, else fp32."""
     moments: Literal["fp32", "bf16"] = "fp32"
     """Format that the moments m and v are kept in; bf16 is for adan only, whose n stays fp32."""
 
@@ -75,8 +76,8 @@ class Optimizer(Section):
 
     def _require_served(self, field: str, choices_of: Callable[[OptimizerInfo], Sequence[str]]) -> None:
         """Refuses a way of executing or storing things that the update rule does not have."""
-        value, served = str(getattr(self, field)), choices_of(self.info)
-        if value not in served:
+        value, served = getattr(self, field), choices_of(self.info)
+        if value is not None and str(value) not in served:
             owners = [info.name for info in OPTIMIZERS.values() if value in choices_of(info)]
             change = f"set optimizer.name: {owners[0]} or " if owners else "set "
             raise ValueError(
@@ -100,15 +101,14 @@ class Optimizer(Section):
         """What is known of the update rule."""
         return OPTIMIZERS[self.name]
 
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """What the update rule is built with."""
+    def hyperparameters(self, stored: str) -> Hyperparameters:
+        """Returns what the update rule is built with, over parameters stored in a format."""
         return Hyperparameters(
             implementation=self.implementation,
             learning_rate=self.learning_rate,
             betas=self.betas or self.info.betas,
             eps=self.eps,
-            masters=self.masters,
+            masters=self.info.masters_of(stored, self.masters),
             moments=self.moments,
             options={field: getattr(self, field) for field in self.info.options},
         )

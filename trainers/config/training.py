@@ -200,18 +200,18 @@ class TrainingSections(Section):
     def state_bytes(self) -> int:
         """Bytes that the optimizer keeps for each trained parameter, masters included."""
         optimizer = self.optimizer
-        return optimizer.info.states.size_bytes(self.stored, optimizer.masters, optimizer.moments)
+        masters = optimizer.info.masters_of(self.stored, optimizer.masters)
+        return optimizer.info.states.size_bytes(self.stored, masters, optimizer.moments)
 
     @model_validator(mode="after")
     def _masters(self) -> TrainingSections:
-        kind, default = self.optimizer.masters, Optimizer.model_fields["masters"].default
-        completed = self.optimizer.info.masters[kind]
-        if kind != default and self.stored not in completed:
-            wanted = completed[0]
+        kind, plain = self.optimizer.masters, self.optimizer.info.plain_masters
+        if kind not in (None, plain) and self.stored not in self.optimizer.info.masters[kind]:
+            wanted = self.optimizer.info.masters[kind][0]
             raise ValueError(
                 f"optimizer.masters {kind} completes parameters stored in {wanted}, but these are stored "
                 f"in {self.stored}; set precision: {wanted} with numerics.parameters: half, "
-                f"or optimizer.masters: {default}"
+                f"or optimizer.masters: {plain}"
             )
         return self
 

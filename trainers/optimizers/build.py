@@ -16,6 +16,7 @@ from trainers.optimizers.masters import stored_format
 
 RATE_FACTOR = "rate_factor"
 """Entry of a parameter group whose learning rate is the run's times this factor; absent = 1."""
+_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _PARTS_OF_PARAMETERS = ("master", "remainder")
 """State that completes 16-bit parameters."""
 
@@ -61,10 +62,12 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     if scales and config.scale_learning_rate is not None:
         factor = config.scale_learning_rate / config.learning_rate
         groups.append({"params": [*scales.values()], "weight_decay": 0.0, RATE_FACTOR: factor})
+    stored = stored_format(groups)
+    hyperparameters = config.hyperparameters(_FORMATS[stored])
     return replace(
-        config.info.build(groups, config.hyperparameters),
+        config.info.build(groups, hyperparameters),
         names=(*decayed, *rest, *scales),
-        masters=None if stored_format(groups) is torch.float32 else config.masters,
+        masters=None if stored is torch.float32 else hyperparameters.masters,
         moments=config.moments,
     )
 

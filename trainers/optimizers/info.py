@@ -155,3 +155,15 @@ class OptimizerInfo:
     options: tuple[str, ...] = ()
     freezes_second_moment: bool = False
     availability: Callable[[], Sequence[Availability]] | None = None
+
+    def masters_of(self, stored: str, chosen: str | None) -> str:
+        """Returns the kind of masters for parameters in a format: the chosen one, else the smallest."""
+        if chosen is not None:
+            return chosen
+        completing = [kind for kind, formats in self.masters.items() if stored in formats]
+        return min(completing, key=storage.MASTER_BYTES.__getitem__, default=self.plain_masters)
+
+    @property
+    def plain_masters(self) -> str:
+        """The kind of masters that completes every 16-bit format."""
+        return next(iter(self.masters))
