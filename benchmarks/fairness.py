@@ -34,12 +34,12 @@ the projects and users that have runs waiting in at least 99% of all passes afte
 others it is their own pauses that decide.
 
 **Figures**, the worst of the seeds each, `eta_width` the median: `share_error_pct`; `starved`: experiments of
-which nothing started for 72 h while runs of them waited; `starved_within_share`: those of people who asked
-for no more hours of such devices than an equal part of their project's share has; `utilisation_vs_fifo`:
-device time used over FIFO's; `priority_order_pct`: of the runs that the person with three priorities started,
-those for which no run of theirs of higher priority waited that needs no more devices of the kind (low
-priority that has waited for a day counts as normal); `priority_wait_h`: their median wait for the first
-start, by priority; `small_job_wait_ratio`: median wait of one-run experiments over FIFO's;
+which nothing started for 72 h while runs of them waited; `starved_within_share`: those of people who asked,
+at all priorities together, for no more hours of such devices than an equal part of their project's share has;
+`utilisation_vs_fifo`: device time used over FIFO's; `priority_order_pct`: of the runs that the person with
+three priorities started, those for which no run of theirs of higher priority waited that needs no more
+devices of the kind (low priority that has waited for a day counts as normal); `priority_wait_h`: their median
+wait for the first start, by priority; `small_job_wait_ratio`: median wait of one-run experiments over FIFO's;
 `preemption_waste_pct`: device time spent on restarts after a preemption, of all; `eta_covered_pct`: starts
 within the interval that was forecast when they were submitted (every third experiment; one without a latest
 start is a miss, and is counted as `without_eta`); `eta_width`: its latest end over its earliest, each with a
@@ -643,8 +643,9 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         "share_errors_pct": {name: round(100 * value, 2) for name, value in errors.items()},
         "fifo_share_error_pct": 100 * max(share_errors(fifo).values(), default=0.0),
         "starved": len(starved(fair)),
-        "starved_within_share": sum(_within_share(each, fair, days) for each in starved(fair)),
+        "starved_within_share": sum(within_share(each, fair, days) for each in starved(fair)),
         "fifo_starved": len(starved(fifo)),
+        "fifo_starved_within_share": sum(within_share(each, fifo, days) for each in starved(fifo)),
         "utilisation": used / (sum(DEVICES.values()) * days * DAY_S),
         "utilisation_vs_fifo": used / fifo_used,
         "small_job_wait_s": medians[0],
@@ -665,9 +666,17 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
     }
 
 
-def _within_share(of: Submission, cluster: Cluster, days: float) -> bool:
-    """Returns whether a person asked for no more of a kind of device than the equal part of a share."""
-    asked_s = sum(asked[of.project, of.user, of.hardware] for asked in cluster.asked_s.values())
+def within_share(of: Submission, cluster: Cluster, days: float) -> bool:
+    """Returns whether a person asked for no more of a kind of device than the equal part of a share.
+
+    Work of every priority counts from its submission, done or not.
+    """
+    owner = of.project, of.user, of.hardware
+    asked_s = sum(
+        sum(each.of.works_s) * each.of.devices
+        for each in (*cluster.experiments.values(), *cluster.ended)
+        if (each.of.project, each.of.user, each.of.hardware) == owner
+    )
     part = WEIGHTS[of.project] / sum(WEIGHTS.values()) / PEOPLE_PER_PROJECT
     return asked_s <= part * DEVICES[of.hardware] * days * DAY_S
 
