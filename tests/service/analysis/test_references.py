@@ -36,7 +36,7 @@ from tests.service.analysis.building import run
 
 Values = npt.NDArray[np.float64]
 random = st.integers(0, 2**32)
-seeds = st.integers(3, 20)
+seeds = st.integers(5, 20)  # Three or four may agree to within what a machine repeats, by chance.
 small = settings(max_examples=40, deadline=None)
 
 

@@ -98,6 +98,12 @@ def test_sensitivity_says_at_which_weight_the_winner_changes() -> None:
     ]
 
 
+def test_a_tie_at_all_of_the_weight_is_no_range_of_its_own() -> None:
+    candidates = [Candidate("a", {"t": 1.0, "c": 1.0}), Candidate("b", {"t": 1.0, "c": 2.0})]
+    ranges = sensitivity(candidates, [Criterion("t", 1.0), Criterion("c", 1.0)], "t")
+    assert [(entry.winner, entry.low, entry.high) for entry in ranges] == [("a", 0.0, 1.0)]
+
+
 _values = st.floats(min_value=0.01, max_value=100.0)
 
 
@@ -144,3 +150,12 @@ def test_a_score_that_makes_no_sense_is_refused(criteria: list[Criterion], says:
 def test_no_candidates_is_refused() -> None:
     with pytest.raises(AnalysisError, match="no run has a result"):
         rank([], STRATEGIES["balance"])
+
+
+def test_a_negative_value_is_named() -> None:
+    rows = [Candidate("a", {"t": 0.0, "c": 1.0}), Candidate("b", {"t": 1.0, "c": -1.0})]
+    with pytest.raises(
+        AnalysisError,
+        match=r"^b has a negative c; a max-normalised score needs values of 0 or more$",
+    ):
+        rank(rows, [Criterion("t", 1.0), Criterion("c", 1.0)])
