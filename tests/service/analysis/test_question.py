@@ -404,9 +404,10 @@ def evidence_by_example(**more: Any) -> RunTable:
     return RunTable((), made.runs, summaries, **{"unit_scores": answered, **more})
 
 
-def test_kept_predictions_bring_examples_into_a_claim() -> None:
+@pytest.mark.parametrize("metric", ["test_accuracy", "test_score"])
+def test_kept_predictions_bring_examples_into_a_claim(metric: str) -> None:
     [pair] = Question(evidence_by_example()).compare(a="precision=fp32", b="precision=bf16",
-                                                     metrics=["test_accuracy"]).claims  # fmt: skip
+                                                     metrics=[metric]).claims  # fmt: skip
     assert pair.claim is not None
     assert (pair.claim.test, pair.claim.examples) == ("paired two-way test", 500)
     assert pair.claim.verdict == "A is better"

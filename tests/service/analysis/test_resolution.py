@@ -57,6 +57,15 @@ def test_decimals_say_how_a_figure_was_rounded(values: list[float], step: float)
     assert decimal_step(np.array(values)) == pytest.approx(step)
 
 
+@pytest.mark.parametrize(
+    ("values", "step"), [([3.0, 20.0], 0.5), ([1.25, 0.5], 0.005), ([1801.25, -3377.5], 3.3775)]
+)
+def test_other_figures_have_half_a_decimal_or_what_a_machine_repeats(
+    values: list[float], step: float
+) -> None:
+    assert Resolution(None).run_variance(np.array(values)) == pytest.approx(step**2)
+
+
 def test_a_share_that_differs_by_many_examples_was_judged_differently_on_as_many() -> None:
     [close, apart] = Resolution(1000).run_variance(np.zeros((2, 4)), np.array([0.0, 0.05]))
     assert close == pytest.approx(1 / (4 * 1000**2))
