@@ -50,7 +50,7 @@ LEAST = 0.9
 class Room:
     """Code that is mutated together, and the tests that it answers to; `functions` are all, or these.
 
-    `without` are tests that take too long to run for each mutant, or that count functions and so find mutants.
+    `without` are tests that take too long for each mutant, or that list functions and so find mutants.
     """
 
     code: tuple[str, ...]

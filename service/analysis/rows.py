@@ -365,8 +365,8 @@ class Rows:
 
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration has these values, given as text."""
-    return all(axis in point and axis_value(point[axis]) == written for axis, written in wanted.items())
+    """Returns whether a configuration has these values, given as they are or as text."""
+    return all(axis in point and axis_value(point[axis]) == axis_value(of) for axis, of in wanted.items())
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from service.analysis import AnalysisError
 from service.analysis.candidates import label_of
 from service.analysis.cells import sides
 from service.analysis.claims import Family
-from service.analysis.effects import effects
+from service.analysis.effects import effects, sentences
 from service.analysis.recommend import Configuration
 from service.analysis.results import Effects, LevelEffect, Scale
 from service.analysis.uncertainty import of_blocks
@@ -232,6 +232,74 @@ def test_the_explained_share_is_that_of_least_squares(cells: int, seeds: int, ra
     every = np.concatenate(groups)
     within = sum(((group - group.mean()) ** 2).sum() for group in groups)
     assert model.r_squared == pytest.approx(1 - within / ((every - every.mean()) ** 2).sum())
+
+
+def test_shares_are_those_of_the_sum_of_squares() -> None:
+    """Two axes and a seed, each its own part of the variance: 4, 1 and 0.25."""
+    signs = {0: -1.0, 1: 1.0}
+
+    def value(point: Mapping[str, Any], seed: int) -> float:
+        return 10.0 + 2.0 * signs[point["a"]] + signs[point["b"]] + 0.5 * signs[seed]
+
+    model = asked(grid({"a": [0, 1], "b": [0, 1]}, 2, value, "x"), "x", "difference")
+    assert {term.axes: term.share for term in model.terms} == pytest.approx(
+        {("a",): 4 / 5.25, ("b",): 1 / 5.25, ("a", "b"): 0.0}
+    )
+    assert model.r_squared == pytest.approx(5 / 5.25)
+    same = asked(grid({"a": [0, 1], "b": [0, 1]}, 2, lambda p, s: 3.0, "x"), "x", "difference")
+    assert [term.share for term in same.terms] == [0.0] * 3
+    assert same.r_squared == 1.0
+
+
+def test_interactions_of_three_axes_are_over_the_cells_of_the_third() -> None:
+    generator = np.random.default_rng(5)
+    values = 100.0 + generator.normal(0.0, 1.0, (2, 2, 2, 5))
+    axes = {"a": [0, 1], "b": [0, 1], "c": [0, 1]}
+    whole = grid(axes, 5, lambda p, s: float(values[p["a"], p["b"], p["c"], s]), "x")
+
+    def expected(of: Any) -> float:
+        return float(stats.ttest_1samp(of[0, 0] - of[0, 1] - of[1, 0] + of[1, 1], 0.0).pvalue)
+
+    model = asked(whole, "x", "difference")
+    terms = {term.axes: term.p_value for term in model.terms}
+    assert model.left_out == ()
+    assert terms["a", "b"] == pytest.approx(expected(values.mean(axis=2)))
+    assert terms["b", "c"] == pytest.approx(expected(values.mean(axis=0)))
+    # Without one cell, a and b interact where c is 0; other pairs likewise.
+    part = asked([c for c in whole if c.point != {"a": 1, "b": 1, "c": 1}], "x", "difference")
+    assert part.left_out == ()
+    assert {term.axes: term.p_value for term in part.terms}["a", "b"] == pytest.approx(
+        expected(values[:, :, 0])
+    )
+
+
+def test_an_interaction_of_seeds_that_agree_is_judged_by_its_size_in_examples() -> None:
+    cells = grid({"a": [0, 1], "b": [0, 1]}, 3, lambda p, s: 0.8 if p["a"] and p["b"] else 0.9, "accuracy")
+    [term] = [term for term in asked(cells, "accuracy").terms if len(term.axes) == 2]
+    # The contrast is 0.1 / 2; of 100 examples that is a variance of 0.05 / 200 at least.
+    assert term.p_value == pytest.approx(stats.f.sf(3 * 0.05**2 / (0.05 / 200), 1, 2))
+
+
+def test_seeds_that_are_not_normal_are_said() -> None:
+    generator = np.random.default_rng(2)
+    noise = generator.normal(0.0, 1.0, (4, 6))
+
+    def checks(outlier: float) -> tuple[str, ...]:
+        def value(point: Mapping[str, Any], seed: int) -> float:
+            return 100.0 + float(noise[point["a"], seed]) + (outlier if (point["a"], seed) == (0, 3) else 0.0)
+
+        return asked(grid({"a": [0, 1, 2, 3]}, 6, value, "x"), "x", "difference").checks
+
+    assert checks(0.0) == ()
+    assert checks(50.0) == (
+        "what seeds add to cells is not normal (Shapiro-Wilk p < 0.01): p-values are approximate",
+    )
+
+
+def test_an_effect_without_an_end_says_so() -> None:
+    cells = grid({"x": ["a", "b"]}, 2, lambda p, s: [[0.1, 2.0], [1.0, 3.0]][p["x"] == "b"][s], "t")
+    [sentence] = sentences(asked(cells, "t", "ratio"))
+    assert sentence == "x=b against a: t +90.5% (+12.1% to no bound)"
 
 
 # -- What is missing -----------------------------------------------------------------------------

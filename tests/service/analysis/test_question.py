@@ -12,6 +12,7 @@ import pytest
 from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
+from service.domain.neighbours import Neighbour
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
 from tests.service.analysis.building import figures, run_table
@@ -385,6 +386,110 @@ def test_runs_that_only_evaluate_are_compared_by_what_inference_takes() -> None:
     assert "total_time_s" in [metric.name for metric in Question(unknown).compare().metrics]
 
 
+def test_kernels_are_the_longest_of_each_rows_profiled_runs() -> None:
+    names = [f"k{number:02}" for number in range(12)]
+    kernels = {
+        1: {name: {"kernel_ms_per_step": float(at), "calls": 2.0} for at, name in enumerate(names)},
+        2: {"k11": {"kernel_ms_per_step": 6.0}, "plain": {"calls": 1.0}},
+        4: {"other": {"kernel_ms_per_step": 1.0}},
+    }
+    found = Question(run_table()).compare(kernels=kernels, metrics=["cost_usd"]).kernels
+    first = [row for row in found if row.label == "precision=fp32, batch.global_size=16"]
+    assert [row.kernel for row in first] == [f"k{number:02}" for number in (10, 9, 11, 8, 7, 6, 5, 4, 3, 2)]
+    assert (first[2].runs, first[2].figures) == (2, {"kernel_ms_per_step": 8.5, "calls": 2.0})
+    assert (first[0].runs, first[0].point) == (1, {"precision": "fp32", "batch.global_size": 16})
+    assert [(row.label, row.kernel) for row in found if row not in first] == [
+        ("precision=fp32, batch.global_size=32", "other")
+    ]
+    few = {1: {"untimed": {"calls": 1.0}, "timed": {"kernel_ms_per_step": 1.0}}}
+    assert [row.kernel for row in Question(run_table()).compare(kernels=few).kernels] == ["timed", "untimed"]
+    none = Question(run_table()).compare(kernels={})
+    assert "no run was profiled on a GPU; submit with telemetry.profile_steps, such as 5" in none.notes
+
+
+def test_a_row_counts_its_runs_and_who_was_near() -> None:
+    table = run_table(
+        change=lambda run: {"state": RunState.stopped} if run.id == 2 else failed(run),
+        shared=frozenset({1, 2}),
+        disturbed={1: (Neighbour.foreign,), 3: (Neighbour.foreign, Neighbour.same_experiment)},
+    )
+    first, second, *_ = Question(table).compare(metrics=["cost_usd"]).rows
+    assert (first.finished, first.planned, first.incomplete, first.failures) == (3, 3, 1, {})
+    assert (first.shared, first.disturbed) == (2, 2)
+    assert first.disturbed_by == {Neighbour.foreign: 2, Neighbour.same_experiment: 1}
+    assert (second.finished, second.planned, second.failures) == (0, 3, {"out_of_memory": 3})
+    assert (second.shared, second.disturbed, second.energy_provenance) == (0, 0, None)
+
+
+def test_the_best_row_is_that_of_whole_runs() -> None:
+    """A run that was stopped early is cheap; the best row is one whose runs trained to the end."""
+
+    def stopped(run: Run) -> dict[str, Any]:
+        first = run.point == {"precision": "fp32", "batch.global_size": 16}
+        return {"state": RunState.stopped, "cost_usd": 0.001} if first and run.seed else {}
+
+    answer = Question(run_table(change=stopped)).compare(metrics=["cost_usd"])
+    assert answer.rows[answer.best["cost_usd"]].label == "precision=bf16, batch.global_size=32"
+
+
+def test_one_configuration_is_claimed_against_each_other_as_in_a_table() -> None:
+    question = Question(run_table())
+    winner = "precision=bf16, batch.global_size=32"
+    found = question.claims_against(winner, ["cost_usd", "accuracy"], margins={"accuracy": 0.01})
+    assert [(pair.a, pair.metric) for pair in found] == [(winner, "cost_usd")] * 3 + [
+        (winner, "accuracy")
+    ] * 3
+    assert [pair.b for pair in found[:3]] == [
+        "precision=fp32, batch.global_size=16", "precision=fp32, batch.global_size=32",
+        "precision=bf16, batch.global_size=16",
+    ]  # fmt: skip
+    assert [pair.claim.margin for pair in found if pair.claim] == [None] * 3 + [0.01] * 3
+    table = question.compare(claims=True, metrics=["cost_usd"]).claims
+    of_table = {(pair.b, pair.a): pair.claim.p_value for pair in table if pair.claim and pair.b == winner}
+    assert {(pair.a, pair.b): pair.claim.p_value for pair in found[:3] if pair.claim} == of_table
+    with pytest.raises(AnalysisError, match=r"^no run has f1 or mrr yet$"):
+        question.claims_against(winner, ["f1", "mrr"])
+
+
+def test_effects_are_equivalent_within_the_margin_of_their_metric() -> None:
+    [item] = Question(run_table()).effects(metrics=["accuracy"]).items
+    assert item.sentences[0].startswith("precision=bf16 against fp32: accuracy equivalent within 0.005 (")
+    assert [found.verdict for found in item.model.levels] == ["equivalent", "equivalent"]
+
+
+def test_bounds_of_a_recommendation_are_met() -> None:
+    question = Question(run_table())
+    dear = question.recommend(at_least={"cost_usd": 0.15}, within={})
+    assert dear.winner == "precision=fp32, batch.global_size=32"
+    assert set(dear.excluded.values()) == {
+        "cost_usd 0.101 is below the limit of 0.15", "cost_usd 0.091 is below the limit of 0.15",
+    }  # fmt: skip
+    near = question.recommend(objective="accuracy", within={"cost_usd": 0.005})
+    assert near.excluded["precision=bf16, batch.global_size=16"] == (
+        "cost_usd 0.101 misses cost_usd within 0.005 of the best (<= 0.096)"
+    )
+
+
+def test_a_speed_up_is_of_time_cost_and_energy_unless_other_figures_are_asked_for() -> None:
+    question = Question(run_table())
+    assert [metric.name for metric in question.speedup().metrics] == [
+        "total_time_s",
+        "cost_usd",
+        "energy_kwh",
+    ]
+    answer = question.speedup(metrics=["accuracy"])
+    assert [metric.name for metric in answer.metrics] == ["accuracy"]
+    assert answer.baseline == "precision=fp32, batch.global_size=16"
+    same = answer.rows[0].ratios["accuracy"]
+    coarse = Question(
+        run_table(summaries={id: {"validation_examples": 10} for id in range(1, 13)})
+    ).speedup(metrics=["accuracy"]).rows[0].ratios["accuracy"]  # fmt: skip
+    assert same is not None and coarse is not None
+    assert same.low is not None and coarse.low is not None
+    assert (same.ratio, coarse.ratio) == (1.0, 1.0)
+    assert coarse.low < same.low < 1.0  # One of ten examples is more than one of 25,000.
+
+
 # -- Claims over examples ----------------------------------------------------------------------
 
 
@@ -400,11 +505,14 @@ def answered(run: Run) -> dict[str, float]:
 def evidence_by_example(**more: Any) -> RunTable:
     """A grid whose runs kept their predictions."""
     made = run_table(change=lambda run: {"test_score": sum(answered(run).values()) / 500})
-    summaries = {run.id: {"test_accuracy": run.test_score, "test_examples": 500} for run in made.runs}
+    summaries = {
+        run.id: {"test_accuracy": run.test_score, "test_score": run.test_score, "test_examples": 500}
+        for run in made.runs
+    }
     return RunTable((), made.runs, summaries, **{"unit_scores": answered, **more})
 
 
-@pytest.mark.parametrize("metric", ["test_accuracy", "test_score"])
+@pytest.mark.parametrize("metric", ["test_accuracy", "test_score:higher"])
 def test_kept_predictions_bring_examples_into_a_claim(metric: str) -> None:
     [pair] = Question(evidence_by_example()).compare(a="precision=fp32", b="precision=bf16",
                                                      metrics=[metric]).claims  # fmt: skip

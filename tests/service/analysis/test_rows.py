@@ -63,6 +63,7 @@ def test_a_point_is_read_in_the_order_of_the_axes() -> None:
 def test_a_side_is_at_a_point_whose_values_are_written_alike() -> None:
     point = {"precision": "bf16", "rate": 1e-5}
     assert is_at(point, {"rate": "1e-05"})
+    assert is_at(point, {"rate": 1e-5})
     assert is_at(point, {})
     assert not is_at(point, {"rate": "2e-05"})
     assert not is_at(point, {"size": "1"})

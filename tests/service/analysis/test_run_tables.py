@@ -92,23 +92,10 @@ def finished(store: Store, queue: Queue) -> Any:
                 "cpu": "x86", "gpu": "A100" if number else None, "hostname": "h",
             }  # fmt: skip
             store.run_started(one.id, attempt, total_steps=1, resumed_from_step=0, facts=facts)
-            store.record(  # fmt: skip
-                RecordBatch(
-                    measurements=[
-                        MeasurementRow(
-                            one.id,
-                            attempt,
-                            "kernel_ms_per_step",
-                            2.0 + number,
-                            "ms",
-                            "sampled",
-                            "kernel:gemm",
-                            0.0,
-                            1.0,
-                        )
-                    ]
-                )
+            kernel = MeasurementRow(
+                one.id, attempt, "kernel_ms_per_step", 2.0 + number, "ms", "sampled", "kernel:gemm", 0.0, 1.0
             )
+            store.record(RecordBatch(measurements=[kernel]))
             summary = {"cost_usd": 1.0 + number, "total_time_s": 10.0, "mine": 0.5}
             store.finish_run(one.id, attempt, RunState.succeeded, summary=summary)
         attempt = store.open_attempt(last.id, claimed.attempt)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from service.analysis.answers import TimeToTarget
 from service.analysis.claims import compare
@@ -234,6 +235,15 @@ def test_a_ratio_is_how_many_times_better_over_paired_seeds() -> None:
     apart = ratio({0: 1.0, 1: 3.0}, {1: 2.0, 5: 2.0}, better="lower")
     assert apart is not None
     assert (apart.ratio, apart.pairs) == (1.0, 0)
+
+
+def test_the_ends_of_a_ratio_whose_seeds_agree_are_fiellers_with_the_least_spread() -> None:
+    found = ratio({0: 20.0, 1: 20.0, 2: 20.0}, {0: 10.0, 1: 10.0, 2: 10.0}, better="lower")
+    assert found is not None
+    assert found.low is not None and found.high is not None
+    for end in (found.low, found.high):  # Whole figures: half a step.
+        reach = stats.t.ppf(0.975, 2) * math.sqrt((1 + end**2) * 0.5**2 / 3)
+        assert abs(20.0 - end * 10.0) == pytest.approx(reach)
 
 
 def test_times_to_a_target_are_means_of_configurations_that_always_reach_it() -> None:
