@@ -350,6 +350,101 @@ def changed_rows(store: Store, fence: Fence, miss: Miss | None = None, *, withou
     return found[0]
 
 
+def written(store: Store, statement: Update, world: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a statement makes of the only row of its table."""
+    found: list[dict[str, Any]] = []
+
+    def body(connection: Connection) -> None:
+        if statement.table is schema.experiments:
+            connection.execute(sa.update(schema.runs).values(state=RunState.succeeded))
+        connection.execute(sa.update(statement.table).values(world))
+        connection.execute(statement)
+        found.append(dict(connection.execute(sa.select(statement.table)).mappings().one()))
+        raise Undone
+
+    with pytest.raises(Undone):
+        store.database.write(body)
+    return found[0]
+
+
+ADOPTED = {"lease_owner": "t", "lease_until_s": NOW_S + 9.0, "lease_s": 9.0}
+RELEASED = {"experiment_attempt": 1, "released_s": None, "seen_s": 4.0}
+
+
+def adopting(*, silent: bool) -> Update:
+    return statements.adopt_lapsed(ID, 1, "t", now=NOW_S, lease_s=9.0, driver_is_silent=silent)
+
+
+@pytest.mark.parametrize(
+    ("statement", "row", "after"),
+    [
+        (adopting(silent=False), {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": None}),
+        (adopting(silent=True), {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": 3.0}),
+        (adopting(silent=True), {**LAPSED, "silent_since_s": None}, {**ADOPTED, "silent_since_s": NOW_S}),
+        (
+            adopting(silent=True),  # The clock of whoever set it was ahead.
+            {**LAPSED, "lease_until_s": NOW_S + 2 * LEASE_S + 0.5}, ADOPTED,
+        ),
+        (
+            statements.move_run(RUN, RunState.running, attempt=1, total_steps=7),
+            {"state": RunState.starting, "attempt": 1}, {"state": RunState.running, "total_steps": 7},
+        ),
+        (
+            statements.move_runs(ID, RunState.cancelled, sources={RunState.queued}, ended_s=9.0),
+            {"state": RunState.queued}, {"state": RunState.cancelled, "ended_s": 9.0},
+        ),
+        (
+            statements.end_attempt(RUN, 1, RunState.failed, ended_s=9.0), {"ended_s": None},
+            {"state": RunState.failed, "ended_s": 9.0},
+        ),
+        (
+            statements.end_open_attempts(ID, RunState.failed, ended_s=9.0), {"ended_s": None},
+            {"state": RunState.failed, "ended_s": 9.0},
+        ),
+        (placing.close_placements(ID), RELEASED, {"released_s": 4.0}),
+        (placing.set_waiting(ID, {RUN: "1 CPU"}), {"state": RunState.queued}, {"waits_for": "1 CPU"}),
+    ],
+)  # fmt: skip
+def test_a_guarded_update_writes_what_it_is_for(
+    world: Store, statement: Update, row: Mapping[str, Any], after: Mapping[str, Any]
+) -> None:
+    found = written(world, statement, row)
+    assert {name: found[name] for name in after} == after
+
+
+def test_an_experiment_moves_from_the_states_that_allow_it(world: Store) -> None:
+    moves = statements.move_experiment(ID, PAUSED)
+    assert written(world, moves, {"state": QUEUED})["state"] == PAUSED
+    assert written(world, moves, {"state": ExperimentState.failed})["state"] == ExperimentState.failed
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "attempt", "is_open"),
+    [
+        ((RUN, 1), {}, {}, True), ((2, 1), {}, {}, False), ((RUN, 2), {}, {}, False),
+        ((RUN, 1), {"state": RunState.running}, {}, False), ((RUN, 1), {"attempt": 2}, {}, False),
+        ((RUN, 2), {}, {"number": 2}, False),
+    ],
+)  # fmt: skip
+def test_the_newest_attempt_is_open_while_its_run_starts(
+    world: Store, asked: tuple[int, int], run: Mapping[str, Any], attempt: Mapping[str, Any], is_open: bool
+) -> None:
+    found: list[Any] = []
+
+    def body(connection: Connection) -> None:
+        state = {"state": RunState.starting, "attempt": 1, **run}
+        connection.execute(sa.update(schema.runs).values(state))
+        connection.execute(
+            sa.update(schema.attempts).values({"experiment_attempt": 5, "number": 1, **attempt})
+        )
+        found.append(connection.execute(statements.open_attempt(*asked)).all())
+        raise Undone
+
+    with pytest.raises(Undone):
+        world.database.write(body)
+    assert found == [[(5,)] if is_open else []]
+
+
 NAMED = [pytest.param(fence, id=fence.name) for fence in FENCES]
 
 
