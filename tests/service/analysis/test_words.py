@@ -11,10 +11,11 @@ import pytest
 from scipy import stats
 
 from service.analysis.answers import TimeToTarget
-from service.analysis.claims import compare
+from service.analysis.claims import Family, compare
 from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.question import Question, claim_words
 from service.analysis.recommend import Configuration, Constraint, recommend
+from service.analysis.resolution import Resolution
 from service.analysis.results import Claim
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.words import assignments, metric_of, one_assignment
@@ -316,3 +317,14 @@ def test_a_recommendation_is_said_whole(
 ) -> None:
     answer = recommend(cells, objective="cost_usd", constraints=constraints)
     assert (answer.text, answer.excluded) == (says, excluded)
+
+
+def test_an_objective_is_equivalent_to_the_runner_ups_within_its_margin() -> None:
+    cells = [cell("a", DEAR, (0.9, 0.9, 0.9)), cell("b", CHEAP, (0.899, 0.9, 0.9))]
+
+    def family(metric: str, better: Any, margin: float | None) -> Family:
+        figures = {each.label: each.figures[metric] for each in cells}
+        return Family(metric, figures, better=better, margin=margin, resolution=Resolution(25_000))
+
+    answer = recommend(cells, objective="accuracy", better="higher", family=family)
+    assert answer.sure.startswith("equivalent to the runner-up within 0.005, p = ")
