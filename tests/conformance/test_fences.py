@@ -378,37 +378,46 @@ def adopting(*, silent: bool) -> Update:
 @pytest.mark.parametrize(
     ("statement", "row", "after"),
     [
-        (adopting(silent=False), {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": None}),
-        (adopting(silent=True), {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": 3.0}),
-        (adopting(silent=True), {**LAPSED, "silent_since_s": None}, {**ADOPTED, "silent_since_s": NOW_S}),
         (
-            adopting(silent=True),  # The clock of whoever set it was ahead.
+            lambda: adopting(silent=False),
+            {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": None},
+        ),
+        (
+            lambda: adopting(silent=True),
+            {**LAPSED, "silent_since_s": 3.0}, {**ADOPTED, "silent_since_s": 3.0},
+        ),
+        (
+            lambda: adopting(silent=True),
+            {**LAPSED, "silent_since_s": None}, {**ADOPTED, "silent_since_s": NOW_S},
+        ),
+        (
+            lambda: adopting(silent=True),  # The clock of whoever set it was ahead.
             {**LAPSED, "lease_until_s": NOW_S + 2 * LEASE_S + 0.5}, ADOPTED,
         ),
         (
-            statements.move_run(RUN, RunState.running, attempt=1, total_steps=7),
+            lambda: statements.move_run(RUN, RunState.running, attempt=1, total_steps=7),
             {"state": RunState.starting, "attempt": 1}, {"state": RunState.running, "total_steps": 7},
         ),
         (
-            statements.move_runs(ID, RunState.cancelled, sources={RunState.queued}, ended_s=9.0),
+            lambda: statements.move_runs(ID, RunState.cancelled, sources={RunState.queued}, ended_s=9.0),
             {"state": RunState.queued}, {"state": RunState.cancelled, "ended_s": 9.0},
         ),
         (
-            statements.end_attempt(RUN, 1, RunState.failed, ended_s=9.0), {"ended_s": None},
+            lambda: statements.end_attempt(RUN, 1, RunState.failed, ended_s=9.0), {"ended_s": None},
             {"state": RunState.failed, "ended_s": 9.0},
         ),
         (
-            statements.end_open_attempts(ID, RunState.failed, ended_s=9.0), {"ended_s": None},
+            lambda: statements.end_open_attempts(ID, RunState.failed, ended_s=9.0), {"ended_s": None},
             {"state": RunState.failed, "ended_s": 9.0},
         ),
-        (placing.close_placements(ID), RELEASED, {"released_s": 4.0}),
-        (placing.set_waiting(ID, {RUN: "1 CPU"}), {"state": RunState.queued}, {"waits_for": "1 CPU"}),
+        (lambda: placing.close_placements(ID), RELEASED, {"released_s": 4.0}),
+        (lambda: placing.set_waiting(ID, {RUN: "1 CPU"}), {"state": RunState.queued}, {"waits_for": "1 CPU"}),
     ],
 )  # fmt: skip
 def test_a_guarded_update_writes_what_it_is_for(
-    world: Store, statement: Update, row: Mapping[str, Any], after: Mapping[str, Any]
+    world: Store, statement: Callable[[], Update], row: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
-    found = written(world, statement, row)
+    found = written(world, statement(), row)
     assert {name: found[name] for name in after} == after
 
 
