@@ -395,6 +395,11 @@ def adopting(*, silent: bool) -> Update:
             {**LAPSED, "lease_until_s": NOW_S + 2 * LEASE_S + 0.5}, ADOPTED,
         ),
         (
+            lambda: statements.withdraw_lapsed(ID, 1, now=NOW_S),
+            {**LAPSED, "lease_owner": "s", "silent_since_s": 1.0},
+            {"lease_owner": None, "lease_until_s": None, "lease_s": None, "state": RUNNING},
+        ),
+        (
             lambda: statements.move_run(RUN, RunState.running, attempt=1, total_steps=7),
             {"state": RunState.starting, "attempt": 1}, {"state": RunState.running, "total_steps": 7},
         ),
