@@ -171,7 +171,7 @@ class FullPostgreSQL(FullDisk):
         self._home.chmod(0o755)
         self.disk = SmallDisk(self._home / "disk", _POSTGRESQL_BYTES)
         if not self.disk.mounted:
-            self.disk.close()
+            shutil.rmtree(self._home)
             raise NoSmallDisk("a server's disk needs a file system of its own, which may not be mounted here")
         options = ["fsync=off", "shared_buffers=16MB", "max_wal_size=8MB", "min_wal_size=2MB",
                    "wal_recycle=off", "checkpoint_timeout=1h", "autovacuum=off"]  # fmt: skip
