@@ -207,10 +207,13 @@ def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
     table = house.json("compare", str(number), "--undisturbed")
     assert [row["finished"] for row in table["rows"]] == [1, 2, 2, 2]
     assert "1 disturbed run is left out: run:1" in table["notes"]
-    for command in ("recommend", "frontier", "effects", "score", "speedup"):
+    for command in ("recommend", "frontier", "score", "speedup"):
         assert (
             "1 disturbed run is left out: run:1" in house.json(command, str(number), "--undisturbed")["notes"]
         )
+    unanswered = house.run("effects", str(number), "--undisturbed")
+    assert unanswered.exit_code == 1
+    assert "B has one seed with total_time_s; a claim needs at least two" in unanswered.output
     page = house.folder / "report.md"
     assert house.run("report", str(number), "--undisturbed", "-o", str(page)).exit_code == 0
     assert "1 disturbed run is left out: run:1" in page.read_text(encoding="utf-8")
