@@ -173,7 +173,7 @@ def insert_events(
 
 
 _PAUSES: Final = frozenset({EventKind.experiment_pause_requested, EventKind.experiment_held})
-"""What an experiment is paused for; a budget that holds it is no one's request."""
+"""Reasons for which people pause an experiment; a spent budget is not among them."""
 _REQUESTS: Final[Mapping[EventKind, frozenset[EventKind]]] = {
     EventKind.experiment_cancelled: frozenset({EventKind.experiment_cancel_requested}),
     EventKind.experiment_paused: _PAUSES,

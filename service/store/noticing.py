@@ -86,7 +86,7 @@ class Noticing(StorePart):
         secret: str | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> Subscription:
-        """Stores a subscription, which is told of what happens from now on.
+        """Stores a subscription; it receives the events that follow.
 
         Args:
             owner: user who is told.
