@@ -173,7 +173,7 @@ def insert_events(
 
 
 _PAUSES: Final = frozenset({EventKind.experiment_pause_requested, EventKind.experiment_held})
-"""Reasons for which people pause an experiment; a spent budget is not among them."""
+"""Events that lead to a pause; where a budget holds the experiment, no person asked for it."""
 _REQUESTS: Final[Mapping[EventKind, frozenset[EventKind]]] = {
     EventKind.experiment_cancelled: frozenset({EventKind.experiment_cancel_requested}),
     EventKind.experiment_paused: _PAUSES,
