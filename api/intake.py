@@ -27,9 +27,9 @@ from service.db.errors import ReplayOfDeleted
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import Admission, admit_spec, read_spec
-from service.spec.data import UnreadData
-from service.spec.experiment import ExperimentSpec
-from service.spec.paths import Roots
+from service.specs.data import UnreadData
+from service.specs.experiment import ExperimentSpec
+from service.specs.paths import Roots
 from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
 LARGEST_BATCH = 64

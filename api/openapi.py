@@ -13,7 +13,7 @@ from api.examples import EXAMPLES
 from api.problems import MEDIA_TYPE
 from api.stream import CHANGES_EVENTS, EXPERIMENT_EVENTS, RUN_EVENTS
 from service.domain.serialization import NUMBER_SCHEMA, adapter
-from service.spec.experiment import json_schema
+from service.specs.experiment import json_schema
 
 _REFERENCE = "#/components/schemas/{model}"
 

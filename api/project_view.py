@@ -11,8 +11,8 @@ from api.problems import ProblemError
 from service.config.document import Problem, SpecError
 from service.domain.access import UserKind
 from service.domain.spending import month_of
-from service.spec.experiment import ExperimentSpec
-from service.spec.project_limits import (
+from service.specs.experiment import ExperimentSpec
+from service.specs.project_limits import (
     NO_LIMITS,
     ProjectLimits,
     queue_cap_problem,

@@ -65,7 +65,7 @@ from service.output.report import gather, html
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import Scheduler
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import NewExperiment, Store
 
 BENCHMARK = Benchmark(

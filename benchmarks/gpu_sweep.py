@@ -21,7 +21,7 @@ from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
 from benchmarks.trainer import pricing_of
 from service.analysis.comparison import compare
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from trainers.reporting import Provenance
 
 BENCHMARK = Benchmark("gpu-sweep", __doc__, fields=("rows", "counted"))

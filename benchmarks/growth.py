@@ -22,7 +22,7 @@ from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.scheduling.upkeep import Upkeep
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 
 ROWS_AT_A_TIME = 50_000

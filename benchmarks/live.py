@@ -17,7 +17,7 @@ import psutil
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, ProgressRow, RecordBatch, Store
 
 REPORT_S = 0.25

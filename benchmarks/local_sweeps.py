@@ -18,7 +18,7 @@ from service.local.local_ray import LocalRay
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import DashboardRayJobs
 from service.scheduling.scheduler import Scheduler
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 from trainers.synthetic import write_corpus
 

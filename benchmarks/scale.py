@@ -53,7 +53,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import Scheduler
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 from service.store import Store
 
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 from trainers.errors import FailureClass
 

@@ -27,7 +27,7 @@ from service.config.settings import Settings
 from service.db import schema, statements
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 from service.store.submission import _INITIAL, _INITIAL_RUN
 

@@ -354,7 +354,7 @@ def _pour_points(seconds: float) -> dict[str, Any]:
     """Start runs and record points of them until the time is up."""
     from service.config.settings import Settings
     from service.scheduling.queue import Queue
-    from service.spec.experiment import validate
+    from service.specs.experiment import validate
     from service.store import PointBatch, RecordBatch, Store
 
     store = Store.open(Settings())

@@ -39,7 +39,7 @@ from benchmarks.store import installation
 from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 from tests.browser.devtools import browser_path
 

@@ -4,7 +4,7 @@ The packages, from what all others use to what people use; each imports only tho
 
 - `domain`: states, records, events and figures; `config`: an installation's settings and hardware
 - `fairness`: shares of devices between projects, users and experiments
-- `search` and `spec`: what can be asked for, and the runs that it means
+- `search` and `specs`: what can be asked for, and the runs that it means
 - `db` and `store`: what is kept, in SQL
 - `notices`: how people are told what happened
 - `scheduling`: whose turn it is, and the job that Ray is given

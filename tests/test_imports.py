@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("service.spec.experiment", {"torch", "ray", "sqlalchemy", "transformers"}),
+        ("service.specs.experiment", {"torch", "ray", "sqlalchemy", "transformers"}),
         ("trainers.config", {"torch", "ray", "transformers"}),
         ("trainers.figures", {"torch", "ray", "transformers"}),
         ("trainers.entrypoint", {"torch", "ray", "transformers"}),

@@ -14,7 +14,7 @@ from service.domain.access import Action
 from service.domain.people import Project, ProjectDetail
 from service.domain.records import Items
 from service.domain.shares import ProjectUse
-from service.spec.project_limits import SET_BY_MAINTAINERS, ProjectLimits
+from service.specs.project_limits import SET_BY_MAINTAINERS, ProjectLimits
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
 

@@ -12,7 +12,7 @@ from api.problems import ProblemError, declared
 from service.domain.records import Items
 from service.output.checkpoints import SavedCheckpoint, saved_checkpoints
 from service.output.model_folder import read_model_card
-from service.spec.models import NoModel
+from service.specs.models import NoModel
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 

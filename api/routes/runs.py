@@ -41,7 +41,7 @@ from service.output.model_folder import open_model
 from service.output.predictions import NoPredictions, json_lines, predictions_file, raw
 from service.output.tables import TableFormat
 from service.output.traces import NoTrace, read_kernel_trace, read_trace
-from service.spec.models import NoModel
+from service.specs.models import NoModel
 from service.store.series import MOST_POINTS
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])

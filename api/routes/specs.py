@@ -21,8 +21,8 @@ from service.planner.notes import notes_of
 from service.planner.planned_start import planned_start
 from service.planner.preview import Preview, Validated, planned_runs
 from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
-from service.spec.experiment import json_schema
-from service.spec.reuse import Reuse, reusable
+from service.specs.experiment import json_schema
+from service.specs.reuse import Reuse, reusable
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 

@@ -14,7 +14,7 @@ from service.db import run_table_statements
 from service.domain.grid import AxisValue
 from service.domain.neighbours import disturbances
 from service.domain.records import PointRow, Run
-from service.spec.fields import axis_names
+from service.specs.fields import axis_names
 from service.store import Store
 from service.store.reading import as_float
 from trainers.telemetry.kernels import KERNEL_FIGURES

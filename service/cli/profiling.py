@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from service.config.hardware import Hardware
     from service.config.settings import Settings
     from service.planner.step_time import Estimate, Exchange, LayerCost, Link, Step
-    from service.spec.experiment import ExperimentSpec
+    from service.specs.experiment import ExperimentSpec
     from trainers.config import RunConfig
     from trainers.dry_runs.profile import Profile
 
@@ -166,7 +166,7 @@ def _config(
     spec: ExperimentSpec, seed: int, settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> RunConfig:
     from service.scheduling.run_plan import run_config
-    from service.spec.models import referenced_runs
+    from service.specs.models import referenced_runs
 
     if referenced_runs(spec):
         raise Failure(

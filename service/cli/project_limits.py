@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from service.cli.output import console, say
 from service.cli.rendering import use_table
 from service.domain.shares import ProjectUse
-from service.spec.project_limits import UNITS, ProjectLimits
+from service.specs.project_limits import UNITS, ProjectLimits
 
 _NONE = "none"
 

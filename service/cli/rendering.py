@@ -31,7 +31,7 @@ from service.domain.neighbours import Neighbour, counted, disturbances, in_words
 from service.domain.states import RUN_STATES_WITH_RESULT
 from service.fairness.explanations import duration_in_words
 from service.scheduling.pools import start_command
-from service.spec.project_limits import UNITS
+from service.specs.project_limits import UNITS
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from service.client.wire import Wire, api_error, given, read, reading
 from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User
 from service.domain.shares import ProjectUse
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 
 
 class PeopleCalls(Wire):

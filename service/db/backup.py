@@ -31,7 +31,7 @@ from service.db.dump import Contents
 from service.db.engine import Database
 from service.db.errors import Conflict, StoreError, UnusableDatabase
 from service.db.schema import ACTIVE
-from service.spec.models import EXPERIMENTS, experiments_folder
+from service.specs.models import EXPERIMENTS, experiments_folder
 from trainers.checkpoints.manifest import DRAFT, MANIFEST, attempt_number
 from trainers.data.cache import sync
 

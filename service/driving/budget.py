@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.domain.events import EventKind
 from service.domain.states import RunState
 from service.driving.sweep_context import SweepContext
-from service.spec.fields import Budget
+from service.specs.fields import Budget
 from service.store import Store
 
 

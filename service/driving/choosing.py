@@ -21,7 +21,7 @@ from service.driving.source_models import SourceModels
 from service.driving.suggestions import Suggestions
 from service.driving.sweep_context import SweepContext
 from service.scheduling.run_plan import Shape
-from service.spec.models import NoModel
+from service.specs.models import NoModel
 from service.store import Conflict, QueuedRun
 from trainers.config import Precision
 from trainers.errors import FailureClass

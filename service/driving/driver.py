@@ -38,8 +38,8 @@ from service.recording.placement_watch import PlacementWatch
 from service.recording.report import STALE_EXIT_CODE
 from service.scheduling import driver_settings
 from service.scheduling.scheduler import lost_attempts
-from service.spec.experiment import read_stored
-from service.spec.models import experiment_folder
+from service.specs.experiment import read_stored
+from service.specs.models import experiment_folder
 from service.store import Conflict, Requests, StaleAttempt, Store
 from service.workers.processes import MARK, mark_of
 from service.workers.ray_cluster import look_at_cluster, look_at_placements

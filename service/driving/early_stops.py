@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.driving.pruning import diverges
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 
 WINDOW = 10
 """Points that are averaged before a loss is called high."""

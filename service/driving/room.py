@@ -9,7 +9,7 @@ from service.domain.records import Run
 from service.driving.sweep_context import SweepContext
 from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 
 CAPACITY_EVERY_S = 2.0
 """How often the cluster is looked at while runs wait for it."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service.domain.records import Run
 from service.driving.sweep_context import SweepContext
-from service.spec.models import NoModel, Reference, checkpoint_of, reference
+from service.specs.models import NoModel, Reference, checkpoint_of, reference
 from service.store import NotFound
 from trainers.checkpoints.manifest import verify
 

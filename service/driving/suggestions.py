@@ -17,7 +17,7 @@ from service.domain.grid import Point
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES, RunState
 from service.search.protocol import Outcome, Suggestion
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from trainers.errors import FailureClass
 

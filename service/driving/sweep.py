@@ -29,7 +29,7 @@ from service.recording.assignment import Assignment, Ending, Ready, Turn
 from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.run_plan import Shape, run_config
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
 from trainers.config import DevicePricing
 from trainers.errors import FailureClass

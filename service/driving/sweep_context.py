@@ -9,7 +9,7 @@ from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.spec.experiment import ExperimentSpec, read_stored
+from service.specs.experiment import ExperimentSpec, read_stored
 from service.store import Store
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from service.config.settings import Settings
 from service.domain.serialization import Serializable
-from service.spec.models import checkpoints_of
+from service.specs.models import checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from service.config.settings import Settings
 from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
 from service.output.model_card import Told, model_card
-from service.spec.models import NoModel, Which, checkpoint_of, checkpoints_of
+from service.specs.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
 

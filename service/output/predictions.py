@@ -9,7 +9,7 @@ from pathlib import Path
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES
-from service.spec.models import checkpoints_of
+from service.specs.models import checkpoints_of
 from service.store import Store
 from trainers import predictions
 from trainers.checkpoints.manifest import newest_file

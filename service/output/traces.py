@@ -12,7 +12,7 @@ from typing import Any
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES
-from service.spec.models import checkpoints_of
+from service.specs.models import checkpoints_of
 from service.store import Store
 from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
 

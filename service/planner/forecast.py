@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from trainers.config import SHARERS, Precision
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally

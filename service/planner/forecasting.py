@@ -25,10 +25,10 @@ from service.planner.forecast import (
     of_its_kind,
     too_small,
 )
-from service.spec.experiment import ExperimentSpec, read_stored
-from service.spec.fields import Budget
-from service.spec.model_config import student_flops
-from service.spec.project_limits import UNITS
+from service.specs.experiment import ExperimentSpec, read_stored
+from service.specs.fields import Budget
+from service.specs.model_config import student_flops
+from service.specs.project_limits import UNITS
 from service.store import NotFound, Store
 
 _SPANS: Mapping[str, Callable[[Forecast], Span]] = {

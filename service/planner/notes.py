@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from service.config.hardware import Hardware, find
-from service.spec.experiment import ExperimentSpec
-from service.spec.fields import WantedPrecision
+from service.specs.experiment import ExperimentSpec
+from service.specs.fields import WantedPrecision
 from trainers.config import Precision
 
 

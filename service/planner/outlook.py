@@ -22,7 +22,7 @@ from service.fairness.rules import USEFUL_S
 from service.fairness.state import Claimant, Demand, Lane, Situation, Waiting, WaitingReason
 from service.planner.forecasting import run_time_of
 from service.scheduling.situation import Seen
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 
 CONSIDERED = 100

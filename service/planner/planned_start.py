@@ -17,7 +17,7 @@ from service.planner.preview import planned_runs
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.scheduling.situation import Lookout, Newcomer
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from trainers.config import SHARERS
 

@@ -18,7 +18,7 @@ from service.domain.outlook import PlannedStart
 from service.domain.serialization import Serializable
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
-from service.spec.experiment import ExperimentSpec, cell_of
+from service.specs.experiment import ExperimentSpec, cell_of
 from trainers.config import SHARERS
 
 

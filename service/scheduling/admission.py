@@ -15,13 +15,13 @@ from service.config.document import Problem, SpecError, first_problems, parse, r
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
-from service.spec.data import data_problems, room_problems
-from service.spec.experiment import ExperimentSpec, RunPlan, validate
-from service.spec.model_config import layer_problems
-from service.spec.model_fit import model_problems
-from service.spec.models import FindRun, reference_problems
-from service.spec.paths import Roots, path_problems
-from service.spec.reuse import FindEqual, Reuse, reusable
+from service.specs.data import data_problems, room_problems
+from service.specs.experiment import ExperimentSpec, RunPlan, validate
+from service.specs.model_config import layer_problems
+from service.specs.model_fit import model_problems
+from service.specs.models import FindRun, reference_problems
+from service.specs.paths import Roots, path_problems
+from service.specs.reuse import FindEqual, Reuse, reusable
 
 SNAPSHOT_AGE_S = 60.0
 """A view of the cluster older than this refuses nothing."""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from service.domain.spending import Spending, month_of
 from service.domain.topics import BUDGET_REACHED, BUDGET_WARNED
-from service.spec.project_limits import UNITS, ProjectLimits, spent_budget
+from service.specs.project_limits import UNITS, ProjectLimits, spent_budget
 from service.store import Store
 from service.store.projects import spent_of
 

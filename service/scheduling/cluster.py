@@ -11,7 +11,7 @@ from typing import Any
 
 from service.config.hardware import CATALOGUE, Hardware, lookup
 from service.domain.serialization import Serializable
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from trainers.config import SHARERS
 from trainers.device_kinds import DEVICE_KINDS
 

@@ -34,8 +34,8 @@ from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
 from service.scheduling.pools import no_scheduler, order_of_pool
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
 from service.scheduling.start_forecasts import start_forecasts
-from service.spec import models
-from service.spec.experiment import read_stored
+from service.specs import models
+from service.specs.experiment import read_stored
 from service.store import Store
 from service.store.base import NewEvent, insert_events, storable
 

@@ -11,8 +11,8 @@ from typing import Any
 from service.config.hardware import Hardware, lookup
 from service.config.settings import Settings
 from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, exclusive_holds, worker_resources
-from service.spec.experiment import ExperimentSpec
-from service.spec.models import checkpoints_folder, workspace_of
+from service.specs.experiment import ExperimentSpec
+from service.specs.models import checkpoints_folder, workspace_of
 from trainers.config import Precision, RunConfig, TrainingSections
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 

@@ -14,7 +14,7 @@ from service.fairness.state import Capacity, Lane, Usage
 from service.fairness.tree import Level
 from service.fairness.usage import decayed
 from service.scheduling.cluster import ClusterSnapshot, devices_of
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 from service.store import Store
 
 

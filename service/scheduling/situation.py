@@ -39,7 +39,7 @@ from service.scheduling.cluster import (
     exclusive_holds,
     unsatisfiable,
 )
-from service.spec.experiment import ExperimentSpec, read_stored
+from service.specs.experiment import ExperimentSpec, read_stored
 from service.store import Store
 
 logger = logging.getLogger(__name__)

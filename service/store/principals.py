@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from service.db import principal_statements, share_statements
 from service.domain.access import Principal, Scope
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 from service.store.base import StorePart
 
 

@@ -16,7 +16,7 @@ from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Ac
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
 from service.domain.shares import BudgetUse, ProjectUse, UserUse
 from service.domain.spending import Month, Spending, month_named, month_of
-from service.spec.project_limits import ProjectLimits, limit_problems
+from service.specs.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 from service.store.people import read_user

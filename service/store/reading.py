@@ -20,8 +20,8 @@ from service.domain.records import (
     Run,
 )
 from service.domain.states import ExperimentState, RunState
-from service.spec.models import Reference
-from service.spec.reuse import Equal
+from service.specs.models import Reference
+from service.specs.reuse import Equal
 from service.store.base import StorePart, read_experiment, read_run, source_of, storable
 
 MAX_PAGE_SIZE = 1000
@@ -145,7 +145,7 @@ class Reading(StorePart):
         """Runs that have succeeded with any of these settings, the newest first.
 
         Args:
-            hashes: Hashes of settings, by `service.spec.reuse.config_sha256`.
+            hashes: Hashes of settings, by `service.specs.reuse.config_sha256`.
             visible: projects whose runs may be reused.
         """
         wanted, found = sorted(hashes), []

@@ -22,7 +22,7 @@ from service.domain.access import EVERYTHING, LOCAL_ACTOR, Actor, Visibility
 from service.domain.events import EventKind
 from service.domain.records import DeletedExperiment, Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
-from service.spec.models import experiment_folder
+from service.specs.models import experiment_folder
 from service.store.audit import note_change
 from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment
 

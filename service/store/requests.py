@@ -26,7 +26,7 @@ from service.domain.states import (
     ExperimentState,
     RunState,
 )
-from service.spec.project_limits import ProjectLimits, queue_cap_problem
+from service.specs.project_limits import ProjectLimits, queue_cap_problem
 from service.store.audit import note_change
 from service.store.base import (
     NewEvent,

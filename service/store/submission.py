@@ -22,10 +22,10 @@ from service.domain.events import EventKind
 from service.domain.grid import Point
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState, RunState
-from service.spec.experiment import ExperimentSpec, RunPlan, cell_of
-from service.spec.models import referenced_runs
-from service.spec.project_limits import queue_cap_problem
-from service.spec.reuse import Reuse, config_sha256
+from service.specs.experiment import ExperimentSpec, RunPlan, cell_of
+from service.specs.models import referenced_runs
+from service.specs.project_limits import queue_cap_problem
+from service.specs.reuse import Reuse, config_sha256
 from service.store.base import (
     NewEvent,
     StorePart,

@@ -20,7 +20,7 @@ from service.db import schema, statements
 from service.domain.access import EVERYTHING, Actor, Role, Scope, UserKind
 from service.domain.sessions import public_id
 from service.domain.topics import Topic
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 
 FIRST_TOKEN = "stillhouse-" + "f" * 32

@@ -24,7 +24,7 @@ from api.connection import BoundedProtocol
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 from trainers.synthetic import write_corpus
 

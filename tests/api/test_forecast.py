@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.domain.states import ExperimentState, RunState
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 from tests.api.conftest import SPEC, Driver
 
 

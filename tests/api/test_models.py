@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from service.config.settings import Settings
 from service.domain.records import LogLine
 from service.domain.states import ExperimentState, RunState
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from service.store import RecordBatch, Store
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem

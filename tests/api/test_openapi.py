@@ -21,7 +21,7 @@ from service.domain.records import Points
 from service.domain.serialization import Serializable, adapter
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit
-from service.spec import experiment, paths, rules, wording
+from service.specs import experiment, paths, rules, wording
 from service.store import Store, StoreUnavailable
 
 

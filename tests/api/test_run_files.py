@@ -12,8 +12,8 @@ from service.config.examples import examples, examples_folder
 from service.config.settings import Settings
 from service.domain.access import Visibility
 from service.domain.records import LogLine, Placement
-from service.spec.experiment import ExperimentSpec, validate
-from service.spec.models import checkpoints_folder
+from service.specs.experiment import ExperimentSpec, validate
+from service.specs.models import checkpoints_folder
 from service.store import RecordBatch
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem

@@ -29,8 +29,8 @@ from service.domain.records import Experiment
 from service.scheduling import admission
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec, validate
-from service.spec.models import workspace_of
+from service.specs.experiment import ExperimentSpec, validate
+from service.specs.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable, UnusableDatabase
 from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.entrypoint import input_identity

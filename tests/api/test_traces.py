@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from service.config.settings import Settings
 from service.output.traces import typical_step
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints.manifest import attempt_folder, kernel_trace

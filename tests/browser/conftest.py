@@ -17,7 +17,7 @@ from api.app import create_app
 from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, ProgressRow, RecordBatch, Store
 from tests.api.conftest import running
 from tests.browser.devtools import browser_path

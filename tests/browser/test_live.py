@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from api.app import create_app
 from service.config.settings import Settings
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 from tests.api.conftest import running, wait_until
 from tests.browser.conftest import ready

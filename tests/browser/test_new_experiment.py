@@ -149,7 +149,7 @@ def test_chips_change_the_text_and_the_text_changes_the_chips(editor: Page) -> N
 
 
 def test_an_experiment_is_copied_with_another_name(page: Page, app: FastAPI, site: str) -> None:
-    from service.spec.experiment import validate
+    from service.specs.experiment import validate
 
     spec = validate({"name": "old", "task": {"name": "imdb", "path": "demo-texts"}})
     store: Store = app.state.store

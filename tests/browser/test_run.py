@@ -16,8 +16,8 @@ from service.config.settings import Settings
 from service.domain.records import LogLine, MeasurementRow, Placement, Run
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
-from service.spec.models import checkpoints_folder
+from service.specs.experiment import validate
+from service.specs.models import checkpoints_folder
 from service.store import PointBatch, RecordBatch, Store
 from tests.api.conftest import running
 from tests.api.test_traces import write_trace

@@ -22,7 +22,7 @@ from service.domain.states import ExperimentState
 from service.planner.foresight import Foresight
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 from tests.api.conftest import running
 from tests.browser.conftest import HOSTILE, ready

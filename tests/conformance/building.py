@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from sqlalchemy import text
 
 from service.domain.records import Experiment
-from service.spec.experiment import RunPlan, validate
+from service.specs.experiment import RunPlan, validate
 from service.store import Store
 
 

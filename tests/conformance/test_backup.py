@@ -20,7 +20,7 @@ from service.db.backup import BackupError, back_up, restore
 from service.db.engine import Database
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.spec.models import checkpoint_of, checkpoints_folder, experiment_folder
+from service.specs.models import checkpoint_of, checkpoints_folder, experiment_folder
 from service.store import Conflict, PointBatch, RecordBatch, Store, StoreUnavailable
 from tests.conformance.building import Submit, plans_of
 from trainers.checkpoints.manifest import CheckpointId, attempt_folder, verify

@@ -9,7 +9,7 @@ from service.db import schema
 from service.domain.spending import month_of
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 from service.store import Store
 from tests.conformance.building import Submit
 from tests.conformance.test_allowances import CLUSTER, allowances, hold, started

@@ -12,7 +12,7 @@ from service.planner.foresight import Foresight
 from service.planner.planned_start import planned_start
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from service.store.placing import Placement
 from tests.conformance.building import Submit, plans_of

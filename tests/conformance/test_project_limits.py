@@ -8,7 +8,7 @@ from sqlalchemy import text
 from service.config.document import SpecError
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
-from service.spec.project_limits import NO_LIMITS, ProjectLimits
+from service.specs.project_limits import NO_LIMITS, ProjectLimits
 from service.store import BadValue, Conflict, NotFound, Store
 from tests.conformance.building import Submit, plans_of
 from tests.conformance.test_allowances import CLUSTER, allowances, hold, started

@@ -14,7 +14,7 @@ from service.config.settings import Settings
 from service.db import removal_statements, schema
 from service.domain.records import Experiment, LogLine, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
-from service.spec.models import checkpoints_folder, experiment_folder
+from service.specs.models import checkpoints_folder, experiment_folder
 from service.store import NotFound, PointBatch, RecordBatch, Store
 from service.store.removal import ROWS_AT_A_TIME
 from tests.conformance.building import Submit, count

@@ -9,8 +9,8 @@ import pytest
 from service.domain.access import Actor, Visibility
 from service.domain.records import DeletedExperiment, Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.spec.models import experiment_folder
-from service.spec.reuse import Reuse
+from service.specs.models import experiment_folder
+from service.specs.reuse import Reuse
 from service.store import BadValue, Conflict, NotFound, Store, removal
 from tests.conformance.building import Submit, count, plans_of, remove_deleted
 

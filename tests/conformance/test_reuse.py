@@ -9,7 +9,7 @@ import pytest
 
 from service.config.hardware import CATALOGUE
 from service.domain.states import ExperimentState, RunState
-from service.spec.reuse import Reuse, config_sha256
+from service.specs.reuse import Reuse, config_sha256
 from service.store import Conflict, PointBatch, RecordBatch, Store
 from tests.conformance.building import Submit, plans_of
 

@@ -9,7 +9,7 @@ from service.domain.shares import Share
 from service.domain.spending import month_of
 from service.scheduling.queue import Queue
 from service.scheduling.shares import shares
-from service.spec.project_limits import ProjectLimits
+from service.specs.project_limits import ProjectLimits
 from service.store import NotFound, Store
 from tests.conformance.building import Submit
 from tests.conformance.test_allowances import CLUSTER, hold, started

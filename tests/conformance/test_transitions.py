@@ -13,7 +13,7 @@ from service.domain.neighbours import Neighbour, of_time
 from service.domain.records import Experiment, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.reuse import Reuse
+from service.specs.reuse import Reuse
 from service.store import AliveRow, CheckpointRow, Conflict, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import Submit, plans_of
 from trainers.errors import FailureClass

@@ -12,7 +12,7 @@ from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.upkeep import PRUNE_EVERY_S, Upkeep
-from service.spec.models import experiment_folder
+from service.specs.models import experiment_folder
 from service.store import PointBatch, RecordBatch, Store, removal
 from tests.conformance.building import count
 

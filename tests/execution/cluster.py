@@ -26,8 +26,8 @@ from service.local.local_ray import LocalRay
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.scheduler import Scheduler
-from service.spec.experiment import validate
-from service.spec.reuse import Reuse, reusable
+from service.specs.experiment import validate
+from service.specs.reuse import Reuse, reusable
 from service.store import Store
 from trainers.synthetic import write_corpus
 

@@ -12,7 +12,7 @@ import pytest
 from service.config.settings import Settings
 from service.domain.records import Experiment, Placement
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Store
 
 

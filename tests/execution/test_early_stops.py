@@ -10,7 +10,7 @@ from service.driving.stop_requests import StopRequests
 from service.recording.recorder import Recorder
 from service.recording.report import Report
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import PointBatch, RecordBatch, Store
 from tests.execution.conftest import Submit
 from trainers.errors import FailureClass

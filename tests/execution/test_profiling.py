@@ -14,7 +14,7 @@ from service.scheduling.cluster import ClusterNode
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.ray_jobs import DashboardRayJobs
 from service.scheduling.run_plan import Shape, run_config
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
 from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 

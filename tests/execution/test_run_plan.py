@@ -10,7 +10,7 @@ import pytest
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.scheduling.run_plan import run_config, shapes_of
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from trainers.config import RunConfig
 
 

@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
-from service.spec.experiment import validate
-from service.spec.model_fit import model_problems
+from service.specs.experiment import validate
+from service.specs.model_fit import model_problems
 from tests.trainers.family_models import tokenizer_of
 from trainers.data.batches import Batch
 from trainers.entrypoint import train

@@ -25,7 +25,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.search import SEARCHES, Search, SearchInfo
 from service.search.protocol import Outcome, Samples, Suggestion, Verdict
-from service.spec.experiment import ExperimentSpec, json_schema, read_stored, validate
+from service.specs.experiment import ExperimentSpec, json_schema, read_stored, validate
 from service.store import PointBatch, RecordBatch, Store
 from trainers.figures import Better
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from service.config.document import SpecError
-from service.spec.experiment import json_schema, validate
+from service.specs.experiment import json_schema, validate
 from trainers.entrypoint import train
 from trainers.models.encoders import ENCODERS, EncoderInfo
 from trainers.reporting import NeverStop

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from service.config.document import SpecError
-from service.spec.experiment import json_schema, validate
+from service.specs.experiment import json_schema, validate
 from trainers.entrypoint import train
 from trainers.optimizers import OPTIMIZERS
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States

@@ -79,9 +79,9 @@ def _known() -> dict[str, Any]:
     from service.domain.metrics import MARGINS, better_of
     from service.output.figures.material import CURVES
     from service.planner.forecast import RunForecast, forecast_run
-    from service.spec.experiment import json_schema, validate
-    from service.spec.fields import axis_names
-    from service.spec.model_config import student_flops
+    from service.specs.experiment import json_schema, validate
+    from service.specs.fields import axis_names
+    from service.specs.model_config import student_flops
     from trainers.config import Task
 
     def forecast(**fields: Any) -> dict[str, Any] | str:
@@ -115,7 +115,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
     from service.output.report.contents import gather
     from service.scheduling.queue import Queue
     from service.scheduling.run_plan import run_config
-    from service.spec.experiment import ExperimentSpec
+    from service.specs.experiment import ExperimentSpec
     from service.store import CheckpointRow, PointBatch, RecordBatch, Store
     from tests.trainers.conftest import Recorder
     from trainers.entrypoint import input_identity, train

@@ -24,7 +24,7 @@ from service.domain.states import (
     RunState,
 )
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import Conflict, NotFound, PointBatch, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import count, remove_deleted
 from trainers.errors import FailureClass

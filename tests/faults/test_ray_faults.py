@@ -13,7 +13,7 @@ import pytest
 
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from tests.execution.cluster import Running
 
 pytestmark = pytest.mark.ray

@@ -14,7 +14,7 @@ from pathlib import Path
 from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 
 _output = threading.Lock()

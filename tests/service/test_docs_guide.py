@@ -12,7 +12,7 @@ import pytest
 from service.cli.overrides import spec_text
 from service.config.document import parse
 from service.config.hardware import CATALOGUE
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")

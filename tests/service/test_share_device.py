@@ -17,7 +17,7 @@ from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import shapes_of
 from service.scheduling.situation import Lookout
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 from service.store import Store
 from trainers.config import SHARERS
 from trainers.telemetry.energy import cost_usd, modelled_energy_j

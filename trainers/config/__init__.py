@@ -1,6 +1,6 @@
 """What one run trains, as frozen pydantic models.
 
-The experiment spec (`service.spec.experiment`) is built from these sections, so a section's fields are
+The experiment spec (`service.specs.experiment`) is built from these sections, so a section's fields are
 described once, here, with their owner. Importing this module imports neither torch nor
 transformers.
 """

@@ -18,7 +18,7 @@ from service.recording import outages
 from service.recording.assignment import Assignment, Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Conflict, Store, StoreUnavailable
 from tests.execution.conftest import Submit
 from trainers.errors import FailureClass

@@ -9,7 +9,7 @@ from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from tests.execution.conftest import Clock
 from tests.execution.sweep.conftest import (

@@ -13,7 +13,7 @@ from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import LIST_EVERY_S, Wait
 from service.scheduling.queue import Queue
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from service.store import Store
 from tests.execution.conftest import Clock, Submit
 from tests.execution.sweep.conftest import Begin, complete, given

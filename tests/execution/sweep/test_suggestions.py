@@ -16,7 +16,7 @@ from service.driving.sweep import Sweep
 from service.recording.assignment import Ending, Turn
 from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot
-from service.spec.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from tests.execution.sweep.conftest import (
     COMPLETED,

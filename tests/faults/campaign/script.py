@@ -21,8 +21,8 @@ from service.domain.states import ExperimentState, RunState
 from service.domain.topics import Topic
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
-from service.spec.project_limits import ProjectLimits
+from service.specs.experiment import validate
+from service.specs.project_limits import ProjectLimits
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from service.store.recording import AliveRow, CheckpointRow, ProgressRow
 from service.store.sessions import Approval

@@ -25,7 +25,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob
 from service.scheduling.scheduler import Scheduler
-from service.spec.experiment import read_stored, validate
+from service.specs.experiment import read_stored, validate
 from service.store import PointBatch, ProgressRow, RecordBatch, Store
 from tests.faults.campaign.databases import CampaignDatabase
 from tests.faults.campaign.plan import Round

@@ -17,7 +17,7 @@ from service.analysis.selection import Selection
 from service.domain.records import MeasurementRow
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import NotFound, RecordBatch, Store
 from tests.service.analysis.building import run
 

@@ -16,8 +16,8 @@ from service.config.settings import Settings
 from service.domain.records import Experiment, LogLine, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec
-from service.spec.models import workspace_of
+from service.specs.experiment import ExperimentSpec
+from service.specs.models import workspace_of
 from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
 from trainers.entrypoint import input_identity
 from trainers.errors import FailureClass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.states import ExperimentState
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from tests.service.cli.house import House
 from trainers.config import RunConfig
 from trainers.entrypoint import train

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from tests.api.test_predictions import SCORES, write_predictions
 from tests.service.cli.house import House
 

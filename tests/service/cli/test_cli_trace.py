@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from service.spec.models import checkpoints_folder
+from service.specs.models import checkpoints_folder
 from tests.api.test_traces import write_trace
 from tests.service.cli.house import House
 from trainers.checkpoints.manifest import attempt_folder

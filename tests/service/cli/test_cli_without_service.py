@@ -22,7 +22,7 @@ from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
 from service.local.doctor import Health, examine
 from service.scheduling.queue import Queue
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import pytest
 from service.config.document import SpecError
 from service.config.hardware import ALIASES, CATALOGUE, FIGURES, Hardware, aliases_of, find, lookup, nearest
 from service.config.settings import Settings
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 

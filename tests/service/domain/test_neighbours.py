@@ -19,7 +19,7 @@ from service.domain.neighbours import Neighbour, disturbances, in_words, of_cpus
 from service.domain.records import MeasurementRow, Run
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 from service.store import RecordBatch, Store
 from tests.service.analysis.building import run, run_table
 

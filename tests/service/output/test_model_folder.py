@@ -31,8 +31,8 @@ from service.output.model_archive import BrokenModel, unpack
 from service.output.model_folder import open_model, tokenizer_files
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import run_config
-from service.spec.experiment import ExperimentSpec, validate
-from service.spec.models import NoModel, checkpoint_of, checkpoints_folder
+from service.specs.experiment import ExperimentSpec, validate
+from service.specs.models import NoModel, checkpoint_of, checkpoints_folder
 from service.store import CheckpointRow, RecordBatch, Store
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import tokenizers

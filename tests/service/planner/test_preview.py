@@ -14,7 +14,7 @@ from service.domain.states import RunState
 from service.planner.notes import notes_of
 from service.planner.preview import PlannedRun, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 
 
 def planned(cpus: float | None = None, **fields: Any) -> list[PlannedRun]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, fits, unsatisfiable
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 
 
 def cluster(*nodes: dict[str, float], reachable: bool = True) -> ClusterSnapshot:

@@ -13,7 +13,7 @@ from service.planner.notes import notes_of
 from service.planner.preview import planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot, at_a_time, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 from trainers.device_kinds import TPU
 
 ONE = {"strategy": "single"}

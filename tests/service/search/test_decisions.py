@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from service.config.document import parse
 from service.driving.pruning import diverges, does_not_fit
 from service.search.halving import Halving, rungs
-from service.spec.experiment import validate
+from service.specs.experiment import validate
 
 
 def spec(text: str = ""):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from service.config.document import SpecError, parse
 from service.domain import grid
 from service.domain.grid import MAX_RUNS, Range
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 
 TEACHERS = {
     "model.teacher": [None, "t"],

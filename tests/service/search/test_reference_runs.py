@@ -16,7 +16,7 @@ from service.domain.grid import MAX_RUNS, reference_places
 from service.domain.states import RunState
 from service.planner.preview import planned_runs
 from service.scheduling.queue import Queue
-from service.spec.experiment import ExperimentSpec, validate
+from service.specs.experiment import ExperimentSpec, validate
 from service.store import Store
 
 

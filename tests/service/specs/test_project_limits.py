@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from service.config.hardware import CATALOGUE
 from service.domain.access import Role
-from service.spec.fields import PRIORITIES
-from service.spec.project_limits import (
+from service.specs.fields import PRIORITIES
+from service.specs.project_limits import (
     NO_LIMITS,
     ProjectLimits,
     limit_problems,

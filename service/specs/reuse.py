@@ -16,9 +16,9 @@ from typing import Any
 from service.config.hardware import Hardware, lookup
 from service.config.settings import Settings
 from service.domain.grid import REFERENCE_CELL
-from service.spec.experiment import ExperimentSpec, RunPlan
-from service.spec.fields import canonical_json
-from service.spec.models import workspace_of
+from service.specs.experiment import ExperimentSpec, RunPlan
+from service.specs.fields import canonical_json
+from service.specs.models import workspace_of
 from trainers.config import TrainingSections
 from trainers.data.paths import HUB
 from trainers.entrypoint import input_identity

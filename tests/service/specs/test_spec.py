@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.config.document import MAX_BYTES, SpecError, parse
-from service.spec.experiment import ExperimentSpec, json_schema, validate
-from service.spec.fields import axis_names, canonical_json
+from service.specs.experiment import ExperimentSpec, json_schema, validate
+from service.specs.fields import axis_names, canonical_json
 
 MINIMAL = {"name": "a", "task": {"name": "imdb"}}
 

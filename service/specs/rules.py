@@ -10,8 +10,8 @@ from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, sh
 from service.config.hardware import Hardware, find, lookup, nearest
 from service.domain.grid import AxisValue
 from service.search import registry as searches
-from service.spec.fields import SpecFields, WantedPrecision, axis_names
-from service.spec.wording import UNCOMPARED
+from service.specs.fields import SpecFields, WantedPrecision, axis_names
+from service.specs.wording import UNCOMPARED
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.models.encoders import ENCODERS
 

@@ -15,7 +15,7 @@ from service.recording.assignment import Turn
 from service.scheduling.admission import admit
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.spec.experiment import read_stored
+from service.specs.experiment import read_stored
 from service.store import Store
 from trainers.config import TrainingSections
 

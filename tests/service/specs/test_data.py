@@ -18,9 +18,9 @@ from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.scheduling.admission import checked_plans
-from service.spec import data
-from service.spec.data import data_problems
-from service.spec.experiment import validate
+from service.specs import data
+from service.specs.data import data_problems
+from service.specs.experiment import validate
 from trainers.config import Task
 from trainers.tasks import TASKS, first_look
 

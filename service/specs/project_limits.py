@@ -14,7 +14,7 @@ from service.config.document import Problem
 from service.config.hardware import Hardware, lookup
 from service.domain.access import Role
 from service.domain.spending import Spending
-from service.spec.fields import PRIORITIES
+from service.specs.fields import PRIORITIES
 
 Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]
 Runs = Annotated[int, Field(ge=0, le=10_000_000)]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from service.config.document import Problem, first_problems
-from service.spec.experiment import ExperimentSpec
-from service.spec.model_config import configuration, model_file, read_object
-from service.spec.paths import Roots
+from service.specs.experiment import ExperimentSpec
+from service.specs.model_config import configuration, model_file, read_object
+from service.specs.paths import Roots
 from trainers.config import TrainingSections
 from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.models.fit import Misfit, student_misfits, teacher_misfits

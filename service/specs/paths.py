@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
-from service.spec.experiment import ExperimentSpec, nothing
-from service.spec.models import FIELDS as MODEL_FIELDS
-from service.spec.models import reference
+from service.specs.experiment import ExperimentSpec, nothing
+from service.specs.models import FIELDS as MODEL_FIELDS
+from service.specs.models import reference
 from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
 from trainers.models.origin import PRESETS
 

@@ -12,7 +12,7 @@ from service.config.document import MAX_PROBLEMS, Problem
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES, RunState
-from service.spec.experiment import ExperimentSpec, RunPlan
+from service.specs.experiment import ExperimentSpec, RunPlan
 from trainers.checkpoints import manifest
 from trainers.config import Workspace
 from trainers.errors import FailureClass

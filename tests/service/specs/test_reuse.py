@@ -12,9 +12,9 @@ import pytest
 
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
-from service.spec.experiment import ExperimentSpec, validate
-from service.spec.models import workspace_of
-from service.spec.reuse import Equal, Reuse, config_sha256, reusable
+from service.specs.experiment import ExperimentSpec, validate
+from service.specs.models import workspace_of
+from service.specs.reuse import Equal, Reuse, config_sha256, reusable
 from trainers.entrypoint import input_identity
 
 CPU = CATALOGUE["cpu"]

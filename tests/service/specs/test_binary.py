@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.config.document import SpecError
-from service.spec.experiment import json_schema, validate
-from service.spec.fields import axis_names
+from service.specs.experiment import json_schema, validate
+from service.specs.fields import axis_names
 
 MINIMAL = {"name": "bits", "task": {"name": "imdb"}}
 

@@ -13,7 +13,7 @@ from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, refusal
 from service.config.hardware import nearest
 from service.search import SEARCHES, Search
 from service.search import registry as searches
-from service.spec.fields import GridTooLarge, SpecFields
+from service.specs.fields import GridTooLarge, SpecFields
 from trainers.config import Section
 
 UNCOMPARED = "`stillhouse schema` lists the known ones"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from service.config.document import Problem
-from service.spec.models import reference
-from service.spec.paths import Roots
+from service.specs.models import reference
+from service.specs.paths import Roots
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
 from trainers.models.families import BERT, MODEL_TYPE, family_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
-from service.spec.experiment import ExperimentSpec, nothing
-from service.spec.paths import Roots
+from service.specs.experiment import ExperimentSpec, nothing
+from service.specs.paths import Roots
 from trainers.config import Task
 from trainers.data.paths import HUB, UnusablePath, find
 

@@ -9,8 +9,8 @@ import pytest
 
 from service.config.hardware import CATALOGUE
 from service.planner.forecasting import forecast_of
-from service.spec.experiment import validate
-from service.spec.model_config import student_flops
+from service.specs.experiment import validate
+from service.specs.model_config import student_flops
 from service.store import Store
 from trainers.telemetry.flops import FlopCount
 

@@ -22,9 +22,9 @@ from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, Point
 from service.search import Search
-from service.spec.fields import SpecFields, WantedPrecision, axis_names, canonical_json
-from service.spec.rules import INFEASIBLE, problems_of
-from service.spec.wording import naming_problems
+from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json
+from service.specs.rules import INFEASIBLE, problems_of
+from service.specs.wording import naming_problems
 from trainers.config import Precision, Section
 
 

@@ -17,8 +17,8 @@ from service.config.document import MAX_PROBLEMS, SpecError, parse
 from service.config.hardware import CATALOGUE
 from service.scheduling.admission import read_spec
 from service.search import SEARCHES
-from service.spec.experiment import ExperimentSpec
-from service.spec.fields import axis_names
+from service.specs.experiment import ExperimentSpec
+from service.specs.fields import axis_names
 
 CALLS = 150_000
 """Calls that any document may take to read and validate."""

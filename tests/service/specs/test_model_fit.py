@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from service.config.settings import Settings
-from service.spec.experiment import validate
-from service.spec.model_fit import model_problems
+from service.specs.experiment import validate
+from service.specs.model_fit import model_problems
 from tests.trainers.family_models import write_model
 from trainers.models.heads import ClassHead
 
