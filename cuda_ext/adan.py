@@ -1,5 +1,3 @@
-"""`cuda_ext.Adan`: the optimizer, for use inside and outside this project."""
-
 from __future__ import annotations
 
 import math
@@ -129,12 +127,12 @@ class Adan(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the base class keeps groups and state only."""
+        """The base class keeps groups and state only."""
         kept: dict[str, Any] = super().__getstate__()
         return {**kept, **{name: value for name, value in vars(self).items() if name in _SETTINGS}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also takes what was saved before an option existed: the option is then off."""
+        """Options that did not exist when the state was saved are off."""
         super().__setstate__(state)
         for group in self.param_groups:
             for option in _OPTIONS:
@@ -142,7 +140,6 @@ class Adan(torch.optim.Optimizer):
 
     @property
     def implementation(self) -> str:
-        """Name of the implementation that really runs."""
         return self._implementation
 
     @property
@@ -151,7 +148,7 @@ class Adan(torch.optim.Optimizer):
         return self._implementation in UNFUSED_TWIN
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, also after steps were taken; their own step count starts at 0."""
+        """Also allowed after steps were taken; the step count of new parameters starts at 0."""
         super().add_param_group(param_group)
         try:
             _check_group(self.param_groups[-1])
@@ -249,7 +246,6 @@ class Adan(torch.optim.Optimizer):
             _STEPS[self._implementation](batches, inputs)
 
     def _collect(self) -> list[TensorBatch]:
-        """Sorts parameters that have gradients into batches; makes the state of new ones."""
         batches: dict[tuple[Any, ...], TensorBatch] = {}
         in_order = self._implementation in UNFUSED_TWIN
         for group in self.param_groups:
@@ -298,7 +294,6 @@ class Adan(torch.optim.Optimizer):
             state[completing] = masters.fresh(param, completing)
 
     def _step_count(self, param: Tensor, value: float) -> Tensor:
-        """Returns a step count where this implementation reads it."""
         on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
         return torch.full((), value, dtype=torch.float32, device=param.device if on_device else "cpu")
 
@@ -348,7 +343,7 @@ class Adan(torch.optim.Optimizer):
             group["betas"] = (b1, b2, 1.0)
 
     def refresh_masters(self) -> None:
-        """Takes the 16-bit parameters' present values as fp32 masters: call it after loading weights."""
+        """Sets the fp32 masters to the 16-bit parameters' current values: call it after loading weights."""
         for param, state in self.state.items():
             for name in masters.STATE_NAMES:
                 if name in state:
@@ -358,10 +353,10 @@ class Adan(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores state exactly, in the dtypes of the state rather than the parameters'.
 
-        What registered pre-hooks return is what is checked and restored; post-hooks find it restored.
+        Pre-hooks run before the check, post-hooks after the restore.
 
         Raises:
-            StateDictError: shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
+            StateDictError: Shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
         """
         given = state_dict
 
@@ -414,7 +409,6 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
-    """The gradient in its parameter's memory order, copied where it has another."""
     if not (param.is_contiguous() or _is_dense(param)):
         raise LayoutError(
             f"a parameter of shape {tuple(param.shape)} and strides {param.stride()} has gaps or overlaps in "

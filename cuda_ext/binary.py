@@ -35,11 +35,6 @@ _registered = False
 
 
 def require(device_type: str) -> None:
-    """Loads the operators for a type of device.
-
-    Raises:
-        BuildError: there are none for this device here; the message says why.
-    """
     global _registered
     if device_type not in ("cpu", "cuda", "meta"):
         raise BuildError(f"there are no kernels for binary weights on {device_type}; use cpu or cuda")
@@ -51,7 +46,6 @@ def require(device_type: str) -> None:
 
 
 def why_unavailable(device_type: str) -> str | None:
-    """None when the operators for this type of device are loaded or can be; else the reason, in one line."""
     try:
         require(device_type)
     except BuildError as error:
@@ -63,7 +57,6 @@ def capability() -> str:
     """Returns the instruction set of the CPU kernels that run now: `scalar`, `neon`, `avx2` or `avx512`.
 
     Raises:
-        BuildError: there are no CPU kernels here.
         ConfigurationError: `STILLHOUSE_CPU_CAPABILITY` names instructions that this CPU lacks.
     """
     require("cpu")
@@ -74,7 +67,7 @@ def capability() -> str:
 
 
 def calls() -> dict[str, dict[str, int]]:
-    """Returns the calls of each operator in this process by the kernels that computed them."""
+    """Calls of each operator in this process, by the kernels that computed them."""
     require("cpu")
     names = torch.ops.stillhouse.binary_capabilities()
     counts = torch.ops.stillhouse.binary_counters()
@@ -101,7 +94,6 @@ def pack(signs: Tensor) -> Tensor:
 
 
 def unpack(weight: Tensor, outputs: int, inputs: int) -> Tensor:
-    """Returns the bool signs (N, K) of panels."""
     panels, words, _ = weight.shape
     bits = weight.transpose(1, 2).contiguous().view(torch.uint8).view(panels * PANEL, words * 4, 1)
     places = torch.arange(8, dtype=torch.uint8, device=weight.device)
@@ -109,7 +101,7 @@ def unpack(weight: Tensor, outputs: int, inputs: int) -> Tensor:
 
 
 def positives_of(signs: Tensor) -> Tensor:
-    """Returns the (N,) int32 numbers of +1 of bool signs (N, K), which {0, a} activations need."""
+    """Returns the (N,) int32 counts of +1 in bool signs (N, K), which {0, a} activations need."""
     return signs.sum(1, dtype=torch.int32)
 
 
@@ -141,15 +133,7 @@ def binary_linear(
 def binary_weight_linear(
     x: Tensor, weight: Tensor, scale: Tensor, *, outputs: int, bias: Tensor | None = None
 ) -> Tensor:
-    """Returns sum(w x) scale + bias, (..., N), with weights of -1 and +1.
-
-    Args:
-        x: (..., K) float32 or bfloat16.
-        weight: Panels of `pack`.
-        scale: (1,) or (N,) fp32.
-        outputs: N.
-        bias: (N,) fp32; None = 0.
-    """
+    """Returns sum(w x) scale + bias, (..., N), with weights of -1 and +1; see `binary_linear`."""
     result: Tensor = torch.ops.stillhouse.binary_weight_linear(x, weight, scale, bias, outputs)
     return result
 

@@ -61,8 +61,6 @@ _LAUNCHERS = ("ccache", "sccache", "distcc")
 
 @dataclass(frozen=True)
 class Unit:
-    """One object file: compiler, source in `csrc/`, flags."""
-
     name: str
     compiler: str
     source: str
@@ -92,12 +90,10 @@ class Plan:
 
     @property
     def file_name(self) -> str:
-        """Name of the library in a cache folder."""
         return f"{self.kind}-{self.key}.so"
 
 
 def cache_folder() -> Path:
-    """Returns the folder that first use compiles into."""
     if chosen := os.environ.get("STILLHOUSE_KERNEL_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -105,11 +101,7 @@ def cache_folder() -> Path:
 
 
 def compiler() -> str:
-    """Returns the C++ compiler: `$CXX`, else c++, g++ or clang++ on the path.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """The C++ compiler: `$CXX`, else c++, g++ or clang++ on the path."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and shutil.which(shlex.split(name)[0]):
             return name
@@ -118,11 +110,7 @@ def compiler() -> str:
 
 @functools.cache
 def compiler_version(command: str) -> str:
-    """Returns what a compiler prints of itself: one that was upgraded in place makes another library.
-
-    Raises:
-        BuildError: it does not run.
-    """
+    """Part of a library's key: a compiler upgraded in place makes another library."""
     try:
         asked = [*shlex.split(command), "--version"]
         return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
@@ -143,11 +131,7 @@ def _torch_link(*extra: str) -> tuple[str, ...]:
 
 
 def cpu_plan() -> Plan:
-    """Returns the library with the schemas and the CPU kernels.
-
-    Raises:
-        BuildError: there is no C++ compiler.
-    """
+    """The library with the schemas and the CPU kernels."""
     cxx = compiler()
     x86 = platform.machine() in ("x86_64", "AMD64")
     loops = tuple(
@@ -214,11 +198,7 @@ def _architecture_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def nvcc() -> str:
-    """Returns the CUDA compiler: under `$CUDA_HOME`, else on the path, else /usr/local/cuda.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """The CUDA compiler: under `$CUDA_HOME`, else on the path, else /usr/local/cuda."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = [f"{home}/bin/nvcc"] if home else []
     candidates += [shutil.which("nvcc") or "", "/usr/local/cuda/bin/nvcc"]
@@ -230,11 +210,7 @@ def nvcc() -> str:
 
 @functools.cache
 def toolkit(nvcc_path: str) -> tuple[Path, str]:
-    """Returns the root folder and release (`13.0`) of the toolkit that an nvcc belongs to.
-
-    Raises:
-        BuildError: nvcc does not say.
-    """
+    """Root folder and release (`13.0`) of an nvcc's toolkit."""
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cu"
         probe.touch()
@@ -261,7 +237,7 @@ CUDA_UNITS = (
 def cuda_units(
     nvcc_path: str, architectures: tuple[str, ...], *extra: str, units: Sequence[str] = CUDA_UNITS
 ) -> tuple[Unit, ...]:
-    """Returns the CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
+    """The CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
     flags = (
         "-std=c++17",
         "-O3",
@@ -274,14 +250,13 @@ def cuda_units(
 
 
 def _host_compiler() -> tuple[str, ...]:
-    """nvcc's flag for the host compiler that CXX names; none where it is unset, and nvcc takes its own."""
     words = shlex.split(os.environ.get("CXX", ""))
     named = next((word for word in words if Path(word).name not in _LAUNCHERS), None)
     return () if named is None or not shutil.which(named) else (f"-ccbin={shutil.which(named)}",)
 
 
 def why_no_cuda() -> str | None:
-    """Returns why the CUDA library cannot be used or built here, as far as one can tell without compiling."""
+    """Why the CUDA library cannot be used or built here, as far as is known without compiling."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     if not torch.cuda.is_available() and os.environ.get("FORCE_CUDA", "0") != "1":
@@ -290,14 +265,7 @@ def why_no_cuda() -> str | None:
 
 
 def cuda_plan(*, variants: bool = False) -> Plan:
-    """Returns the library with the CUDA kernels.
-
-    Args:
-        variants: with those of Adan that are only measured (`benchmarks.adan_variants`).
-
-    Raises:
-        BuildError: torch has no CUDA, no GPU is visible, or no fitting nvcc is found.
-    """
+    """`variants` adds kernels of Adan that are only measured (`benchmarks.adan_variants`)."""
     if reason := why_no_cuda():
         raise BuildError(reason)
     nvcc_path = nvcc()
@@ -330,13 +298,10 @@ def cuda_plan(*, variants: bool = False) -> Plan:
 
 
 def library(kind: str) -> Path:
-    """Returns the path of the compiled library, built now when neither the package nor the cache has it.
-
-    Args:
-        kind: `cpu` or `cuda`.
+    """Returns the library `cpu` or `cuda`, built now when neither the package nor the cache has it.
 
     Raises:
-        BuildError: it cannot be built here.
+        BuildError: It cannot be built here.
     """
     if packaged := _packaged(kind):
         return packaged
@@ -344,7 +309,7 @@ def library(kind: str) -> Path:
 
 
 def is_built(kind: str) -> bool:
-    """Returns whether `library(kind)` would find it without compiling."""
+    """Whether `library(kind)` would find it without compiling."""
     if _packaged(kind):
         return True
     try:
@@ -366,10 +331,10 @@ def _source_digest() -> str:
 
 
 def _packaged(kind: str) -> Path | None:
-    """A library built ahead of time fits when sources, torch and, for CUDA, a target of this GPU agree.
+    """A prebuilt library fits if sources, torch and, for CUDA, a target of this GPU agree.
 
-    It is not found by the plan's key: where an image runs there need be no compiler, and the
-    environment that chose the targets is gone.
+    It is not looked up by the plan's key: an image need not have a compiler, or the environment that chose
+    the targets.
     """
     note = PACKAGED / f"{kind}.json"
     if not note.exists():
@@ -396,11 +361,7 @@ def _runs_on(target: str, major: int, minor: int) -> bool:
 
 
 def compile_plan(plan: Plan, folder: Path) -> Path:
-    """Compiles and links `plan` into `folder`, once over all processes; returns the library's path.
-
-    Raises:
-        BuildError: a compiler failed, or the folder cannot be written.
-    """
+    """Compiles and links into `folder`, once over all processes; returns the library's path."""
     path = folder / plan.file_name
     if path.exists():
         return path
@@ -425,22 +386,14 @@ def _compile(plan: Plan, path: Path) -> None:
 
 
 def compile_unit(unit: Unit, output: Path) -> str:
-    """Compiles one object; returns what the compiler printed.
-
-    Raises:
-        BuildError: with the compiler's last lines.
-    """
+    """Returns the compiler's output."""
     return _run(
         [*shlex.split(unit.compiler), *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)]
     )
 
 
 def assemble_unit(unit: Unit, output: Path) -> str:
-    """Assembles a CUDA unit of one target without its host part; returns what the assembler printed.
-
-    Raises:
-        BuildError: with the compiler's last lines.
-    """
+    """Assembles a CUDA unit of one target without its host part; returns the assembler's output."""
     return _run([unit.compiler, *unit.flags, "-cubin", str(SOURCES / unit.source), "-o", str(output)])
 
 
@@ -461,11 +414,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def build_ahead(kind: str, *, in_package: bool = False) -> Path:
-    """Builds one library now, into the cache or next to the package.
-
-    Raises:
-        BuildError: it cannot be built here.
-    """
     plan = _plan(kind)
     path = compile_plan(plan, PACKAGED if in_package else cache_folder())
     if in_package:
@@ -480,7 +428,7 @@ def build_ahead(kind: str, *, in_package: bool = False) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; exit code 1 when nothing could be built, or with `--complete` not everything."""
+    """Exit code 1 when nothing could be built, or with `--complete` not everything."""
     parser = argparse.ArgumentParser(
         prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
     )

@@ -22,8 +22,6 @@ UNFUSED_TWIN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Availability:
-    """One implementation on one type of device."""
-
     implementation: str
     device: str
     """`cpu` or `cuda`."""
@@ -44,9 +42,7 @@ def why_not(implementation: str, device_type: str) -> str | None:
 def availability(*, compile_now: bool = True) -> tuple[Availability, ...]:
     """Returns every implementation on `cpu` and `cuda`.
 
-    Args:
-        compile_now: False answers without compiling: kernels that a compiler could still make
-            count as available and say so.
+    Without `compile_now`, kernels that a compiler could still make count as available.
     """
     rows = []
     for device in ("cpu", "cuda"):

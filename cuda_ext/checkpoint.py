@@ -18,7 +18,6 @@ _REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
 def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
-    """Returns each parameter with its saved state; parameters that never took a step have none."""
     saved_groups = state_dict["param_groups"]
     if len(saved_groups) != len(optimizer.param_groups):
         raise StateDictError(
@@ -43,16 +42,7 @@ def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tenso
 
 
 def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str) -> None:
-    """Raises when `state_dict` cannot continue an optimizer.
-
-    Args:
-        optimizer: Optimizer to load the state into; not changed.
-        state_dict: State dictionary of an `Adan`.
-        master_weights: kind of masters that the optimizer keeps.
-
-    Raises:
-        StateDictError: names the parameter, the part and the remedy.
-    """
+    """Raises `StateDictError` when `state_dict` cannot continue an optimizer."""
     if "state" not in state_dict or "param_groups" not in state_dict:
         raise StateDictError("not an optimizer's state dict: 'state' and 'param_groups' are missing")
     for index, (param, state) in enumerate(_pairs(optimizer, state_dict)):
@@ -84,18 +74,11 @@ def restore(
     master_weights: str,
     step_count: Callable[[Tensor, float], Tensor],
 ) -> None:
-    """Copies saved state into tensors laid out like the parameters.
+    """Copies saved state that `check` accepted into tensors laid out like the parameters.
 
     The base class casts floating-point state to the parameter's dtype, which would cut fp32
     moments and masters of a bfloat16 model down to bfloat16. Masters that the optimizer does not
     keep are dropped; entries that are not Adan's stay as the base class has them.
-
-    Args:
-        optimizer: Optimizer whose state is replaced.
-        state_dict: State dictionary that `check` accepted.
-        moments_dtype: Dtype of m and v.
-        master_weights: kind of masters that the optimizer keeps.
-        step_count: makes a parameter's step count from a number.
     """
     for param, saved in _pairs(optimizer, state_dict):
         state = optimizer.state[param]

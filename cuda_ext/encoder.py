@@ -34,11 +34,6 @@ _registered: set[str] = set()
 
 
 def require(device_type: str) -> None:
-    """Loads the operators for a type of device.
-
-    Raises:
-        BuildError: there are none for this device here; the message says why.
-    """
     if device_type in _registered:
         return
     native.require("cpu")  # the schemas, and the kernels of the CPU
@@ -60,7 +55,6 @@ def require(device_type: str) -> None:
 
 
 def why_unavailable(device_type: str) -> str | None:
-    """None when the operators for this type of device are loaded or can be; else the reason, in one line."""
     try:
         require(device_type)
     except BuildError as error:
@@ -69,25 +63,25 @@ def why_unavailable(device_type: str) -> str | None:
 
 
 def rows_done() -> tuple[int, int]:
-    """Returns the rows that the CPU kernels worked on in this process, forward and backward."""
+    """Rows that the CPU kernels processed in this process, forward and backward."""
     require("cpu")
     forward, backward = torch.ops.stillhouse.encoder_counters()
     return forward, backward
 
 
 def fresh_seeds(count: int) -> Tensor:
-    """Returns (count,) seeds drawn from torch's CPU generator: what a checkpoint keeps replays every mask."""
+    """(count,) seeds drawn from torch's CPU generator, so that a checkpoint's state replays every mask."""
     return torch.randint(2**63 - 1, (count,), dtype=torch.int64)
 
 
 def fresh_seed() -> Tensor:
-    """Returns the next seed: one of `fresh_seeds`, or what `seeds_from` gives; int64, of no dimension."""
+    """The next seed: one of `fresh_seeds`, or from `seeds_from`; int64, of no dimension."""
     return fresh_seeds(1)[0] if _source is None else _source()
 
 
 @contextmanager
 def seeds_from(source: Callable[[], Tensor]) -> Iterator[None]:
-    """Around passes whose seeds lie somewhere else, such as on the device that reads them."""
+    """Replaces the source of seeds, as for seeds that are on the device that reads them."""
     global _source
     before, _source = _source, source
     try:
@@ -109,7 +103,6 @@ def threshold_of(rate: float) -> tuple[int, float]:
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """Returns gelu(x + bias) of (..., N) x and (N,) bias."""
     result: Tensor = torch.ops.stillhouse.bias_gelu(x, bias)
     return result
 
@@ -126,16 +119,12 @@ def dropout_add_norm(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """Returns LayerNorm(residual + dropout(x + bias)).
+    """Returns LayerNorm(residual + dropout(x + bias)), (..., H).
 
     Args:
-        x, residual: (..., H).
-        bias: (H,) added to x.
-        weight, norm_bias: (H,) of the LayerNorm.
-        eps: added to the variance.
-        rate: dropout's; 0 = off.
-        seed: one int64 on the CPU or on the device of x; unset with rate 0.
-        offset: tells apart masks of one seed.
+        rate: Of dropout; 0 = off.
+        seed: One int64 on the CPU or on the device of x; unset with rate 0.
+        offset: Distinguishes masks of one seed.
     """
     seed = _NO_SEED if seed is None else seed
     out: Tensor = torch.ops.stillhouse.dropout_add_norm(
@@ -165,9 +154,7 @@ def embed_norm(
     Args:
         ids, types, positions: int64 rows of the tables, of one shape.
         words, position_table, type_table: (rows, H).
-        weight, bias: (H,) of the LayerNorm.
-        eps: added to the variance.
-        rate, seed, offset: as for `dropout_add_norm`.
+        rate, seed, offset: As for `dropout_add_norm`.
         padding: Rows of words, positions and types without a gradient (`padding_idx`); None = all have one.
     """
     seed = _NO_SEED if seed is None else seed
@@ -203,8 +190,8 @@ def segment_attention(
         query, key, value: (T, heads, D), such as parts of one product; read in place where only the first
             dimension is strided.
         cu_seqlens: (K + 1,) int32 on the CPU; segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
-        scale: Scale of the scores; None = 1 / sqrt(D).
-        rate, seed, offset: as for `dropout_add_norm`; the mask's row is (token, head), and its width the
+        scale: Of the scores; None = 1 / sqrt(D).
+        rate, seed, offset: As for `dropout_add_norm`; the mask's row is (token, head), and its width the
             longest segment.
     """
     seed = _NO_SEED if seed is None else seed
@@ -224,7 +211,6 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _register() -> None:
-    """Adds shapes and gradients to the operators."""
     fake, autograd = torch.library.register_fake, torch.library.register_autograd
     for name, shapes in _FAKES.items():
         fake(f"stillhouse::{name}", shapes)

@@ -40,16 +40,6 @@ _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<loc
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes on one target.
-
-    Attributes:
-        target: such as `sm_90`.
-        kernel: its name.
-        width: elements of a row.
-        registers: of a thread.
-        spill_bytes: of a thread, in local memory.
-    """
-
     target: str
     kernel: str
     width: int
@@ -59,8 +49,6 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class _Absent:
-    """Triton's driver of a GPU that is not here: launches compile for it."""
-
     target: Any
 
     def get_current_target(self) -> Any:
@@ -75,10 +63,7 @@ class _Absent:
 
 @contextmanager
 def compilation(target: str) -> Iterator[list[tuple[str, Any]]]:
-    """Within it, Triton's launches compile for a target and do not run.
-
-    Yields:
-        Names of the kernels and what they were compiled to, launch by launch.
+    """Within it, Triton's launches compile for a target and do not run; yields (kernel, compiled) by launch.
 
     Raises:
         BuildError: Triton is not installed, or it interprets instead of compiling.
@@ -109,14 +94,7 @@ def compilation(target: str) -> Iterator[list[tuple[str, Any]]]:
 
 
 def launch_all(*, rows: int, width: int, dtype: torch.dtype, seed: Tensor, offset: int = 0) -> None:
-    """Launches every operator of a training step, within `compilation`.
-
-    Args:
-        rows, width: of the activations, which take no memory.
-        dtype: theirs; parameters are float32.
-        seed: dropout's, on the CPU or on the device `meta`.
-        offset: dropout's.
-    """
+    """Launches every operator of a training step, within `compilation`; activations take no memory."""
     from cuda_ext import encoder_triton as kernels
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -144,11 +122,7 @@ def launch_all(*, rows: int, width: int, dtype: torch.dtype, seed: Tensor, offse
 def kernel_resources(
     targets: Sequence[str] = tuple(TARGETS), widths: Sequence[int] = WIDTHS
 ) -> list[KernelResources]:
-    """Compiles every kernel for every target as a step in bfloat16 does, from a seed of either kind.
-
-    Raises:
-        BuildError: Triton is not installed, or it interprets instead of compiling.
-    """
+    """Compiles every kernel for every target as a step in bfloat16 does, from a seed of either kind."""
     found: dict[int, KernelResources] = {}
     for target in targets:
         for width in widths:
@@ -163,7 +137,6 @@ def kernel_resources(
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory of the one kernel in a cubin, by cuobjdump, which Triton brings."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -183,11 +156,6 @@ def bytes_moved(operator: str, *, rows: int, width: int, element: int) -> int:
     """Returns the bytes that a fused operator reads and writes in memory, each array once.
 
     Parameters, indices and sums over rows are left out: they do not grow with rows x width.
-
-    Args:
-        operator: its name in `cuda_ext.encoder_triton.OPERATORS`.
-        rows, width: of the activations.
-        element: bytes of one.
     """
     return ARRAYS[operator] * rows * width * element
 
@@ -212,7 +180,7 @@ ARRAYS: Mapping[str, int] = MappingProxyType(
 
 
 def main() -> int:
-    """Command line; exit code 1 when a kernel spills or takes too many registers."""
+    """Exit code 1 when a kernel spills or takes too many registers."""
     targets = tuple(sys.argv[1:]) or tuple(TARGETS)
     found = kernel_resources(targets)
     for target in targets:

@@ -40,7 +40,7 @@ def _resident(device: torch.device) -> int:
 
 
 def programs_of(x: Tensor) -> int:
-    """Returns the programs that share the rows of x (..., H) where sums over rows are taken."""
+    """Programs that share the rows of x (..., H) where sums over rows are taken."""
     rows = x.numel() // x.shape[-1]
     return max(1, min(_resident(x.device), -(-rows // 4)))
 
@@ -48,10 +48,7 @@ def programs_of(x: Tensor) -> int:
 def adjoin(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Moves parameters into one memory, one after the other, so that their join is a view.
 
-    They stay what they are: names, values, gradients, optimizer state. What cannot be joined is left alone.
-
-    Args:
-        parameters: equal in all but their first dimension.
+    Names, values, gradients and optimizer state stay. Parameters that cannot be joined are left alone.
     """
     alike = {(parameter.dtype, parameter.device, parameter.shape[1:]) for parameter in parameters}
     if len(alike) > 1 or _adjacent(parameters):
@@ -72,7 +69,7 @@ def _adjacent(parts: Sequence[Tensor]) -> bool:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The parts along their first dimension: a view where they are adjacent, see `adjoin`."""
+    """Along their first dimension: a view where they are adjacent, see `adjoin`."""
     if not _adjacent(parts):
         return torch.cat([part.detach() for part in parts])
     first = parts[0].detach()
@@ -81,7 +78,6 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _converted(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """The tensors in other dtypes, by one kernel; those that have it already stay."""
     found = list(tensors)
     others = [
         i for i, (tensor, dtype) in enumerate(zip(tensors, dtypes, strict=True)) if tensor.dtype != dtype
@@ -94,7 +90,6 @@ def _converted(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """Dtype of a product with x: autocast's where it is on."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -102,10 +97,7 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 
 def _row_sums(x: Tensor, columns: int) -> Tensor:
-    """Memory for what each program adds up over its rows of x (..., H): one line per program.
-
-    The kernels of the CPU give whole sums: a single line.
-    """
+    """One line of sums per program over its rows of x (..., H); one line in all on the CPU."""
     programs = 1 if x.is_cpu else programs_of(x)
     return x.new_empty((programs, columns), dtype=torch.promote_types(x.dtype, torch.float32))
 
@@ -143,14 +135,9 @@ class _Projections(torch.autograd.Function):
 
 
 def projections(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Returns x W^T + b of each weight and bias, computed as one product, and x.
+    """Returns x W^T + b of each weight (O, I) and bias (O,), computed as one product, and x.
 
-    What else x is used for should use the returned one: its gradient is then added by a product.
-
-    Args:
-        x: (..., I).
-        weights: (O, I) each; a join without a copy where they are adjacent, see `adjoin`.
-        biases: (O,) each.
+    Use the returned x elsewhere: its gradient is then added by a product.
     """
     results: tuple[Tensor, ...] = _Projections.apply(x, *weights, *biases)  # type: ignore[no-untyped-call]
     return results
@@ -158,14 +145,11 @@ def projections(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) 
 
 @dataclass(frozen=True, slots=True)
 class NormAfter:
-    """A product whose bias, dropout, residual and LayerNorm follow it.
+    """A product (H, I) that is followed by bias, dropout, residual and LayerNorm.
 
     Attributes:
-        weight, bias: (H, I) and (H,) of the product.
-        norm_weight, norm_bias: (H,) of the LayerNorm.
-        eps: added to the variance.
-        rate: dropout's; 0 = off.
-        seed: one int64 on the CPU or on the device of the weights; unset with rate 0.
+        rate: Of dropout; 0 = off.
+        seed: One int64 on the CPU or on the device of the weights; unset with rate 0.
     """
 
     weight: Tensor
@@ -283,16 +267,9 @@ class _AfterAttention(torch.autograd.Function):
 def after_attention(
     x: Tensor, residual: Tensor, mix: NormAfter, inner: tuple[Tensor, Tensor], outer: NormAfter
 ) -> Tensor:
-    """Returns what a layer computes from its attention's result: its projection and the feed-forward part.
+    """Returns (..., H) LN(h + dropout(gelu(h W2^T + b2) W3^T + b3)), h = LN(residual + dropout(x W1^T + b1)).
 
-    y = LN(h + dropout(gelu(h W2^T + b2) W3^T + b3)) with h = LN(residual + dropout(x W1^T + b1)).
-
-    Args:
-        x: (..., H) result of the attention.
-        residual: (..., H) the layer's input.
-        mix: W1, b1, and the first LayerNorm.
-        inner: W2 (I, H) and b2 (I,).
-        outer: W3, b3, and the second LayerNorm.
+    x is the attention's result, residual the layer's input; `mix` has W1, `inner` W2 (I, H), `outer` W3.
     """
     settings = tuple(
         (part.eps, part.rate, _NO_SEED if part.seed is None else part.seed) for part in (mix, outer)

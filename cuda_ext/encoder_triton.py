@@ -41,7 +41,7 @@ VARYING = ("rows", "programs", "seed", "offset")
 
 @triton.jit
 def _number(seed):
-    """A seed that is a number, or lies in memory: a recorded launch finds another there in each replay."""
+    """The seed may be a number, or in memory, where each replay of a recorded launch finds another."""
     seed = tl.core.to_tensor(seed)
     if seed.dtype.is_ptr():
         seed = tl.load(seed)
@@ -74,13 +74,11 @@ def _kept(seed, offset, row, first, width, below, scale, ROWS: tl.constexpr, PAR
 
 @triton.jit
 def _read(ptr, at, inside):
-    """Elements in fp32; 0 outside."""
     return tl.load(ptr + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _rows(first, ROWS: tl.constexpr):
-    """The tile's rows, as a column."""
     return first + tl.arange(0, ROWS)[:, None]
 
 
@@ -92,7 +90,6 @@ def _columns(row, first, PART: tl.constexpr):
 
 @triton.jit
 def _store_sum(ptr, total, first, width, PART: tl.constexpr):
-    """Adds up the rows of a part that begins at column `first`."""
     columns = first + tl.arange(0, PART)
     tl.store(ptr + columns, tl.sum(total, 0), mask=columns < width)
 
@@ -116,7 +113,6 @@ def _upper_tail(v):
 
 @triton.jit
 def _gelu(v, dtype: tl.constexpr):
-    """v Phi(v), to be stored in a dtype."""
     if dtype == tl.float32:
         return 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476))
     else:
@@ -168,7 +164,6 @@ def bias_gelu_backward_kernel(
 
 @triton.jit
 def _moments(parts, width, eps, ROWS: tl.constexpr, PART: tl.constexpr):
-    """Mean and 1 / standard deviation of rows."""
     total = tl.zeros((ROWS, PART), tl.float32)
     for i in tl.static_range(len(parts)):
         total += parts[i]
@@ -234,7 +229,7 @@ def dropout_add_norm_backward_kernel(
     """Gradients of the residual and of x; sums over the program's rows for bias, weight and norm_bias.
 
     d summed = rstd (h - mean(h) - n mean(h n)) with h = g weight and n the normalised row. The means of the
-    program's rows come first; then, part by part, all of its rows again, which its caches still have: so sums
+    program's rows come first; then, part by part, all of its rows again, which are still cached: so sums
     over rows take the registers of one part.
     """
     if DROPS:
@@ -346,7 +341,7 @@ def embed_norm_backward_kernel(
 ):  # fmt: skip
     """Gradient of the sum before the LayerNorm, which is looked up again; sums for weight and bias.
 
-    In two passes, as that of `dropout_add_norm`.
+    In two passes, like that of `dropout_add_norm`.
     """
     if DROPS:
         seed = _number(seed)
@@ -479,7 +474,6 @@ def joint_gradient_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def type_gradient_kernel(grad_ptr, types_ptr, sums_ptr, rows, width, ROWS: tl.constexpr, PART: tl.constexpr):
-    """Sums over the program's rows of one type."""
     kind = tl.program_id(2)
     begin = tl.program_id(1) * PART
     columns = _columns(_rows(0, ROWS), begin, PART)
@@ -493,7 +487,6 @@ def type_gradient_kernel(grad_ptr, types_ptr, sums_ptr, rows, width, ROWS: tl.co
 
 
 def column_totals(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums of each column over the programs, in a parameter's dtype."""
     programs, width = sums.shape
     out = sums.new_empty((width,), dtype=dtype)
     totals_kernel[(triton.cdiv(width, TOTAL_COLUMNS),)](sums, out, programs, width, BLOCK=TOTAL_COLUMNS)
@@ -524,10 +517,7 @@ def tile_of(width: int, dtype: torch.dtype) -> dict[str, int]:
 def columns_of(width: int, dtype: torch.dtype, *, lines: int = 1) -> tuple[dict[str, int], int]:
     """Returns the tile of a part of each row, for sums over rows alone, and how many parts there are.
 
-    Args:
-        width: elements of a row.
-        dtype: of the activations.
-        lines: rows that a lane reads before it uses the first.
+    A lane reads `lines` rows before it uses the first.
     """
     lane = 16 // dtype.itemsize
     part = max(16, min(32 * lane, int(triton.next_power_of_2(width))))
@@ -544,13 +534,11 @@ def _require(x: Tensor) -> Tensor:
 
 
 def _dropout(rate: float, seed: Tensor, offset: int) -> tuple[int | Tensor, int, int, float]:
-    """The seed, offset, threshold and scale that the kernels take; a seed on the device stays there."""
     below, scale = threshold_of(rate)
     return int(seed) if seed.is_cpu else seed, offset, below, scale
 
 
 def _programs_sums(x: Tensor, count: int) -> Tensor:
-    """Memory for `count` sums over rows of x (..., H), by each program."""
     width = x.shape[-1]
     return x.new_empty((programs_of(x), count * width), dtype=torch.float32)
 
@@ -561,7 +549,6 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """See `cuda_ext.encoder`; so are the functions below."""
     x, width = _require(x), x.shape[-1]
     out = torch.empty_like(x)
     if x.numel():
@@ -573,7 +560,6 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of x and bias."""
     sums = _programs_sums(x, 1)
     out = bias_gelu_backward_sums(grad, x, bias, sums)
     return out, column_totals(sums, bias.dtype)
@@ -624,7 +610,6 @@ def dropout_add_norm_backward_sums(
     grad: Tensor, other_grad: Tensor | None, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
     rate: float, seed: Tensor, offset: int, sums: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and the residual; each program's sums for the other three become a line of `sums`."""
     width = summed.shape[-1]
     grad_x, grad_residual = torch.empty_like(summed), torch.empty_like(summed)
     drawn = _dropout(rate, seed, offset)
@@ -639,7 +624,6 @@ def dropout_add_norm_backward_sums(
 
 
 def _sums_of_columns(x: Tensor, count: int) -> tuple[Tensor, dict[str, int], tuple[int, int, int]]:
-    """Memory for `count` sums over rows of x (N, H), the tile, and a grid of twice the usual programs."""
     tile, parts = columns_of(x.shape[1], x.dtype, lines=4)
     programs = triton.cdiv(2 * programs_of(x), parts * count)
     sums = x.new_empty((programs, count * x.shape[1]), dtype=torch.float32)
@@ -718,7 +702,6 @@ def _type_gradient(of_rows: Tensor, types: Tensor, table: Tensor, padding: int) 
 
 
 def _block_of(width: int) -> int:
-    """Columns that a program of the loss reads at a time."""
     return min(4096, max(16, int(triton.next_power_of_2(width))))
 
 
@@ -737,7 +720,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> tuple[Te
 def cross_entropy_backward(
     grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int
 ) -> Tensor:
-    """Gradient of the logits."""
     logits = _require(logits)
     out = torch.empty_like(logits)
     block = _block_of(logits.shape[1])

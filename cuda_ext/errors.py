@@ -1,5 +1,3 @@
-"""What can go wrong, as types; every message ends with what to do."""
-
 from __future__ import annotations
 
 

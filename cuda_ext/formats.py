@@ -11,14 +11,10 @@ _PREVIOUS = {torch.float16: torch.bfloat16}
 
 
 def state_dtypes(dtype: torch.dtype, moments: torch.dtype) -> dict[str, torch.dtype]:
-    """Returns the format of each state tensor of a parameter, masters aside.
+    """Format of each state tensor of a parameter, masters aside; `moments` is that of m and v in kernels.
 
     The previous gradient is stored without the loss scale, where fp16 ends at 6e-8: of fp16 gradients it
     is kept in bfloat16, which has the range of fp32 in as many bytes.
-
-    Args:
-        dtype: of the parameter.
-        moments: of m and v, where the kernels take the parameter.
     """
     if dtype not in FUSED_DTYPES:
         return dict.fromkeys(("exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev"), dtype)

@@ -15,7 +15,7 @@ GROUPS_PER_LAUNCH = 16
 
 
 def multi(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    """One step, one launch per batch and sixteen groups; clipping adds one launch for the norm."""
+    """One launch per batch and sixteen groups; clipping adds one launch for the norm."""
     norms = _norm_by_device(batches, inputs)
     for batch in batches:
         for part in _of_sixteen_groups(batch):
@@ -23,7 +23,7 @@ def multi(batches: list[TensorBatch], inputs: StepInputs) -> None:
 
 
 def single(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    """One step, one launch per tensor."""
+    """One launch per tensor."""
     norms = _norm_by_device(batches, inputs)
     for batch in batches:
         for part in _of_one_tensor(batch):

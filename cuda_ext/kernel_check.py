@@ -30,12 +30,6 @@ VOLTA = "7.0"
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes on one target.
-
-    Attributes:
-        shared_bytes: of a block.
-    """
-
     target: str
     kernel: str
     registers: int
@@ -49,7 +43,6 @@ _USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) byte
 
 
 def parse(log: str) -> list[KernelResources]:
-    """Reads the output of `ptxas -v`."""
     found: list[KernelResources] = []
     kernel = target = ""
     spill = 0
@@ -69,11 +62,7 @@ def parse(log: str) -> list[KernelResources]:
 def kernel_resources(
     architectures: tuple[str, ...] = build.ARCHITECTURES, units: Sequence[str] = build.CUDA_UNITS
 ) -> list[KernelResources]:
-    """Assembles every kernel for every target; what the same sources gave before is read from the cache.
-
-    Raises:
-        BuildError: nvcc is missing or refuses the sources.
-    """
+    """Assembles every kernel for every target; results for the same sources are read from the cache."""
     if architectures == (VOLTA,):
         logs = (runtime_compiler.assemble(f"{unit}.cu", VOLTA) for unit in units)
         return [resources for log in logs for resources in parse(log)]
@@ -107,7 +96,6 @@ def _resources_of(unit: build.Unit, cached: Path) -> list[KernelResources]:
 
 
 def summary(found: list[KernelResources]) -> str:
-    """Returns one line per target."""
     lines = []
     for target in sorted(
         {resources.target for resources in found}, key=lambda name: int(name.removeprefix("sm_"))
@@ -120,12 +108,12 @@ def summary(found: list[KernelResources]) -> str:
 
 
 def within_limits(found: list[KernelResources]) -> bool:
-    """Returns whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
+    """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
     return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found)
 
 
 def main() -> int:
-    """Command line; exit code 1 when a kernel spills or takes too many registers."""
+    """Exit code 1 when a kernel spills or takes too many registers."""
     found = kernel_resources(tuple(sys.argv[1:]) or build.ARCHITECTURES)
     print(summary(found))
     return 0 if within_limits(found) else 1

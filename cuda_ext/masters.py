@@ -19,14 +19,14 @@ _SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def state_name(param: Tensor, kind: str) -> str | None:
-    """Returns the name of the state tensor that completes `param` to fp32; None when there is none."""
+    """Name of the state tensor that completes `param` to fp32; None when there is none."""
     if param.dtype not in _SIXTEEN_BIT or kind == "none":
         return None
     return "remainder" if kind == "split" else "master"
 
 
 def unserved(param: Tensor, kind: str) -> str | None:
-    """Returns the kind of master that serves a parameter which `kind` cannot; None when `kind` can."""
+    """The kind of master that serves a parameter which `kind` cannot; None when `kind` can."""
     stored = _SIXTEEN_BIT.get(param.dtype)
     if stored is None or stored in storage.MASTERS.get(kind, (stored,)):
         return None
@@ -34,7 +34,6 @@ def unserved(param: Tensor, kind: str) -> str | None:
 
 
 def fresh(param: Tensor, name: str) -> Tensor:
-    """Returns the completing tensor for the value that `param` has now."""
     if name == "remainder":
         return torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format)
     return param.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
@@ -53,7 +52,6 @@ def load(param: Tensor, state: dict[str, Any]) -> Tensor:
 
 
 def store(theta: Tensor, param: Tensor, state: dict[str, Any]) -> None:
-    """Writes what was computed on the tensor from `load` back to where it belongs."""
     if "remainder" in state:
         # bits = (upper << 16) + remainder with a signed remainder: the upper half is rounded, not cut.
         nan = theta.isnan()

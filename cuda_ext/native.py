@@ -26,13 +26,10 @@ python_counts: Counter[str] = Counter()
 
 
 def require(device_type: str) -> None:
-    """Loads the kernels for `device_type`, compiling them at first use.
-
-    Args:
-        device_type: `cpu` or `cuda`.
+    """Loads the kernels for `cpu` or `cuda`, compiling them at first use.
 
     Raises:
-        BuildError: there are no kernels for this device here; the message says why.
+        BuildError: There are no kernels for this device here; the message says why.
     """
     if device_type in _loaded:
         return
@@ -55,12 +52,11 @@ def require(device_type: str) -> None:
 
 
 def adopt(kind: str, path: Path) -> None:
-    """Takes an already loaded library for the one that `require` would load."""
+    """Uses an already loaded library instead of the one that `require` would load."""
     _loaded[kind] = path
 
 
 def is_loaded(kind: str) -> bool:
-    """Returns whether this process has loaded the library `cpu` or `cuda`."""
     return kind in _loaded
 
 
@@ -91,11 +87,7 @@ def counters() -> dict[str, int]:
 
 
 def cpu_capability() -> str:
-    """Instruction set of the CPU kernels here: `avx512`, `avx2` or `scalar`.
-
-    Raises:
-        BuildError: there are no CPU kernels here.
-    """
+    """Instruction set of the CPU kernels here: `avx512`, `avx2` or `scalar`."""
     require("cpu")
     return str(torch.ops.stillhouse.cpu_capability())
 

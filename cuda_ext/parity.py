@@ -23,7 +23,7 @@ _ROUNDINGS_PER_STEP = 4.0
 
 @dataclass(frozen=True)
 class ParityRecord:
-    """How far an implementation is from the reference after `steps` steps, and what that may be."""
+    """Distance of an implementation from the reference after `steps` steps, and its bounds."""
 
     implementation: str
     requested: str
@@ -50,7 +50,6 @@ class ParityRecord:
     recorded_at_s: float
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
         return asdict(self)
 
 
@@ -71,19 +70,10 @@ def measure_parity(
     master_weights: str = "auto",
     moments_dtype: torch.dtype = torch.float32,
 ) -> ParityRecord:
-    """Runs an implementation next to the float64 reference and says how far apart they end.
+    """Runs an implementation next to the float64 reference and returns their distance at the end.
 
-    Both start from the same values and take the same gradients, drawn on the CPU from `seed`.
-
-    Args:
-        implementation: as for `Adan`.
-        device: where the implementation runs.
-        dtype: storage of parameters and gradients.
-        steps: steps taken.
-        seed: Seed of values and gradients.
-        shapes: one parameter each.
-        lr, betas, eps, weight_decay, no_prox: as for `Adan`.
-        max_grad_norm, master_weights, moments_dtype: as for `Adan`.
+    Both start from the same values and take the same gradients, drawn on the CPU from `seed`. `shapes` are
+    those of the parameters, `dtype` that of parameters and gradients; further arguments are `Adan`'s.
     """
     generator = torch.Generator().manual_seed(seed)
 

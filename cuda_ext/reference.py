@@ -56,18 +56,7 @@ def reference_step(
 
     In order: g = factor * gradient, negated when maximizing; d = g - g_prev, 0 at the first
     step; m, v, n as exponential means of g, d and (g + b2 d)^2; bias corrections; the step;
-    weight decay; g_prev = g.
-
-    Args:
-        state: parameter and moments, changed in place.
-        gradient: same shape as the parameter, any dtype.
-        lr: learning rate.
-        betas: shares of m, v and n that are kept.
-        eps: added to the denominator after the bias correction.
-        weight_decay: decoupled, per unit of learning rate.
-        no_prox: decay before the step instead of the proximal form.
-        maximize: ascend.
-        factor: inverse loss scale times clip coefficient.
+    weight decay; g_prev = g. `factor` is the inverse loss scale times the clip coefficient.
     """
     b1, b2, b3 = betas
     g = gradient.detach().to(torch.float64) * (-factor if maximize else factor)

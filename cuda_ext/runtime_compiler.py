@@ -37,7 +37,6 @@ template <class... T> cudaError_t cudaStreamIsCapturing(T...) { return cudaSucce
 
 
 def _folder(part: str) -> Path:
-    """Folder of one of the packages, which share the namespace `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         if (Path(root) / part).is_dir():
@@ -49,22 +48,14 @@ def _folder(part: str) -> Path:
 
 
 def release() -> str:
-    """Returns the compiler's CUDA release, such as `12.6`.
-
-    Raises:
-        BuildError: it is not installed.
-    """
+    """The compiler's CUDA release, such as `12.6`."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"{major.value}.{minor.value}"
 
 
 def assemble(source: str, architecture: str) -> str:
-    """Compiles a file of `csrc/` for a compute capability such as `7.0`; returns what the assembler reports.
-
-    Raises:
-        BuildError: the compiler is not installed, or refuses the file.
-    """
+    """Compiles a file of `csrc/` for a compute capability such as `7.0`; returns the assembler's output."""
     library, program = _library(), ctypes.c_void_p()
     text = (SOURCES / source).read_bytes()
     options = (

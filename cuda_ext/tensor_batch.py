@@ -16,7 +16,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What the whole step is given besides the tensors; all scalars stay on their device."""
+    """Inputs of a step besides the tensors; all scalars stay on their device."""
 
     grad_scale: Tensor | None = None
     """Loss scale that the gradients still carry; float32."""
@@ -41,7 +41,6 @@ class TensorBatch:
     group_sizes: list[int] = field(default_factory=list)
 
     def add(self, group: Group, param: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
-        """Appends one parameter; parameters of a group come one after the other."""
         if not self.groups or self.groups[-1] is not group:
             self.groups.append(group)
             self.group_sizes.append(0)
@@ -51,7 +50,6 @@ class TensorBatch:
         self.states.append(state)
 
     def per_group(self) -> list[tuple[Group, slice]]:
-        """Returns each group with its part of the lists."""
         parts, begin = [], 0
         for group, size in zip(self.groups, self.group_sizes, strict=True):
             parts.append((group, slice(begin, begin + size)))
@@ -59,17 +57,16 @@ class TensorBatch:
         return parts
 
     def of(self, name: str) -> list[Tensor]:
-        """Returns one state tensor of every parameter."""
         return [state[name] for state in self.states]
 
 
 def learning_rate(group: Group) -> float:
-    """Returns the group's learning rate as a number; synchronises when it is a tensor on a device."""
+    """Synchronises when the learning rate is a tensor on a device."""
     return float(group["lr"])
 
 
 def combined_norm(norms: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of several parts from the norms of the parts."""
+    """The norm of several parts from the norms of the parts."""
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 

@@ -40,7 +40,6 @@ def single(batches: list[TensorBatch], inputs: StepInputs) -> None:
 
 
 def multi(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    """One step with foreach operations over whole parameter groups."""
     if _skipped(inputs):
         return
     norm = None

@@ -18,7 +18,7 @@ DEVICE_KINDS: dict[str, DeviceKind] = by_name(CPU, CUDA, TPU)
 
 
 def kind_of(device: torch.device) -> DeviceKind:
-    """Returns the kind of a torch device: the first one of its type."""
+    """The kind of a torch device: the first one of its type."""
     return next(kind for kind in DEVICE_KINDS.values() if kind.torch_type == device.type)
 
 
@@ -28,7 +28,6 @@ def trained_on() -> list[DeviceKind]:
 
 
 def free_caches() -> None:
-    """Returns memory that torch caches, on every kind of device."""
     for kind in trained_on():
         kind.backend.free_cache()
 

@@ -1,5 +1,3 @@
-"""The CPU."""
-
 from __future__ import annotations
 
 from functools import cache

@@ -1,5 +1,3 @@
-"""NVIDIA's GPUs."""
-
 from __future__ import annotations
 
 from functools import cache

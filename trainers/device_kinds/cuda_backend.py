@@ -1,5 +1,3 @@
-"""What training asks of an NVIDIA GPU through torch."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -24,11 +22,7 @@ _FLASH_3 = "flash_attn_interface"
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs of one process, on one stream and with one pool of memory.
-
-    Args:
-        device: the GPU.
-    """
+    """CUDA graphs of one process, on one stream and with one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -36,7 +30,7 @@ class CudaGraphs(Recorder):
 
     @override
     def rehearse(self, work: Callable[[], Result]) -> Result:
-        """On the stream of recordings, where libraries allocate their workspaces."""
+        """Runs on the stream of recordings, where libraries allocate their workspaces."""
         outside = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
@@ -54,8 +48,6 @@ class CudaGraphs(Recorder):
 
 
 class CudaBackend(Backend):
-    """Operations on GPUs, which compute behind the host."""
-
     def __init__(self) -> None:
         self._records = False
 
@@ -67,7 +59,7 @@ class CudaBackend(Backend):
 
     @override
     def device(self, hardware: str) -> torch.device:
-        """Returns the one that Ray, or the environment, chose for this process."""
+        """The GPU that Ray or the environment chose for this process."""
         if not self.available():
             raise BadSpecError(f"hardware {hardware} is a GPU, but this worker sees none; change hardware")
         return torch.device("cuda", torch.cuda.current_device())
@@ -86,7 +78,6 @@ class CudaBackend(Backend):
 
     @override
     def counters(self, device: torch.device) -> Device:
-        """Returns NVML's counters."""
         found = torch.cuda.get_device_properties(device)
         # Not all of torch's versions that this runs on tell the place.
         place = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
@@ -109,14 +100,14 @@ class CudaBackend(Backend):
 
     @override
     def begin_run(self) -> None:
-        """Leaves out cuDNN's attention, which plans for each width of a batch: seconds in every process."""
+        """Disables cuDNN's attention, which plans for each batch width: seconds in every process."""
         self._records = False
         torch.backends.cuda.enable_cudnn_sdp(False)
         attention.restore_flash_attention_impl(_raise_warn=False)
 
     @override
     def attend_without_dropout(self, device: torch.device) -> None:
-        """FlashAttention 3 where it runs and is installed; the whole process has it until the next run."""
+        """Activates FlashAttention 3 where available, for the whole process until the next run."""
         hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
         if hopper and importlib.util.find_spec(_FLASH_3) is not None:
             attention.activate_flash_attention_impl("FA3")
@@ -132,7 +123,7 @@ class CudaBackend(Backend):
 
     @override
     def peak_mib(self, device: torch.device) -> float:
-        """Returns the peak of allocated device memory; of reserved memory in a run that records passes.
+        """Peak of allocated device memory; of reserved memory in a run that records passes.
 
         Between recordings their pool counts as free, but nothing else may use it.
         """
@@ -158,7 +149,6 @@ class CudaBackend(Backend):
 
     @override
     def host_memory(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Returns pinned memory, which the device writes by itself."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     @override

@@ -1,4 +1,4 @@
-"""What is known of a device kind before torch is loaded."""
+"""Properties of a device kind that are known before torch is loaded."""
 
 from __future__ import annotations
 
@@ -13,39 +13,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """A kind of device.
+    """A kind of device; `name` is the value of `device` in the hardware catalogue and in a run's rates.
 
     Attributes:
-        name: value of `device` in the hardware catalogue and in a run's rates.
-        summary: Description in a few words.
         noun: Word used in messages, as in "needs a GPU".
-        torch_type: type of its `torch.device`.
-        load: gives what runs on it through torch, which is imported only when this is called.
-        requires: package that brings it to torch, an optional extra of the kind's name; None = torch has it.
-        proven: some run has trained on such a device; else previews warn.
-        static_shapes: compiles each operation for each new shape, so that all batches of a run have one.
-        serves: values of spec fields that it takes, where it does not take all; others are refused at
-            submission.
-        fused_steps: torch has fused optimizer kernels for it.
-        counted_in_cpus: one device is one CPU: a worker occupies those that it reserves, and uses as much of
-            them as its process takes CPU time. Otherwise a worker occupies one device, as a whole.
-        ray_resource: Ray's name for the resource that a worker reserves one of, besides CPUs and what the
-            catalogue's entry names; None = there is none.
-        ray_scaling: Arguments of Ray Train's `ScalingConfig` that assign devices, such as `use_gpu`.
-        process_group: backend of `torch.distributed` between its workers.
-        link_gb_s: assumed bandwidth between workers, in GB/s, where none was measured.
-        behind_host: computes asynchronously, so that a phase's time is measured by events on its stream.
-        nvml: NVML counts for it and lists its processes.
-        searches_micro_batch: larger micro-batches are faster until memory is full, so that `auto` searches
-            for the largest that fits.
-        width_multiple: batches are as wide as a multiple of this, in tokens.
-        caution: Returns why a precision that it takes is slower than fp32 there, where that is known of
-            this machine; None = it is not.
-        emulates_halves: half precisions without fast instructions are computed in fp32, on rounded operands.
-        teacher_precisions: values of `distillation.teacher_precision`, the one that `auto` prefers first.
-        autocast_widens_norms: under autocast LayerNorm returns fp32.
-        host_dropout: draws dropout by `trainers.models.dropout`.
-        kernels: device type of the kernels in `cuda_ext`; None = there are none.
+        load: Returns the backend; imports torch.
+        requires: Package that adds it to torch, an optional extra of the kind's name; None = torch has it.
+        proven: A run has trained on such a device; else previews warn.
+        static_shapes: Operations are compiled for each new shape, so all batches of a run have one.
+        serves: Supported values of spec fields that it does not support in full.
+        counted_in_cpus: A device is one CPU: a worker occupies those that it reserves, and uses the CPU time
+            of its process. Otherwise a worker occupies one whole device.
+        ray_resource: Ray's name for the device, besides CPUs and what the catalogue's entry names.
+        ray_scaling: Arguments of Ray Train's `ScalingConfig`, such as `use_gpu`.
+        process_group: Backend of `torch.distributed` between its workers.
+        link_gb_s: Assumed bandwidth between workers, where none was measured.
+        behind_host: Computes asynchronously, so phases are timed by events on its stream.
+        searches_micro_batch: `auto` searches for the largest micro-batch that fits in memory.
+        width_multiple: Batches are padded to a multiple of this many tokens.
+        caution: Returns why a supported precision is slower than fp32 on this machine, if known.
+        emulates_halves: Half precisions without fast instructions are computed in fp32, on rounded operands.
+        teacher_precisions: Values of `distillation.teacher_precision`, the preferred one of `auto` first.
+        autocast_widens_norms: Under autocast LayerNorm returns fp32.
+        host_dropout: Draws dropout by `trainers.models.dropout`.
+        kernels: Device type of the kernels in `cuda_ext`; None = there are none.
     """
 
     name: str
@@ -76,15 +67,13 @@ class DeviceKind:
 
     @property
     def backend(self) -> Backend:
-        """What runs on it through torch."""
         return self.load()
 
     @property
     def installed(self) -> bool:
-        """Whether the package that it requires is installed here."""
         return self.requires is None or find_spec(self.requires) is not None
 
     def refusal(self, field: str, value: object, hardware: str) -> str:
-        """Returns why a value that is not in `serves` is refused on hardware of this kind, and what to do."""
+        """Why a value that is not in `serves` is refused, and what to do."""
         served = " or ".join("unset" if one is None else str(one).lower() for one in self.serves[field])
         return f"{field} {str(value).lower()} is not supported on hardware {hardware}; use {served}"

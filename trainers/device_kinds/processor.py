@@ -1,5 +1,3 @@
-"""What this machine's processor multiplies fast. Imports no torch."""
-
 from __future__ import annotations
 
 from functools import cache
@@ -14,11 +12,7 @@ rate of MKL's in fp32, in every shape that the presets have.
 
 
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Returns whether bf16 products are faster than fp32's; False where the system does not tell.
-
-    Args:
-        cpuinfo: where Linux lists the processor's flags.
-    """
+    """Whether bf16 products are faster than fp32's; False where the system does not list flags."""
     return bool(BF16_UNITS & _flags(cpuinfo))
 
 

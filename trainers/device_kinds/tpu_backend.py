@@ -1,4 +1,4 @@
-"""What training asks of a TPU through torch-tpu, as its 0.2.0 offers it under `torch.tpu`."""
+"""Operations on a TPU through torch-tpu, as version 0.2.0 offers them under `torch.tpu`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ PACKAGE = "torch_tpu"
 
 
 class TpuBackend(Backend):
-    """Operations on TPUs, which compute behind the host and have no counters of energy or peak memory.
-
-    `peak_mib` is that of the host's process.
-    """
+    """TPUs have no counters of energy or peak memory; `peak_mib` is that of the host's process."""
 
     @property
     def _tpu(self) -> Any:
-        """`torch.tpu`, which importing torch adds where the package is installed."""
         return torch.tpu  # type: ignore[attr-defined]
 
     @override
@@ -33,7 +29,6 @@ class TpuBackend(Backend):
 
     @override
     def device(self, hardware: str) -> torch.device:
-        """Returns the one that Ray, or the environment, chose for this process."""
         if find_spec(PACKAGE) is None:
             raise BadSpecError(
                 f"hardware {hardware} is a TPU, which needs {PACKAGE}, but this worker's environment lacks "

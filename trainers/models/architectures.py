@@ -1,6 +1,6 @@
 """How the models of each family are built and called.
 
-`Bert` is the base: it follows transformers' BERT, and the other families override where they differ.
+`Bert` is the base and follows transformers' BERT; other families override where they differ.
 `trainers.models.families` names the class of each family.
 """
 
@@ -31,11 +31,7 @@ PLAIN_ATTENTION = "eager"
 
 
 class Bert:
-    """Calls models of a family; holds no model.
-
-    Args:
-        family: Entry of the family.
-    """
+    """Calls models of a family; holds no model."""
 
     implementation = TORCH_ATTENTION
     """Attention that models are built with: torch's scaled dot product attention; training with dropout on
@@ -45,32 +41,21 @@ class Bert:
         self.family = family
 
     def build(self, fields: Mapping[str, Any], head: Head) -> PreTrainedModel:
-        """Returns a model with random weights in fp32.
-
-        Args:
-            fields: Fields of its configuration.
-            head: Head of the model.
-        """
+        """Returns a model with random weights in fp32; `fields` are those of its configuration."""
         config: PreTrainedConfig = imported(self.family.config)(**fields)
         config._attn_implementation = self.implementation
         model: PreTrainedModel = imported(self.family.models + head.suffix)(config).float()
         return model
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
-        """Returns what the encoder is given: a packed batch as its row, with its segments."""
+        """Arguments of the encoder; a packed batch is its row, with its segments."""
         tokens = self.tokens(batch, model.config)
         if batch.segments is not None:
             return {**tokens, "segments": batch.segments}
         return {**tokens, "attention_mask": self.mask(batch, model.config, stored_dtype(model))}
 
     def layer_arguments(self, hidden: torch.Tensor, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
-        """Returns what a single layer is given besides its hidden states.
-
-        Args:
-            hidden: (B, S, H) or (1, T, H) hidden states.
-            batch: Batch that they belong to.
-            config: Configuration of the model.
-        """
+        """Arguments of a single layer besides its hidden states, (B, S, H) or (1, T, H)."""
         if batch.segments is not None:
             return {"segments": batch.segments}
         return {"attention_mask": self.mask(batch, config, hidden.dtype)}
@@ -78,7 +63,7 @@ class Bert:
     def mask(self, batch: Batch, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns (B, 1, 1, S), broadcast where it is used: bool, or what plain attention adds to scores.
 
-        transformers would make the same of (B, S), and let the host wait to learn whether anything is padded.
+        transformers would derive the same from (B, S), but with the host waiting for it.
         """
         if batch.attention_mask is None:
             return None
@@ -88,7 +73,6 @@ class Bert:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def tokens(self, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
-        """Returns token ids, with what tells their places and texts apart."""
         row = batch.segments
         if row is None:
             return {"input_ids": batch.input_ids, **self.token_types(batch, config)}
@@ -98,7 +82,6 @@ class Bert:
         return {"input_ids": row.input_ids, "position_ids": positions, **self.token_types(row, config)}
 
     def token_types(self, batch: Batch | Segments, config: PreTrainedConfig) -> dict[str, Any]:
-        """Returns the token types as an argument, where the model tells texts apart by them."""
         if self.family.token_types and config.type_vocab_size > 1:
             return {"token_type_ids": batch.token_type_ids}
         return {}
@@ -106,56 +89,48 @@ class Bert:
     # Heads
 
     def averages(self, config: PreTrainedConfig) -> bool:
-        """Returns whether a text is the mean of its tokens, and not its first token."""
+        """Whether a text is represented by the mean of its tokens, rather than by its first token."""
         return False
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """Returns the logits (B, C) of texts.
-
-        Args:
-            model: the model.
-            text: (B, H) first token of each text, or mean of its tokens.
-            pooled: (B, H) result of the encoder's own pooler; None = not computed.
-        """
+        """(B, C) logits of (B, H) texts; `pooled` is the result of the encoder's own pooler."""
         if pooled is None:
             pooled = model.base_model.pooler(text[:, None])
         logits: torch.Tensor = model.classifier(model.dropout(pooled))
         return logits
 
     def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (B, S, C) of tokens, of their hidden states (B, S, H)."""
+        """(B, S, C) logits of hidden states (B, S, H)."""
         logits: torch.Tensor = model.classifier(model.dropout(hidden))
         return logits
 
     def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (B, S, 2) of a span's first and last token."""
+        """(B, S, 2) logits of a span's first and last token."""
         logits: torch.Tensor = model.qa_outputs(hidden)
         return logits
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (M, V) of tokens to be guessed, of their hidden states (M, H)."""
+        """(M, V) logits of the masked tokens' hidden states (M, H)."""
         logits: torch.Tensor = model.cls(tokens)
         return logits
 
     # Parts, for pipelines, taps and profiles
 
     def layers(self, model: PreTrainedModel) -> nn.ModuleList:
-        """Returns the encoder layers."""
         found = model.base_model.get_submodule(self.family.layers)
         assert isinstance(found, nn.ModuleList)
         return found
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:
-        """Returns the modules between token ids and the first layer, by their names in the encoder."""
+        """Modules between token ids and the first layer, by their names in the encoder."""
         return {"embeddings": model.base_model.embeddings}
 
     def embed(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Returns the hidden states (B, S, H) that the first layer is given."""
         embedded: torch.Tensor = model.base_model.embeddings(**self.tokens(batch, model.config))
         return embedded
 
     def head_modules(self, model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-        """Returns the modules of the head that have parameters, with names; the last gives the logits."""
+        """Modules of the head that have parameters, with names; the last gives the logits."""
         return [
             (name, part)
             for name, part in model.named_children()
@@ -163,23 +138,21 @@ class Bert:
         ]
 
     def pooler(self, model: PreTrainedModel) -> nn.Module | None:
-        """Returns the encoder's own pooler; None = it has none."""
         found = getattr(model.base_model, "pooler", None)
         return found if isinstance(found, nn.Module) else None
 
     # Weights
 
     def layer_number(self, model: PreTrainedModel) -> re.Pattern[str]:
-        """Returns a pattern of the names of a layer's weights, with its number."""
+        """Matches the names of a layer's weights and captures its number."""
         return re.compile(re.escape(f"{self.encoder_prefix(model)}{self.family.layers}.") + r"(\d+)\.")
 
     @staticmethod
     def encoder_prefix(model: PreTrainedModel) -> str:
-        """Returns how the names of the encoder's weights begin."""
         return f"{model.base_model_prefix}."
 
     def is_optional(self, model: PreTrainedModel, name: str) -> bool:
-        """Returns whether a weight may start at random next to a loaded encoder: heads and poolers may."""
+        """Whether a weight may start at random next to a loaded encoder: heads and poolers may."""
         prefix = self.encoder_prefix(model)
         return not name.startswith(prefix) or name.startswith(f"{prefix}pooler.")
 
@@ -188,32 +161,27 @@ class DistilBert(Bert):
     """DistilBERT: no token types, no pooler in the encoder."""
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.classifier(model.dropout(torch.relu(model.pre_classifier(text))))
         return logits
 
     def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.qa_outputs(model.dropout(hidden))
         return logits
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         transformed = model.vocab_layer_norm(model.activation(model.vocab_transform(tokens)))
         logits: torch.Tensor = model.vocab_projector(transformed)
         return logits
 
 
 class Roberta(Bert):
-    """RoBERTa and XLM-R: the classifier pools by itself."""
+    """RoBERTa and XLM-R: the classifier has its own pooling."""
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.classifier(text[:, None])
         return logits
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.lm_head(tokens)
         return logits
 
@@ -222,19 +190,16 @@ class Electra(Roberta):
     """ELECTRA: embeddings may be narrower than the layers."""
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:
-        """See `Bert`."""
         project = getattr(model.base_model, "embeddings_project", None)
         return {**super().embeddings(model), **({} if project is None else {"embeddings_project": project})}
 
     def embed(self, model: Any, batch: Batch) -> torch.Tensor:
-        """See `Bert`."""
         embedded = super().embed(model, batch)
         for module in [*self.embeddings(model).values()][1:]:
             embedded = module(embedded)
         return embedded
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.generator_lm_head(model.generator_predictions(tokens))
         return logits
 
@@ -243,7 +208,7 @@ class ModernBert(Bert):
     """ModernBERT: rotary positions, windows, one map for queries, keys and values."""
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
-        """See `Bert`; layers with a window have a mask of their own, (B, 1, S, S)."""
+        """Layers with a window have a mask of their own, (B, 1, S, S)."""
         dtype, mask = stored_dtype(model), batch.attention_mask
         if mask is None:
             return {"input_ids": batch.input_ids}
@@ -255,24 +220,19 @@ class ModernBert(Bert):
         return {"input_ids": batch.input_ids, "attention_mask": masks}
 
     def averages(self, config: PreTrainedConfig) -> bool:
-        """See `Bert`."""
         return bool(config.classifier_pooling == "mean")
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """See `Bert`."""
         return self.token_logits(model, text)
 
     def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.classifier(model.drop(model.head(hidden)))
         return logits
 
     def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         return self.token_logits(model, hidden)
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.decoder(model.head(tokens))
         return logits
 
@@ -283,14 +243,14 @@ class DebertaV2(Bert):
     implementation = "eager"
 
     def build(self, fields: Mapping[str, Any], head: Head) -> PreTrainedModel:
-        """See `Bert`; places are computed where the tokens are."""
+        """Positions are computed on the tokens' device."""
         model = super().build(fields, head)
         encoder = model.base_model.encoder
         encoder.get_rel_pos = partial(relative_positions, encoder)
         return model
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
-        """See `Bert`; the model does arithmetic with the mask, and without one looks for padding itself."""
+        """Always with a mask: the model computes with it, and would otherwise search for padding itself."""
         mask = batch.attention_mask
         return {
             "input_ids": batch.input_ids,
@@ -299,12 +259,10 @@ class DebertaV2(Bert):
         }
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """See `Bert`."""
         logits: torch.Tensor = model.classifier(model.dropout(model.pooler(text[:, None])))
         return logits
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Bert`."""
         if model.legacy:
             return super().vocabulary_logits(model, tokens)
         logits: torch.Tensor = model.lm_predictions(tokens, model.get_input_embeddings())
@@ -314,7 +272,7 @@ class DebertaV2(Bert):
 def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:
     """Returns the buckets (1, S, S) of the distances between tokens, for DeBERTa's encoder.
 
-    transformers computes the same with a number that it sends to the device, for which the host waits.
+    transformers computes the same from a number that it copies to the device, for which the host waits.
     """
     if not encoder.relative_attention:
         return None
@@ -330,23 +288,20 @@ def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Ten
 
 
 def stored_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Returns the dtype that the model's parameters have now."""
     dtype: torch.dtype = model.get_input_embeddings().weight.dtype
     return dtype
 
 
 def imported(place: str) -> Any:
-    """Returns what `module:name` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def architecture_of(family: FamilyInfo) -> Bert:
-    """Returns what calls models of a family."""
     made: Bert = imported(family.architecture)(family)
     return made
 
 
 def tied_to(model: PreTrainedModel) -> dict[str, str]:
-    """Returns parameters that are others under a second name, with the name under which a file has them."""
+    """Parameters that are others under a second name, mapped to the name used in files."""
     return dict(model.all_tied_weights_keys)

@@ -1,14 +1,14 @@
 """Dropout on the CPU, where drawing random numbers one by one is a quarter of a training step.
 
-torch draws each element's fate from a sequential generator (measured: 11 ns an element), and its
+torch draws for each element from a sequential generator (measured: 11 ns an element), and its
 attention leaves its fast kernel as soon as there is dropout in it: then all scores of a batch go
-through memory a dozen times. Here an element's fate is 16 random bits of a generator that fills
+through memory a dozen times. Here an element takes 16 random bits of a generator that fills
 arrays, and attention is computed for a few examples at a time, so that their scores stay in the
 cache; the backward pass computes them again, as flash attention does, and draws the same bits.
 
 The rate is met to 2^-17: an element is dropped when its 16 bits are below `round(65536 rate)`, and
-what is kept is scaled by exactly that share; at most 65535 of 65536 are dropped. Each draw is seeded
-from torch's generator, so that what a checkpoint keeps of it is all there is to resume.
+the rest is scaled by exactly its share; at most 65535 of 65536 are dropped. Each draw is seeded
+from torch's generator, so that a checkpoint of that generator is enough to resume.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ _WORDS_PER_DRAW = 1 << 17
 
 
 def install(model: nn.Module, *, attention: bool = True) -> None:
-    """Lets a model's dropout, in its layers and in its attention, be the one of this module.
+    """Replaces a model's dropout in layers and attention; names, parameters and evaluation are unchanged.
 
-    Args:
-        model: an encoder of transformers on the CPU; names, parameters and evaluation stay as they are.
-        attention: whether each token attends to all of its text, which this attention computes.
+    `attention` is False for models in which a token does not attend to all of its text.
     """
     for module in model.modules():
         if type(module) is nn.Dropout:
@@ -64,8 +62,6 @@ def install(model: nn.Module, *, attention: bool = True) -> None:
 
 
 class CpuDropout(nn.Dropout):
-    """A Dropout whose random bits are drawn by the array."""
-
     @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rate = _Rate.of(self.p)
@@ -85,18 +81,10 @@ def attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot product attention, in the form that transformers calls.
+    """Scaled dot product attention in transformers' form: (B, heads, S, D) in, (B, S, heads, D) and None out.
 
-    Args:
-        module: the layer that asks.
-        query, key, value: (B, heads, S, D).
-        attention_mask: (B, 1, 1, S) bool, False on padding, which is at the end; None = no padding.
-        dropout: rate of dropped attention; 0 outside of training.
-        scaling: Scale of the scores; None = 1 / sqrt(D).
-
-    Returns:
-        (B, S, heads, D), and None for the scores, which are never whole in memory. Rows of padded queries are
-        unspecified: zeros, or attention over the real keys.
+    The mask is (B, 1, 1, S) bool, False on padding, which is at the end. Scores are never held as a whole.
+    Rows of padded queries are unspecified: zeros, or attention over the real keys.
     """
     rate = _Rate.of(dropout)
     if rate.below == 0 or not query.is_cpu:
@@ -124,18 +112,9 @@ def segment_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """Scaled dot product attention within each segment of a row on the CPU.
+    """Scaled dot product attention within each segment of a row on the CPU, (1, heads, T, D).
 
     From the same seed it drops what `attention` drops of the same examples with padding.
-
-    Args:
-        query, key, value: (1, heads, T, D).
-        lengths: tokens of each segment; their sum is T.
-        dropout: rate of dropped attention; 0 outside of training.
-        scaling: Scale of the scores; None = 1 / sqrt(D).
-
-    Returns:
-        (1, heads, T, D).
     """
     rate = _Rate.of(dropout)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -160,12 +139,7 @@ AttentionInterface.register(CPU_ATTENTION, attention)
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """A dropout rate in 65536ths.
-
-    Attributes:
-        below: an element is dropped when its 16 bits are below this.
-        scale: Factor applied to kept values.
-    """
+    """In 65536ths: an element is dropped when its 16 bits are below `below`, and the rest is scaled."""
 
     below: int
     scale: float
@@ -175,7 +149,6 @@ class _Rate:
         return cls(*threshold_of(rate))
 
     def kept(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-        """1 where the bits keep an element and 0 elsewhere, written over `into`."""
         # The bits are read as signed numbers, because torch compares no unsigned ones.
         return torch.ge(bits, self.below - LEVELS // 2, out=into)
 
@@ -187,7 +160,6 @@ class _Bits:
         self._seed, self._draw = seed, 0
 
     def take(self, shape: Sequence[int]) -> torch.Tensor:
-        """16 random bits for each element, as int16."""
         count = math.prod(shape)
         words = max(1, -(-count // 4))
         sizes = [min(_WORDS_PER_DRAW, words - start) for start in range(0, words, _WORDS_PER_DRAW)]
@@ -208,7 +180,7 @@ def _words(seed: int, number: int, count: int) -> np.ndarray:
 
 @cache
 def _drawers() -> ThreadPoolExecutor:
-    """Threads that draw: numpy lets go of the interpreter meanwhile."""
+    """Threads that draw: numpy releases the interpreter meanwhile."""
     return ThreadPoolExecutor(min(8, torch.get_num_threads()), thread_name_prefix="stillhouse-bits")
 
 
@@ -224,8 +196,6 @@ def _fresh_seed() -> int:
 
 
 class _Dropped(torch.autograd.Function):
-    """y = x keep scale, element by element."""
-
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rate: _Rate) -> torch.Tensor:
         bits = _Bits(_fresh_seed()).take(x.shape)
@@ -247,7 +217,7 @@ def _masked(x: torch.Tensor, bits: torch.Tensor, rate: _Rate) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What is worked on together: some heads of examples `[first, last)`, `longest` tokens each at most."""
+    """Heads of examples `[first, last)` that are computed together, `longest` tokens each at most."""
 
     first: int
     last: int
@@ -278,37 +248,27 @@ def _lengths(query: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
 
 
 class _Padded:
-    """Where examples are in tensors (B, heads, S, D).
-
-    Args:
-        lengths: tokens of each example.
-    """
+    """Where examples are in tensors (B, heads, S, D)."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(B, heads, S, D) that lies in memory as (B, S, heads, D); zero where nothing will be written."""
+        """(B, heads, S, D), in memory (B, S, heads, D); zero where nothing will be written."""
         batch, heads, width, depth = tensor.shape
         make = torch.empty if min(self.lengths, default=width) == width else torch.zeros
         return make((batch, width, heads, depth), dtype=tensor.dtype).transpose(1, 2)
 
     def part(self, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
-        """(examples x heads, longest, D) of a group."""
         return tensor[group.first : group.last, group.heads, : group.longest].flatten(0, 1)
 
     def put(self, tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
-        """Writes what `part` has the shape of."""
         place = tensor[group.first : group.last, group.heads, : group.longest]
         place.copy_(values.view(place.shape))
 
 
 class _Packed(_Padded):
-    """Where examples are in tensors (1, heads, T, D): one after the other.
-
-    Args:
-        lengths: tokens of each example.
-    """
+    """Where examples are in tensors (1, heads, T, D): one after the other."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         super().__init__(lengths)
@@ -347,7 +307,6 @@ class _Packed(_Padded):
         return all(length == group.longest for length in self.lengths[group.first : group.last])
 
     def _view(self, row: torch.Tensor, group: _Group) -> torch.Tensor:
-        """(examples, heads, longest, D) of examples that are all as long."""
         own = row[:, self._edges[group.first] : self._edges[group.last]]
         return torch.unflatten(own, 1, (-1, group.longest)).transpose(0, 1)
 
@@ -410,7 +369,7 @@ class _DroppedAttention(torch.autograd.Function):
 def _softmax(
     q: torch.Tensor, k: torch.Tensor, scale: float, group: _Group, lengths: Sequence[int]
 ) -> torch.Tensor:
-    """Attention's shares of a group in fp32: (examples x heads, longest, longest), 0 on padding."""
+    """Shares of a group in fp32: (examples x heads, longest, longest), 0 on padding."""
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=scale)
     by_example = scores.view(group.last - group.first, -1, group.longest, group.longest)
     for i, length in enumerate(lengths[group.first : group.last]):

@@ -16,27 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInfo:
-    """An implementation of the encoder layers.
+    """An implementation of the encoder layers, a value of `model.encoder`.
 
     Attributes:
-        name: value of `model.encoder`.
-        summary: Description in a few words.
-        install: replaces the layers of a model that has its weights and is on the CPU; names and shapes of
-            parameters stay, so that checkpoints and exported models are the same for all encoders. torch is
-            imported only when this is called.
-        devices: device kinds that it runs on; None = all.
-        precisions: values of `precision` that it computes in; None = all.
-        compiles: works with `model.compile`.
-        packs: reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
+        install: Replaces the layers of a model that has its weights and is on the CPU; names and shapes of
+            parameters stay, so that checkpoints and exported models are the same for all encoders.
+        devices: Supported device kinds; None = all.
+        precisions: Supported values of `precision`; None = all.
+        compiles: Works with `model.compile`.
+        packs: Reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
             each attends to itself alone. Workers then have equally many tokens, and a run compares its first
             batch with `huggingface` (`trainers.models.parity`).
-        host_dropout: draws dropout as its device kind does, see `DeviceKind.host_dropout`.
-        attention: Kinds of attention in families that it runs; None = all.
-        blocks: Layouts of encoder layers that it runs, see `FamilyInfo.block`; None = all.
+        host_dropout: Uses the dropout of its device kind, see `DeviceKind.host_dropout`.
+        attention: Supported kinds of attention in families; None = all.
+        blocks: Supported layouts of encoder layers, see `FamilyInfo.block`; None = all.
         pipelines: Its layers can be divided among pipeline stages.
-        quantises: Its layers compute with quantised copies of their weights, as `model.binary` says; it alone
-            runs the folders of such models.
-        evaluations: Values of `numerics.evaluation` that it evaluates in.
+        quantises: Its layers compute with quantised copies of their weights, as `model.binary` says; no other
+            encoder runs the folders of such models.
+        evaluations: Supported values of `numerics.evaluation`.
         cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last;
             None = torch's.
     """
@@ -57,22 +54,16 @@ class EncoderInfo:
     cross_entropy: Callable[[Tensor, Tensor, int], Tensor] | None = None
 
     def supports(self, family: FamilyInfo) -> bool:
-        """Returns whether it runs the models of a family."""
         return (self.attention is None or family.attention in self.attention) and (
             self.blocks is None or family.block in self.blocks
         )
 
     def families(self) -> str:
-        """Returns the families that it runs, in words for its description; nothing where it runs all."""
+        """Names of the supported families, for a description; empty where it supports all."""
         supported = [family.name for family in FAMILIES.values() if self.supports(family)]
         return "" if len(supported) == len(FAMILIES) else f" (of {', '.join(supported)})"
 
     def require_precision(self, precision: str) -> None:
-        """Refuses a precision that it does not compute in.
-
-        Raises:
-            ValueError: with the fields to change.
-        """
         if self.precisions is not None and precision not in self.precisions:
             raise ValueError(
                 f"model.encoder {self.name} computes in {', '.join(self.precisions)}, not {precision}; "
@@ -80,11 +71,6 @@ class EncoderInfo:
             )
 
     def require_evaluation(self, evaluation: str) -> None:
-        """Refuses a format of evaluation that it does not have.
-
-        Raises:
-            ValueError: with the fields to change.
-        """
         if evaluation not in self.evaluations:
             raise ValueError(
                 f"model.encoder {self.name} does not evaluate in {evaluation}; set numerics.evaluation to "
@@ -92,11 +78,6 @@ class EncoderInfo:
             )
 
     def require_device(self, device: str, hardware: str) -> None:
-        """Refuses a device kind that it does not run on.
-
-        Raises:
-            ValueError: with the fields to change.
-        """
         if self.devices is not None and device not in self.devices:
             raise ValueError(
                 f"model.encoder {self.name} runs on {', '.join(self.devices)}, but hardware {hardware} is "
@@ -104,8 +85,7 @@ class EncoderInfo:
             )
 
 
-def _as_built(model: PreTrainedModel) -> None:
-    """Models are built with these layers."""
+def _as_built(model: PreTrainedModel) -> None: ...
 
 
 def _plain(model: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Model families: what is known of each before its code is loaded. Imports neither torch nor transformers.
+"""Model families: what is known before their code is loaded. Imports neither torch nor transformers.
 
 A family is the models of one `model_type`. Its entry names transformers' classes and the fields of their
 configuration, and what of this project works with them. `trainers.models.architectures` has the code, which
@@ -22,8 +22,6 @@ QUANTISED = "binary"
 
 
 class Attention(StrEnum):
-    """How the layers of a family attend."""
-
     full = "full"
     """Every token to all of its text, through transformers' attention interface."""
     windowed = "windowed"
@@ -34,15 +32,6 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a model, read from its configuration.
-
-    Attributes:
-        layers: Encoder layers.
-        hidden: Hidden size H.
-        attention_heads: Attention heads per layer.
-        positions: Longest sequence in tokens.
-    """
-
     layers: int
     hidden: int
     attention_heads: int
@@ -59,27 +48,22 @@ def _like_bert(_fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyInfo:
-    """A model family.
+    """A model family; `name` is the `model_type` of its `config.json`.
 
     Attributes:
-        name: `model_type` of its `config.json`.
-        summary: Name in prose.
         config: Configuration class, as `module:Class`.
         models: Model classes, as `module:Stem`; a head appends its own suffix to the stem.
         architecture: How its models are called, as `module:Class`; see `trainers.models.architectures`.
-        layer_count, hidden_size, attention_heads, positions, feed_forward: Fields of its sizes.
+        layer_count, hidden_size, attention_heads, positions, feed_forward: Names of fields with sizes.
         hidden_dropouts: Fields of dropout rates of hidden states and heads.
         attention_dropouts: Fields of dropout rates of attention.
         layers: Path of the list of layers in the encoder.
         relations: Linear maps of a layer whose outputs are queries, keys and values, or the one map that
             gives all three; empty = relations cannot be distilled.
-        heads: Weights of each kind of head in its folders, by the head's suffix: how their names begin.
-        attention: How its layers attend.
-        block: Layout of its encoder layers, for encoders with their own code for one; None = like no other.
-        token_types: Whether the encoder tells the texts of a pair apart by token types.
-        offset_by_padding: Position ids begin after the token id of padding, and not at 0.
-        pipelines: Whether its layers can be divided among pipeline stages.
-        selects_layers: Whether `model.layers` works: layers do not depend on their place.
+        heads: Prefixes of the names of a head's weights in its folders, by the head's suffix.
+        block: Layout of its encoder layers, for encoders with their own code for one; None = unique.
+        offset_by_padding: Position ids begin after the token id of padding, not at 0.
+        selects_layers: Whether `model.layers` works: layers do not depend on their position.
         own_arithmetic: Values of `FlopCount` that differ from BERT's, by the fields of a configuration.
     """
 
@@ -112,11 +96,7 @@ class FamilyInfo:
         return (self.layer_count, self.hidden_size, self.attention_heads, self.positions, self.feed_forward)
 
     def shape(self, fields: Fields) -> Shape:
-        """Returns the sizes in a configuration.
-
-        Args:
-            fields: Fields of a `config.json`, `sizes` checked.
-        """
+        """`fields` are those of a `config.json`, with `sizes` checked."""
         return Shape(
             layers=fields[self.layer_count],
             hidden=fields[self.hidden_size],
@@ -125,11 +105,7 @@ class FamilyInfo:
         )
 
     def arithmetic(self, fields: Fields) -> dict[str, Any]:
-        """Returns what decides the number of floating point operations; see `FlopCount`.
-
-        Args:
-            fields: Fields of a configuration, `sizes` checked; of others the published default counts.
-        """
+        """Arguments of `FlopCount`; a field that `fields` lacks has the published default."""
         return {
             "layers": fields[self.layer_count],
             "hidden": fields[self.hidden_size],
@@ -139,7 +115,6 @@ class FamilyInfo:
         }
 
     def first_position(self, fields: Fields) -> int:
-        """Returns the position id of a text's first token."""
         padding = fields.get("pad_token_id")
         if not self.offset_by_padding:
             return 0
@@ -147,19 +122,11 @@ class FamilyInfo:
 
 
 class Published(TypedDict):
-    """Where transformers has the classes of a family; see `FamilyInfo`."""
-
     config: str
     models: str
 
 
 def published(package: str, stem: str) -> Published:
-    """Returns where transformers has the classes of a family.
-
-    Args:
-        package: its folder in `transformers.models`.
-        stem: How its class names begin.
-    """
     folder = f"transformers.models.{package}"
     return Published(
         config=f"{folder}.configuration_{package}:{stem}Config",
@@ -293,6 +260,6 @@ FAMILIES: dict[str, FamilyInfo] = by_name(
 
 
 def family_of(fields: Fields) -> FamilyInfo | None:
-    """Returns the family of a configuration; None when it is not supported."""
+    """None when it is not supported."""
     name = fields.get(MODEL_TYPE)
     return FAMILIES.get(name) if isinstance(name, str) else None

@@ -1,6 +1,6 @@
-"""Whether a model can do what a run asks of it, judged by its configuration alone. Imports no torch.
+"""Whether a model supports a run, judged by its configuration alone. Imports no torch.
 
-The service judges at submission what it can see, and each worker again before it reads data.
+The service checks at submission what it can see, and each worker checks again before it reads data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainers.models.families import QUANTISED, FamilyInfo
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What a model cannot do.
+    """Something that a model does not support.
 
     Attributes:
         field: Field of the spec to change.
@@ -31,14 +31,6 @@ class Misfit:
 def student_misfits(
     run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
 ) -> Iterator[Misfit]:
-    """Yields what a student cannot do.
-
-    Args:
-        run: Sections of the run.
-        model: the student, for messages.
-        family: Family of the student.
-        fields: Fields of its configuration.
-    """
     encoder = ENCODERS[run.model.encoder]
     if not encoder.supports(family):
         others = " or ".join(other.name for other in ENCODERS.values() if other.supports(family))
@@ -75,21 +67,13 @@ def student_misfits(
 def teacher_misfits(
     run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
 ) -> Iterator[Misfit]:
-    """Yields what a teacher cannot do.
-
-    Args:
-        run: Sections of the run.
-        model: the teacher, for messages.
-        family: Family of the teacher.
-        fields: Fields of its configuration.
-    """
     if run.distillation.relation_weight and not family.relations:
         yield _without_relations(family, model)
     yield from _positions(run, model, family, fields)
 
 
 def _unsplittable(model: str, fields: Mapping[str, Any]) -> Iterator[Misfit]:
-    """Yields why a model cannot be split into one of twice its width."""
+    """Why a model cannot be split into one of twice its width."""
     weights = WEIGHTS.get(str((fields.get(QUANTISED) or {}).get("weights")))
     if weights is None or weights.bits != TERNARY_BITS:
         yield Misfit(

@@ -4,9 +4,9 @@ Modules keep their parameters and names and get another class: embeddings, layer
 keys and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
 residual and LayerNorm. Attention is a kernel as well on the CPU, and that of `packed` elsewhere. Bias
 comes with the elementwise kernel, so the products have none. A seed is drawn from torch's CPU generator
-per kernel with dropout: what a checkpoint keeps of the generator replays every mask.
+per kernel with dropout, so that a checkpoint of the generator replays every mask.
 
-A layer whose parts are plain and that no hook watches computes all that follows its attention as one
+A layer whose parts are plain and have no hooks computes all that follows its attention as one
 operation (`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
 """
 
@@ -31,14 +31,12 @@ from trainers.models.packed_attention import PACKED_ATTENTION
 
 
 def _dropout(dropout: nn.Dropout) -> dict[str, Any]:
-    """Rate and seed of a kernel, from the module that it stands for."""
     if not (dropout.training and dropout.p):
         return {}
     return {"rate": dropout.p, "seed": encoder.fresh_seed()}
 
 
 def _watched(module: nn.Module) -> bool:
-    """Whether a hook reads what a module is given or returns."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -51,7 +49,6 @@ def _is_plain(kind: type[nn.Module], module: nn.Module) -> bool:
 
 
 def _norm_after(part: Any) -> encoder_layer.NormAfter:
-    """What a module that ends in dropout, residual and LayerNorm computes."""
     norm = part.LayerNorm
     return encoder_layer.NormAfter(
         part.dense.weight, part.dense.bias, norm.weight, norm.bias, norm.eps, **_dropout(part.dropout)
@@ -151,7 +148,7 @@ class _SelfAttention:
     def mix(
         self: Any, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention's result, and the hidden states as what a residual is to be read from."""
+        """Attention's result, and the hidden states to use as the residual."""
         parts = (self.query, self.key, self.value)
         if all(_is_plain(nn.Linear, part) for part in parts):
             *projected, residual = encoder_layer.projections(
@@ -187,13 +184,12 @@ class _SelfAttention:
         return mixed.reshape(*hidden_states.shape[:-1], -1), residual
 
     def _apply(self: Any, function: Any, recurse: bool = True) -> Any:
-        """Parameters that go to a device or a dtype are adjacent there too."""
+        """Keeps parameters adjacent after they move to a device or a dtype."""
         applied = super()._apply(function, recurse)  # type: ignore[misc]
         self.adjoin()
         return applied
 
     def adjoin(self: Any) -> None:
-        """Lets the join of the three weights, and that of the biases, be a view."""
         parts = (self.query, self.key, self.value)
         encoder_layer.adjoin([part.weight for part in parts])
         encoder_layer.adjoin([part.bias for part in parts])
@@ -223,7 +219,6 @@ class _Output:
 
 
 def _fused(original: type[nn.Module], forward: type) -> tuple[type[nn.Module], type[nn.Module]]:
-    """A module's class, and one with another forward pass."""
     return original, type(f"Fused{original.__name__}", (forward, original), {"__doc__": forward.__doc__})
 
 
@@ -251,12 +246,7 @@ _ACTIVATION = "gelu"
 
 
 def install(model: PreTrainedModel) -> None:
-    """Gives a model the fused layers.
-
-    Raises:
-        BadSpecError: the model's layers or its activation are not those that the kernels compute, or there
-            are no kernels here.
-    """
+    """Raises `BadSpecError` for layers or activations without kernels, or where there are no kernels."""
     modules = [module for module in model.modules() if type(module) in _CLASSES]
     if not modules:
         raise BadSpecError(

@@ -1,7 +1,7 @@
-"""What a model ends in. Imports no torch.
+"""Heads of models. Imports no torch.
 
-A head's `suffix` is how the names of transformers' classes with it end, `predicts` what it gives, in words,
-and `reads` what its logits are computed from.
+A head's `suffix` ends the names of transformers' classes with it, `predicts` is its output in words, and
+`reads` the input of its logits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ Reads = Literal["text", "tokens", "span", "guessed"]
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
-    """Classes of a sequence, from the pooled first token: logits (B, C).
-
-    Attributes:
-        classes: names of the C classes, by number.
-        multi_label: any number of classes per sequence, each decided for itself.
-    """
+    """Classes of a sequence, from the pooled first token: logits (B, C); any number each if `multi_label`."""
 
     suffix: ClassVar[str] = "ForSequenceClassification"
     predicts: ClassVar[str] = "classes of a sequence"
@@ -34,8 +29,8 @@ class NumberHead:
     """A number of a sequence, from the pooled first token: logits (B, 1), in the unit of the labels.
 
     Attributes:
-        mean: what a fresh head begins with.
-        scale: power of two that the output layer's result is multiplied by, so that its weights and its
+        mean: Initial output.
+        scale: Power of two, factor of the output layer's result, so that its weights and its
             learning rate do not depend on the unit.
     """
 
@@ -57,11 +52,7 @@ class SpanHead:
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """Classes of each token: logits (B, S, C).
-
-    Attributes:
-        classes: names of the C classes, by number.
-    """
+    """Classes of each token: logits (B, S, C)."""
 
     suffix: ClassVar[str] = "ForTokenClassification"
     predicts: ClassVar[str] = "classes of tokens"
@@ -71,10 +62,10 @@ class TokenHead:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyHead:
-    """A token of the vocabulary at each position to be guessed: logits (M, V).
+    """A token of the vocabulary at each masked position: logits (M, V).
 
-    M counts the positions whose label is not `IGNORED`, in the order of the flattened batch:
-    no other position's logits are computed.
+    M counts the positions whose label is not `IGNORED`, in the order of the flattened batch;
+    no other logits are computed.
     """
 
     suffix: ClassVar[str] = "ForMaskedLM"
@@ -90,7 +81,7 @@ IGNORED = -100
 
 
 def logits_of(head: Head) -> int | None:
-    """Returns the logits of each sequence or token; None = as many as the vocabulary has pieces."""
+    """Logits of each sequence or token; None = as many as the vocabulary has pieces."""
     match head:
         case ClassHead() | TokenHead():
             return len(head.classes)

@@ -21,13 +21,6 @@ from trainers.models.heads import NumberHead
 
 
 class NumberOutput(nn.Linear):
-    """A Linear with one output, scaled.
-
-    Args:
-        features: Size of its input.
-        head: Mean and scale.
-    """
-
     def __init__(self, features: int, head: NumberHead) -> None:
         super().__init__(features, 1)
         self.scale = head.scale
@@ -43,13 +36,7 @@ class NumberOutput(nn.Linear):
 
 
 def install(model: PreTrainedModel, architecture: Bert, head: NumberHead) -> None:
-    """Replaces the output layer of a model: the last Linear of its head.
-
-    Args:
-        model: Model for sequences.
-        architecture: Code of its family.
-        head: Mean and scale.
-    """
+    """Replaces the output layer of a model for sequences: the last Linear of its head."""
     of_head, module = architecture.head_modules(model)[-1]
     within, layer = [found for found in module.named_modules() if isinstance(found[1], nn.Linear)][-1]
     name = f"{of_head}.{within}" if within else of_head
@@ -60,31 +47,26 @@ def install(model: PreTrainedModel, architecture: Bert, head: NumberHead) -> Non
 
 
 def adopt(model: nn.Module, fresh: Collection[str]) -> None:
-    """Divides what was loaded from a file, in place, by the scale.
-
-    Args:
-        model: Model with weights of a file.
-        fresh: names of weights that the file lacks.
-    """
+    """Divides weights loaded from a file by the scale, in place; `fresh` names those that the file lacks."""
     for name, scale in _scales(model):
         if name not in fresh:
             model.get_parameter(name).data.div_(scale)
 
 
 def stored(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns weights as files hold them."""
+    """Converts trained weights to the form in files."""
     scales = dict(_scales(model))
     return {name: tensor * scales[name] if name in scales else tensor for name, tensor in weights.items()}
 
 
 def trained(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns a file's weights as the model trains them."""
+    """Converts a file's weights to the form that is trained."""
     scales = dict(_scales(model))
     return {name: tensor / scales[name] if name in scales else tensor for name, tensor in weights.items()}
 
 
 def _scales(model: nn.Module) -> Iterator[tuple[str, float]]:
-    """Yields the names of scaled parameters with their scale."""
+    """Names of scaled parameters with their scale."""
     for name, part in model.named_modules():
         if isinstance(part, NumberOutput):
             yield from ((f"{name}.{own}", part.scale) for own in ("weight", "bias"))

@@ -37,11 +37,9 @@ class Preset:
 
     @property
     def family(self) -> FamilyInfo:
-        """Family of the model."""
         return BERT
 
     def config(self, vocabulary_size: int) -> dict[str, Any]:
-        """Fields of its configuration."""
         layers, hidden = PRESETS[self.name]
         return {
             MODEL_TYPE: self.family.name,
@@ -65,19 +63,10 @@ class Folder:
 
     @property
     def family(self) -> FamilyInfo:
-        """Family of the model.
-
-        Raises:
-            BadSpecError: whatever `config` raises.
-        """
         return FAMILIES[self.config()[MODEL_TYPE]]
 
     def config(self) -> dict[str, Any]:
-        """Fields of the folder's configuration.
-
-        Raises:
-            BadSpecError: missing, malformed, of an unsupported family, or of a quantised model.
-        """
+        """Raises `BadSpecError`: missing, malformed, of an unsupported family, or of a quantised model."""
         file = self.path / "config.json"
         try:
             fields = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -110,16 +99,7 @@ Origin = Preset | Folder
 
 
 def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> str:
-    """Returns SHA-256 over the configuration and the weights of a model folder, read or remembered.
-
-    Args:
-        folder: with both.
-        workspace: Workspace with the cache.
-        tokenizer: over the tokenizer's files too.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """SHA-256 over configuration and weights, and with `tokenizer` its files; cached in the workspace."""
     files = [folder.path / "config.json", folder.path / WEIGHTS]
     if tokenizer:
         others = (folder.path / name for name in _FILES)
@@ -128,10 +108,10 @@ def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> 
 
 
 def locate(model: str, workspace: Workspace, field: str = "model.student") -> Origin:
-    """Returns what `model.student`, or the field of that name, means.
+    """Resolves `model.student`, or the value of another field.
 
     Raises:
-        BadSpecError: unknown, outside the roots, without weights, damaged, or not on the hub.
+        BadSpecError: Unknown, outside the roots, without weights, damaged, or not on the hub.
     """
     if model in PRESETS:
         return Preset(model)

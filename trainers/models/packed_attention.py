@@ -40,19 +40,10 @@ def attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot product attention, in the form that transformers calls.
+    """Scaled dot product attention in transformers' form; (1, heads, T, D) of a row, or a padded batch.
 
-    Args:
-        module: the layer that asks.
-        query, key, value: (1, heads, T, D) of a row, or (B, heads, S, D) of a padded batch.
-        attention_mask: see `trainers.models.dropout.attention`; None for a row.
-        dropout: rate of dropped attention; 0 outside of training.
-        scaling: Scale of the scores; None = 1 / sqrt(D).
-        segments: Segments of the row; None = the batch is padded.
-        options: Further arguments of a layer, of which none changes the result.
-
-    Returns:
-        (1, T, heads, D) or (B, S, heads, D), and None for the scores.
+    Returns (1, T, heads, D) or (B, S, heads, D), and None for the scores. A row has `segments` and no mask;
+    for the mask of a padded batch see `trainers.models.dropout.attention`. `options` change nothing.
     """
     if segments is None:
         return host.attention(module, query, key, value, attention_mask, dropout, scaling)
@@ -71,13 +62,7 @@ AttentionInterface.register(PACKED_ATTENTION, attention)
 
 
 def has_flash(dtype: torch.dtype, depth: int, capability: tuple[int, int]) -> bool:
-    """Returns whether torch's flash attention computes in a format on a GPU.
-
-    Args:
-        dtype: Dtype of queries, keys and values.
-        depth: D of a head.
-        capability: compute capability of the GPU.
-    """
+    """Whether torch's flash attention supports a dtype and head size on a GPU."""
     halves = (torch.float16, torch.bfloat16)
     return dtype in halves and depth in _FLASH_DEPTHS and capability >= _FLASH_FROM
 
@@ -90,7 +75,7 @@ def flash(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Flash attention by edges; (1, T, heads, D) of queries, keys and values of that shape."""
+    """By edges; (1, T, heads, D) of queries, keys and values of that shape."""
     edges, longest = segments.cu_seqlens, segments.longest
     # Not [0]: the gradient of a selection is zeros and a copy, that of a view is a view.
     q, k, v = (tensor.squeeze(0) for tensor in (query, key, value))
@@ -108,10 +93,10 @@ def efficient(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """The same by the memory-efficient kernel, which has every format and every GPU.
+    """The same by the memory-efficient kernel, which supports every format and every GPU.
 
     Raises:
-        ValueError: dropout, of which its backward pass would compute wrong gradients.
+        ValueError: There is dropout, of which its backward pass would compute wrong gradients.
     """
     if dropout:
         raise ValueError("the memory-efficient kernel has wrong gradients with edges and dropout: use padded")

@@ -46,20 +46,16 @@ _SAME_MASK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class EncoderParity:
-    """How far an encoder is from the default one in float64 without dropout, and how far rounding alone is.
+    """Distance of an encoder from the default one in float64 without dropout, and that of rounding alone.
 
     Attributes:
-        encoder: value of `model.encoder`.
-        arithmetic: format that the run computes in.
-        device: Device of the comparison.
-        examples, tokens: Size of the batch.
-        hidden_max_abs: largest difference of a hidden state, the embeddings' output included.
-        hidden_rounding: the same of the default encoder in the run's arithmetic.
-        gradient_max_rel: largest difference of a gradient's element, over the largest element of all.
-        gradient_rounding: the same of the default encoder in the run's arithmetic.
-        dropout_mismatch: error of the gradient of dropped attention, over the difference that another mask
+        arithmetic: Format that the run computes in.
+        hidden_max_abs: Largest difference of a hidden state, the embeddings' output included.
+        gradient_max_rel: Largest difference of a gradient's element, over the largest element of all.
+        hidden_rounding, gradient_rounding: The same of the default encoder in the run's arithmetic.
+        dropout_mismatch: Error of the gradient of dropped attention, over the difference that another mask
             makes: about 1 if the backward pass drops other elements, else rounding; None = it drops none.
-        passed: the first two differences are within four times what rounding does to the default encoder, and
+        passed: The differences are within four times what rounding does to the default encoder, and
             the mismatch is below a quarter.
     """
 
@@ -76,28 +72,20 @@ class EncoderParity:
     passed: bool
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
         return asdict(self)
 
 
 class LossOf(Protocol):
-    """Sum of a task's loss over a batch."""
+    """Sum of a task's loss over a batch, a scalar in fp32."""
 
-    def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """A scalar in fp32."""
-        ...
+    def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor: ...
 
 
 def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
     """Returns a batch of examples in which an encoder can go wrong, on the CPU.
 
     The two shortest, the longest, one of an odd length, and others evenly over all lengths. The one of an odd
-    length has a padding token inside, as if someone had written it.
-
-    Args:
-        data: Training part.
-        pad_id: token id of padding.
-        multiple: the width is rounded up to a multiple of this.
+    length has a padding token inside, as if someone had written it. The width is a multiple of `multiple`.
     """
     rows = chosen(data.lengths)
     batch = collate(data, rows, pad_id, multiple)
@@ -107,7 +95,7 @@ def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
 
 
 def chosen(lengths: Indices) -> Indices:
-    """Returns the numbers of the examples of `compared`, by the lengths of all."""
+    """Numbers of the examples of `compared`, by the lengths of all."""
     by_length = np.argsort(lengths, kind="stable")
     odd = by_length[lengths[by_length] % 2 == 1]
     spread = by_length[np.linspace(0, len(by_length) - 1, _SPREAD).astype(np.int64)]
@@ -126,15 +114,9 @@ def measure(
     encoder: str,
     arithmetic: Arithmetic,
 ) -> EncoderParity:
-    """Returns the parity of an encoder on a batch.
+    """Returns the parity of an encoder on a batch in its layout, on the device of the run.
 
-    Args:
-        student: as it was built, with the default encoder and in fp32; stays as it is.
-        install: gives a student the encoder.
-        batch: in the encoder's layout, on the device of the run.
-        loss_of: Loss whose gradients are compared.
-        encoder: name of the encoder, for the record.
-        arithmetic: Arithmetic of the run.
+    `student` has the default encoder in fp32 and is not changed; `install` gives a student the encoder.
     """
     device = batch.input_ids.device
     with computed_by(None):
@@ -166,14 +148,9 @@ def measure(
 
 
 def dropout_mismatch(student: Student, batch: Batch, arithmetic: Arithmetic) -> float | None:
-    """Returns how far the gradient of dropped attention is from that of its own mask, see `EncoderParity`.
+    """How far the gradient of dropped attention is from that of its own mask, see `EncoderParity`.
 
-    Draws its masks and inputs aside from the run's generators.
-
-    Args:
-        student: Model with its encoder, on the device of the batch; its first layer is changed.
-        batch: in the encoder's layout.
-        arithmetic: Arithmetic of the run.
+    Restores the run's generators. The first layer of `student` is changed.
     """
     family, config = student.architecture.family, student.model.config
     if not family.relations or not any(getattr(config, name) for name in family.attention_dropouts):
@@ -225,12 +202,7 @@ def _inner(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """Hidden states and gradients of one forward and backward pass, in float64.
-
-    Attributes:
-        hidden: (B, S, H) of each level, 0 on padding.
-        gradients: of each parameter that has one, by name.
-    """
+    """Hidden states (B, S, H) of each level, 0 on padding, and gradients by name, in float64."""
 
     hidden: tuple[torch.Tensor, ...]
     gradients: dict[str, torch.Tensor]

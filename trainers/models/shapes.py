@@ -14,15 +14,10 @@ _HEAD = ClassHead(("0", "1"))
 
 
 def shape_of(origin: Origin) -> ModelShape:
-    """Returns the size of a model with a head of two classes.
-
-    A preset is taken with the vocabulary of the published models.
-
-    Args:
-        origin: preset or folder, of which the configuration alone is read.
+    """Returns the size of a model with a head of two classes; a preset has the published models' vocabulary.
 
     Raises:
-        BadSpecError: the configuration cannot be used.
+        BadSpecError: The configuration cannot be used.
     """
     fields = origin.config() if isinstance(origin, Folder) else origin.config(VOCABULARY_SIZE)
     architecture = architecture_of(origin.family)

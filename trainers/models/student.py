@@ -42,12 +42,12 @@ becomes two to six: with and without padding or gradients, and parts of those wi
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward pass gives.
+    """Output of a forward pass.
 
     Attributes:
-        logits: Logits of the head, shaped as in `trainers.models.heads`.
-        hidden: (B, S, H) the embeddings' output, then each layer's; empty unless asked for.
-        relations: (B, S, H) queries, keys and values of one layer; empty unless asked for.
+        logits: Shaped as in `trainers.models.heads`.
+        hidden: (B, S, H) the embeddings' output, then each layer's; empty unless requested.
+        relations: (B, S, H) queries, keys and values of one layer; empty unless requested.
     """
 
     logits: torch.Tensor
@@ -60,10 +60,8 @@ class Student(nn.Module):
 
     Attributes:
         model: transformers' model; its `state_dict` has the names that its folders have.
-        architecture: Code of its family.
-        head: Head of the model.
-        fresh: names of weights that no file gave, in order; they start at random.
-        absent: names of weights that other stages of a pipeline have.
+        fresh: Names of weights that no file gave, in order; they start at random.
+        absent: Names of weights that other stages of a pipeline have.
     """
 
     def __init__(
@@ -75,17 +73,15 @@ class Student(nn.Module):
         self._tied = tied_to(model)
 
     def forward(self, batch: Batch, *, with_hidden: bool = False) -> Output:
-        """Logits of a batch, and the hidden states when asked for."""
         encoded = self.encode(batch, with_hidden=with_hidden)
         hidden = tuple(map(batch.unpacked, encoded.hidden_states)) if with_hidden else ()
         return Output(self.logits(encoded, batch), hidden)
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
-        """Returns what transformers' encoder gives, before the head."""
+        """Output of transformers' encoder, before the head."""
         return self.encoder(**self.architecture.inputs(batch, self.model), output_hidden_states=with_hidden)
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
-        """Returns the head's logits of an encoded batch."""
         hidden: torch.Tensor = encoded.last_hidden_state
         match self.head.reads:
             case "text":
@@ -105,7 +101,7 @@ class Student(nn.Module):
                 return self.architecture.vocabulary_logits(self.model, tokens)
 
     def _texts(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns the hidden state (B, H) that stands for each text."""
+        """Hidden states (B, H) that represent the texts."""
         if not self.architecture.averages(self.model.config):
             row = batch.segments
             return hidden[:, 0] if row is None else hidden.squeeze(0).index_select(0, row.first)
@@ -117,7 +113,6 @@ class Student(nn.Module):
 
     @property
     def shape(self) -> Shape:
-        """Sizes of the encoder."""
         return self.architecture.family.shape(self.model.config.to_dict())
 
     @property
@@ -126,9 +121,9 @@ class Student(nn.Module):
         return self.model.base_model
 
     def checkpoint_activations(self) -> None:
-        """Keeps only the input of each encoder layer for the backward pass, which computes the rest again.
+        """Saves only the input of each encoder layer for the backward pass, which computes the rest again.
 
-        It draws the same random numbers, so that results stay what they are. Evaluation is not touched.
+        It draws the same random numbers, so that results are unchanged. Evaluation is not affected.
         """
         # The public way also hooks the embeddings, which matters where they are frozen.
         self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
@@ -136,8 +131,8 @@ class Student(nn.Module):
     def compile_layers(self) -> None:
         """Compiles the encoder's layers for any batch and length; the names of their parameters stay.
 
-        All layers are the same program with other weights, which is compiled once: the whole encoder took as
-        long as it has layers. A layer with hooks, by which its relations are read, is another program.
+        All layers are one program with different weights, which is compiled once; compiling the whole
+        encoder would take as many times as long. A layer with hooks is another program.
         """
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.config.recompile_limit = _PROGRAMS
@@ -152,7 +147,6 @@ class Student(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Trained parameters."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -161,13 +155,10 @@ class Student(nn.Module):
         return number_output.stored(self.model, found)
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Sets all parameters that this worker has.
-
-        Args:
-            weights: Weights of the whole model.
+        """Sets all parameters that this worker has from those of the whole model.
 
         Raises:
-            RuntimeError: names or shapes differ.
+            RuntimeError: Names or shapes differ.
         """
         own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
         own = number_output.trained(self.model, own)
@@ -176,13 +167,12 @@ class Student(nn.Module):
         self.model.load_state_dict({**own, **tied})
 
     def write_config(self, folder: Path) -> None:
-        """Writes `config.json`, so that the folder with the weights loads as a model."""
         fields = {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def parameter_name(name: str) -> str:
-    """The name of a trained parameter in a checkpoint, of its name in a student or in what is around one."""
+    """Name of a parameter in a checkpoint, from its name in a student or in a wrapper of one."""
     return name.removeprefix("student.").removeprefix("model.")
 
 
@@ -201,18 +191,13 @@ def build(
     """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
     Args:
-        origin: preset or folder.
-        head: Head of the model.
-        vocabulary_size: one more than the tokenizer's largest id.
-        dropout: Dropout of hidden states and head.
-        max_length: longest sequence that it will see, in tokens.
-        pad_id: token id of padding.
+        vocabulary_size: One more than the tokenizer's largest id.
         layers: Layers taken from the folder, in this order; None = all.
-        attention_dropout: Dropout of attention; None = that of hidden states.
+        attention_dropout: None = the dropout of hidden states.
         binary: How the encoder will be quantised; None = as the folder's model is.
 
     Raises:
-        BadSpecError: the folder's model does not fit tokenizer, length or its own weights.
+        BadSpecError: The folder's model does not fit tokenizer, length or its own weights.
     """
     if binary is not None and binary.split:
         from trainers.models.binary.splitting import split
@@ -277,7 +262,6 @@ def build(
 
 
 def _fields_of(head: Head) -> dict[str, Any]:
-    """Returns the fields of a configuration that describe a head."""
     if isinstance(head, NumberHead):
         return {"num_labels": 1, "problem_type": "regression"}
     if not isinstance(head, ClassHead | TokenHead):
@@ -293,7 +277,6 @@ def _fields_of(head: Head) -> dict[str, Any]:
 
 
 def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
-    """Returns how many layers are kept, all of which the origin must have weights for."""
     if not isinstance(origin, Folder):
         raise BadSpecError(
             f"model.layers needs a student with weights, but {origin} is a preset; "
@@ -310,17 +293,9 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
 def _load(
     model: PreTrainedModel, architecture: Bert, file: Path, layers: Sequence[int] | None, depth: int
 ) -> list[str]:
-    """Copies what the file has; the head and the pooler may start again, the encoder may not.
+    """Copies the file's weights; returns the names of those that start again (head and pooler only).
 
-    Args:
-        model: Model to fill.
-        architecture: Code of its family.
-        file: with weights.
-        layers: Layers taken from the file; None = all.
-        depth: Number of layers according to `config.json`.
-
-    Returns:
-        The names of the weights that start again.
+    `depth` is the number of layers according to `config.json`.
     """
     wanted = model.state_dict()
     missing = set(wanted) - set(tied_to(model))
@@ -360,11 +335,6 @@ def _load(
 
 
 def _require_numbers(tensor: torch.Tensor, what: str) -> None:
-    """Refuses a tensor that says nothing without further ones, or nothing at all.
-
-    Raises:
-        BadSpecError: it is quantised, or not finite.
-    """
     if tensor.dtype not in _FLOATS:
         raise BadSpecError(
             f"{what} is {str(tensor.dtype).removeprefix('torch.')}: quantised weights are not supported; "
@@ -378,7 +348,7 @@ def _require_numbers(tensor: torch.Tensor, what: str) -> None:
 
 
 def _parameter_of(name: str, encoder: str, heads: tuple[str, ...]) -> str:
-    """Returns the parameter that a stored name is of.
+    """The parameter of a stored name.
 
     Encoders are stored with or without the prefix of their family, and old LayerNorms as gamma and beta.
     """
@@ -390,7 +360,7 @@ def _parameter_of(name: str, encoder: str, heads: tuple[str, ...]) -> str:
 
 
 def _targets(name: str, in_layer: re.Match[str] | None, layers: Sequence[int] | None) -> list[str]:
-    """Returns what a file's parameter becomes: nothing without its layer, several with more of it."""
+    """Parameters that a file's becomes: none without its layer, several if its layer is repeated."""
     if layers is None or in_layer is None:
         return [name]
     before, rest = name[: in_layer.start(1)], name[in_layer.end(1) :]

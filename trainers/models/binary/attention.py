@@ -29,20 +29,11 @@ def attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Quantised attention, in the form that transformers calls; its scores are whole in memory.
+    """Quantised attention in transformers' form: (B, heads, S, D) in, (B, S, heads, D) and None out.
 
     `P = Q(softmax(Q(q) Q(k)^T / sqrt(D)))`, then dropout, and `P Q(v)`, each Q with a scale of its own: BiT,
-    arXiv 2205.13016. Probabilities become {0, a}.
-
-    Args:
-        module: The layer, with a quantiser for each operand in `operands`.
-        query, key, value: (B, heads, S, D).
-        attention_mask: (B, 1, 1, S) bool, False on padding; None = no padding.
-        dropout: rate of dropped attention; 0 outside of training.
-        scaling: Scale of the scores; None = 1 / sqrt(D).
-
-    Returns:
-        (B, S, heads, D), and None for the scores.
+    arXiv 2205.13016. Probabilities become {0, a}. Scores are whole in memory. `module.operands` has a
+    quantiser for each operand; the mask is (B, 1, 1, S) bool, False on padding.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (_quantised(module, *one) for one in (("query", query), ("key", key), ("value", value)))

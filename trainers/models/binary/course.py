@@ -1,4 +1,4 @@
-"""Latent weights through training: sharpness, clipping, and how many signs an update flips."""
+"""Latent weights during training: sharpness, clipping, and how many signs an update flips."""
 
 from __future__ import annotations
 
@@ -24,19 +24,11 @@ _FULL_BITS = 32
 
 
 def latent_of(student: Student) -> Latent:
-    """Returns what happens to a student's latent weights; the null form where it is not quantised."""
     settings = settings_of(student.model)
     return Latent() if settings is None else BinaryLatent(student, settings)
 
 
 class BinaryLatent(Latent):
-    """The latent weights of a quantised model.
-
-    Args:
-        student: Model with installed layers.
-        settings: How it is quantised.
-    """
-
     def __init__(self, student: Student, settings: Binary) -> None:
         self._student, self._settings = student, settings
         layers = student.architecture.layers(student.model)
@@ -122,7 +114,6 @@ def _near_zero(layer: Sequence[BinaryLinear]) -> torch.Tensor:
 
 
 def _derivatives(model: nn.Module) -> list[Derivative]:
-    """Returns the derivatives of all quantisers of a model, each once."""
     found = {
         id(linear.weights.derivative): linear.weights.derivative
         for linear in model.modules()
@@ -136,7 +127,7 @@ def _derivatives(model: nn.Module) -> list[Derivative]:
 
 
 def _bits(student: Student, settings: Binary) -> tuple[float, float]:
-    """Returns the bits of a stored weight: of the encoder's layers, and of the whole model."""
+    """Bits of a stored weight: of the encoder's layers, and of the whole model."""
     of_linear, of_table = WEIGHTS[settings.weights].bits, _EMBEDDING_BITS[settings.embeddings]
     table = student.encoder.get_input_embeddings().weight
     bits_of = {id(table): of_table}

@@ -1,4 +1,4 @@
-"""What stands for the derivative of sign in the backward pass.
+"""Surrogates for the derivative of sign in the backward pass.
 
 sign(u) has derivative 0 wherever it has one. Training replaces it by that of a surrogate phi that resembles
 sign; the forward pass stays sign. Here u is a weight, or an input in units of its scale.
@@ -15,11 +15,7 @@ _MARGIN = 1e-6
 
 
 class Derivative(Protocol):
-    """The derivative of a surrogate of sign.
-
-    Attributes:
-        sharpness: k; how closely the surrogate follows sign, where it can.
-    """
+    """The derivative of a surrogate; the larger its sharpness k, the closer the surrogate is to sign."""
 
     sharpness: float
 
@@ -36,11 +32,9 @@ class Identity:
     sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """See `Derivative`."""
         return None
 
     def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """See `Derivative`."""
         return u
 
 
@@ -53,11 +47,9 @@ class Clipped:
     sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """See `Derivative`."""
         return (u.abs() <= 1.0).to(u.dtype)
 
     def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """See `Derivative`."""
         return u.clamp(-1.0, 1.0)
 
 
@@ -70,11 +62,9 @@ class Polynomial:
     sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """See `Derivative`."""
         return u.abs().mul_(-2.0).add_(2.0).clamp_(min=0.0)
 
     def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """See `Derivative`."""
         inside = u.clamp(-1.0, 1.0)
         return 2.0 * inside - inside * inside.abs()
 
@@ -89,12 +79,10 @@ class Tanh:
         self.sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """See `Derivative`."""
         k = self.sharpness
         return torch.tanh(k * u).square_().mul_(-k).add_(k)
 
     def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """See `Derivative`."""
         return torch.tanh(self.sharpness * u)
 
 
@@ -109,14 +97,12 @@ class Swish:
         self.sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """See `Derivative`."""
         k = self.sharpness
         # Beyond it the derivative is 0 in fp32, and cosh would leave the format.
         scaled = (k * u).clamp_(-80.0, 80.0)
         return (2.0 - scaled * torch.tanh(0.5 * scaled)).mul_(k).div_(1.0 + torch.cosh(scaled))
 
     def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """See `Derivative`."""
         scaled = self.sharpness * u
         logistic = torch.sigmoid(scaled)
         return 2.0 * logistic * (1.0 + scaled * (1.0 - logistic)) - 1.0
@@ -139,13 +125,6 @@ def within(grad: torch.Tensor, u: torch.Tensor, low: float, high: float) -> torc
 
 
 def sharpness_at(start: float, end: float, step: int, total_steps: int) -> float:
-    """Returns the sharpness of a step: `start (end / start)^(step / (total_steps - 1))`.
-
-    Args:
-        start: Sharpness of the first step.
-        end: Sharpness of the last step.
-        step: 0-based.
-        total_steps: Steps of the run.
-    """
+    """`start (end / start)^(step / (total_steps - 1))`, with `step` counted from 0."""
     share = step / (total_steps - 1) if total_steps > 1 else 1.0
     return float(start * (end / start) ** share)

@@ -12,7 +12,7 @@ class FrozenInputs:
     """How a layer quantises its inputs.
 
     Attributes:
-        bits: Bits of a level; 0 = inputs stay floating point.
+        bits: Of a level; 0 = inputs stay floating point.
         signed: Levels on both sides of 0.
         scale, shift: a and b; see `trainers.models.binary.quantisers.Inputs`.
     """
@@ -29,10 +29,9 @@ class FrozenLinear:
 
     Attributes:
         signs: (out, in) bool, True = +1.
-        nonzero: (out, in) bool, False = 0, for ternary weights; None = all count.
+        nonzero: (out, in) bool, False = 0, for ternary weights; None = no zeros.
         scale: (out,) s in fp32.
         bias: (out,) in fp32.
-        inputs: How inputs become levels q.
     """
 
     signs: torch.Tensor

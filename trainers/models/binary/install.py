@@ -1,4 +1,4 @@
-"""Puts quantised layers into a model, and their first scales from data."""
+"""Installs quantised layers in a model, and sets their first scales from data."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from trainers.models.families import QUANTISED
 
 
 def settings_of(model: PreTrainedModel) -> Binary | None:
-    """Returns how a model is quantised; None = it is not."""
     fields = getattr(model.config, QUANTISED, None)
     return None if fields is None else Binary.model_validate(fields)
 
 
 def install(model: PreTrainedModel) -> None:
-    """Quantises a model of BERT's layout as the field `binary` of its configuration says.
+    """Quantises a model of BERT's layout according to the field `binary` of its configuration.
 
-    Parameters keep names and values; a model that is quantised already gets the other quantisers.
+    Parameters keep names and values; a model that is quantised already gets the new quantisers.
     """
     settings = settings_of(model)
     assert settings is not None
@@ -81,7 +80,6 @@ def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
 
 
 def _restore(layer: nn.Module) -> None:
-    """Gives a layer its full precision back."""
     binary: list[nn.Module] = [module for module in layer.modules() if isinstance(module, BinaryLinear)]
     for module in binary:
         learn(module, "input", None)
@@ -118,7 +116,7 @@ def calibrating(model: nn.Module) -> Iterator[None]:
 
 
 def awaits_data(model: nn.Module) -> bool:
-    """Returns whether a learned scale is still 0."""
+    """Whether a learned scale is still 0."""
     return any(
         name.endswith("_scale") and parameter.ndim == 0 and not bool(parameter)
         for name, parameter in model.named_parameters()

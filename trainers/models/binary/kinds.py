@@ -1,4 +1,4 @@
-"""What can be chosen in `model.binary`: quantisers of weights and inputs, and derivatives of sign.
+"""Options of `model.binary`: quantisers of weights and inputs, and derivatives of sign.
 
 Imports no torch: the entries name the classes that compute, which `trainers.models.binary.install` loads.
 """
@@ -14,13 +14,11 @@ MODULE = "trainers.models.binary"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsInfo:
-    """A quantiser of weights.
+    """A quantiser of weights, a value of `model.binary.weights`.
 
     Attributes:
-        name: Value of `model.binary.weights`.
-        summary: Description in a few words.
         made: The class, as `module:Class`; see `trainers.models.binary.quantisers`.
-        bits: Bits that a weight takes when packed.
+        bits: Bits of a weight when packed.
         quantises: Whether weights lose anything.
     """
 
@@ -33,13 +31,11 @@ class WeightsInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationsInfo:
-    """A quantiser of the inputs of binary layers.
+    """A quantiser of the inputs of binary layers, a value of `model.binary.activations`.
 
     Attributes:
-        name: Value of `model.binary.activations`.
-        summary: Description in a few words.
         made: The class, as `module:Class`; None = inputs stay as they are.
-        bits: Values of `model.binary.activation_bits` that it has.
+        bits: Supported values of `model.binary.activation_bits`.
     """
 
     name: str
@@ -50,13 +46,7 @@ class ActivationsInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivativeInfo:
-    """What stands for the derivative of sign, which is 0 or undefined.
-
-    Attributes:
-        name: Value of `model.binary.derivative`.
-        summary: Description in a few words.
-        made: The class, as `module:Class`; see `trainers.models.binary.derivatives`.
-    """
+    """A surrogate for the derivative of sign, which is 0 or undefined; `made` as for weights."""
 
     name: str
     summary: str

@@ -20,12 +20,8 @@ Learned = tuple[torch.Tensor, torch.Tensor]
 class BinaryLinear(nn.Linear):
     """A Linear over quantised weights s t and inputs a q: `y = (sum(q t)) (a s) + bias`.
 
-    It is made of a Linear by `quantise`, and keeps its parameters: the latent weights.
-
-    Attributes:
-        weights: Quantiser of the weights.
-        inputs: Quantiser of the inputs; None = they stay as they are.
-        input_scale, input_shift: Learned a and b, of shape (); only where inputs are elastic.
+    `quantise` turns a Linear into it, whose parameters become the latent weights. Where inputs are elastic,
+    it has the learned parameters `input_scale` a and `input_shift` b, of shape ().
     """
 
     weights: Weights
@@ -41,11 +37,7 @@ class BinaryLinear(nn.Linear):
 
     @torch.no_grad()
     def frozen(self) -> FrozenLinear:
-        """Returns what is left of the layer once it is trained: signs, scales and bias.
-
-        Raises:
-            ValueError: its weights are not quantised.
-        """
+        """Signs, scales and bias of a trained layer; ValueError if its weights are not quantised."""
         quantised, scale = self.weights.quantise(self.weight.detach())
         if scale is None:
             raise ValueError("a layer with weights none has no signs to pack; set model.binary.weights: sign")
@@ -66,7 +58,7 @@ class BinaryLinear(nn.Linear):
 
 
 def quantise(linear: nn.Linear, weights: Weights, inputs: Inputs | None) -> None:
-    """Turns a Linear into a `BinaryLinear` in place; a `BinaryLinear` gets other quantisers."""
+    """Turns a Linear into a `BinaryLinear` in place; replaces the quantisers of a `BinaryLinear`."""
     linear.__class__ = BinaryLinear
     assert isinstance(linear, BinaryLinear)
     learn(linear, "input", inputs, getattr(linear, "inputs", None))
@@ -74,15 +66,9 @@ def quantise(linear: nn.Linear, weights: Weights, inputs: Inputs | None) -> None
 
 
 def learn(module: nn.Module, name: str, inputs: Inputs | None, before: Inputs | None = None) -> None:
-    """Gives a module the learned scale and shift of inputs; they await `calibrating`.
+    """Adds the learned scale and shift of inputs, `name_scale` and `name_shift`; they await `calibrating`.
 
-    Those of a quantiser of the same levels stay.
-
-    Args:
-        module: Owner of the parameters.
-        name: Name of the inputs, before `_scale` and `_shift`.
-        inputs: Their quantiser; None = they have none.
-        before: Their quantiser so far.
+    Values from before stay if that quantiser has the same levels.
     """
     if inputs is None or not inputs.learned:
         for parameter in (f"{name}_scale", f"{name}_shift"):
@@ -103,15 +89,9 @@ def _device(module: nn.Module) -> torch.device | None:
 def learned_of(
     module: nn.Module, name: str, inputs: Inputs | None, x: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scale and shift of a module's inputs, the scale bounded below; 1 and 0 where none are learned.
+    """Scale and shift of a module's inputs x, the scale bounded below; 1 and 0 where none are learned.
 
-    Where `calibrating` is under way and the scale is still 0, it is set from the data first.
-
-    Args:
-        module: Owner of the parameters.
-        name: Name of the inputs.
-        inputs: Their quantiser.
-        x: The inputs; None = not at hand.
+    Within `calibrating`, a scale that is still 0 is first set from x.
     """
     if inputs is None or not inputs.learned:
         like: torch.Tensor = next(module.parameters())
@@ -138,7 +118,7 @@ class _Product(torch.autograd.Function):
     """y = (sum(q t)) (a s) + bias, in this order, with one rounding each.
 
     Backward, with G the gradient of y: `d(s t) = a G^T q`, `d(a q) = (G s) t`, then through the quantisers.
-    Only what a Linear keeps is kept, its input and its weights; levels and signs are computed again.
+    As in a Linear, only its input and its weights are saved; levels and signs are recomputed.
     """
 
     @staticmethod
@@ -188,8 +168,6 @@ class _Product(torch.autograd.Function):
 
 
 class _Quantised(torch.autograd.Function):
-    """x -> a q(x)."""
-
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs
@@ -207,7 +185,7 @@ class _Quantised(torch.autograd.Function):
 
 
 def quantised(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Returns a q(x), for operands that are not the input of a Linear."""
+    """a q(x), for operands that are not the input of a Linear."""
     found: torch.Tensor = _Quantised.apply(x, scale, shift, inputs)  # type: ignore[no-untyped-call]
     return found
 
@@ -249,8 +227,6 @@ class HalfEmbedding(nn.Embedding):
 
 
 class _HalfRows(torch.autograd.Function):
-    """Rounds to fp16 and widens again."""
-
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
         return rows.half().to(rows.dtype)
@@ -261,5 +237,4 @@ class _HalfRows(torch.autograd.Function):
 
 
 def has_signs(linear: BinaryLinear) -> bool:
-    """Returns whether its weights are quantised."""
     return not isinstance(linear.weights, Float)

@@ -1,10 +1,10 @@
 """Binary layers as bits: a Linear whose weights take one bit each, and a model that has them.
 
-A `PackedLinear` is made of a trained layer's `FrozenLinear`. Where inputs are quantised, its result is that
-of the simulated layer bit for bit: `y = (sum(q t)) (a s) + bias` with an integer sum. Where they stay
+A `PackedLinear` is made from a trained layer's `FrozenLinear`. Where inputs are quantised, its result equals
+that of the simulated layer bit for bit: `y = (sum(q t)) (a s) + bias` with an integer sum. Where they stay
 floating point, sums have the one order of `cuda_ext.binary`, and differ from the simulated layer's by the
 rounding of fp32. A `PackedTable` holds word embeddings of signs or of half precision, and gives the same rows
-as the simulated table. Layers without signs, such as heads and LayerNorms, stay what they are, and so does a
+as the simulated table. Layers without signs, such as heads and LayerNorms, are unchanged, and so is a
 table that is tied to another weight: the vocabulary's product reads it in full.
 """
 
@@ -31,14 +31,11 @@ class PackedLinear(nn.Module):
     """A binary layer from its bits. It does not train.
 
     Attributes:
-        in_features, out_features: Inputs and outputs.
-        inputs: How inputs become levels.
         weight_bits: Panels of `cuda_ext.binary.pack`, int32.
         weight_scale: s in fp32: one element, or one for each output.
-        factor: a s in fp32, which sums are multiplied by.
-        bias: (out,) fp32.
+        factor: a s in fp32, the factor of sums.
         threshold: Of inputs of one bit, (1,) fp32; None = they have more, or stay floating point.
-        positives: Weights +1 of each output, for inputs of {0, a}; else None.
+        positives: Number of weights +1 of each output, for inputs of {0, a}; else None.
     """
 
     weight_bits: torch.Tensor
@@ -82,7 +79,6 @@ class PackedLinear(nn.Module):
             self.register_buffer("reciprocal", scale[0].reciprocal())
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns (..., out) of (..., in)."""
         if self.threshold is not None:
             return _linear(
                 input,
@@ -98,7 +94,6 @@ class PackedLinear(nn.Module):
         return _weight_linear(input, self.weight_bits, self.factor, self.bias, self.out_features)
 
     def extra_repr(self) -> str:
-        """See `nn.Module`."""
         bits = f"{self.inputs.bits} bits" if self.inputs.bits else "floating point"
         return f"in_features={self.in_features}, out_features={self.out_features}, inputs={bits}"
 
@@ -125,7 +120,6 @@ class PackedTable(nn.Module):
             self.register_buffer(name, tensors.get(name))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns fp32 rows (..., width) of word ids (...)."""
         if self.weight is not None:
             return functional.embedding(input, self.weight).float()
         places = torch.arange(8, dtype=torch.uint8, device=input.device)
@@ -134,12 +128,11 @@ class PackedTable(nn.Module):
         return signs.mul_(functional.embedding(input, self.weight_scale))
 
     def extra_repr(self) -> str:
-        """See `nn.Module`."""
         return f"width={self.width}, {'signs' if self.weight is None else 'half precision'}"
 
 
 def table_tensors(table: HalfEmbedding | SignEmbedding) -> dict[str, torch.Tensor]:
-    """Returns what a `PackedTable` of trained word embeddings holds."""
+    """Tensors of the `PackedTable` for trained word embeddings."""
     weight = table.weight.detach()
     if isinstance(table, HalfEmbedding):
         return {"weight": weight.half()}
@@ -147,7 +140,7 @@ def table_tensors(table: HalfEmbedding | SignEmbedding) -> dict[str, torch.Tenso
 
 
 def packed_rows(signs: torch.Tensor) -> torch.Tensor:
-    """Returns bool rows (N, K) as (N, ceil(K / 8)) uint8, the first in the lowest bit."""
+    """Packs bool rows (N, K) into (N, ceil(K / 8)) uint8, the first in the lowest bit."""
     bits = np.packbits(signs.cpu().numpy(), axis=1, bitorder="little")
     return torch.from_numpy(bits).to(signs.device)
 
@@ -163,11 +156,7 @@ def _weight_linear(*arguments: Any) -> torch.Tensor:
 
 
 def require(device_type: str) -> None:
-    """Refuses a device that has no kernels for packed layers, and instructions that a CPU lacks.
-
-    Raises:
-        BadSpecError: in one line.
-    """
+    """Raises `BadSpecError` for a device without kernels for packed layers, or a CPU without instructions."""
     try:
         binary.require(device_type)
         if device_type == "cpu":
@@ -177,7 +166,7 @@ def require(device_type: str) -> None:
 
 
 def kernels(device_type: str) -> str:
-    """Returns the name of the kernels that compute packed layers now: `avx512`, `cuda`."""
+    """Name of the kernels that compute packed layers now: `avx512`, `cuda`."""
     return binary.capability() if device_type == "cpu" else device_type
 
 
@@ -185,7 +174,7 @@ def pack(model: nn.Module) -> dict[str, PackedLinear]:
     """Replaces the binary layers of a model, and its table, by packed ones; returns the layers by name.
 
     Raises:
-        BadSpecError: a layer's weights have no signs, or are ternary; or there are no kernels.
+        BadSpecError: A layer's weights have no signs, or are ternary; or there are no kernels.
     """
     layers = _layers(model)
     for name, packed_form in (layers | _tables(model)).items():
@@ -195,11 +184,7 @@ def pack(model: nn.Module) -> dict[str, PackedLinear]:
 
 @contextlib.contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """The model with packed layers, and afterwards as it was. The latent weights stay in memory meanwhile.
-
-    Raises:
-        BadSpecError: whatever `pack` raises.
-    """
+    """Packs the model's layers within the block. The latent weights stay in memory meanwhile."""
     before = {name: model.get_submodule(name) for name in (*_layer_names(model), *_table_names(model))}
     try:
         pack(model)
@@ -227,7 +212,7 @@ def _layers(model: nn.Module) -> dict[str, PackedLinear]:
 
 
 def _table_names(model: nn.Module) -> list[str]:
-    """Names of word embeddings that may be packed: those whose weight no other module has."""
+    """Word embeddings that may be packed: those whose weight no other module has."""
     owners = Counter(
         id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
     )
@@ -247,6 +232,5 @@ def _tables(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts a module in the place of the one of that name."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)

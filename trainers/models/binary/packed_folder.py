@@ -60,18 +60,11 @@ _CARD = "README.md"
 
 
 def write(source: Path, target: Path) -> dict[str, Any]:
-    """Writes the packed folder of a model folder.
-
-    Args:
-        source: Folder of a run's model with `model.encoder: binary`, as `export-model` writes it.
-        target: Folder that exists and is empty.
-
-    Returns:
-        The manifest.
+    """Writes the packed folder of a run's exported model; returns the manifest. `target` exists and is empty.
 
     Raises:
-        BadSpecError: the model is not binary, or has weights that one bit does not hold.
-        OSError: a file cannot be read or written.
+        BadSpecError: The model is not binary, or has weights that one bit does not hold.
+        OSError: A file cannot be read or written.
     """
     fields = _config(source)
     if QUANTISED not in fields:
@@ -122,12 +115,8 @@ def write(source: Path, target: Path) -> dict[str, Any]:
 def load_packed(folder: Path | str, device: torch.device | str = "cpu") -> PreTrainedModel:
     """Returns the model of a packed folder, in evaluation mode.
 
-    Args:
-        folder: Folder that `write` wrote.
-        device: Device to compute on.
-
     Raises:
-        BadSpecError: the folder is not packed, damaged or of another layout, or the device has no kernels;
+        BadSpecError: The folder is not packed, damaged or of another layout, or the device has no kernels;
             the message is one line.
     """
     folder, device = Path(folder), torch.device(device)
@@ -166,7 +155,6 @@ def _layer_tensors(frozen: FrozenLinear) -> dict[str, torch.Tensor]:
 
 
 def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, Any]) -> FrozenLinear:
-    """Takes a layer's tensors out of those of its folder."""
     bits, scale, bias = (tensors.pop(f"{name}.{key}") for key in ("weight_bits", "weight_scale", "bias"))
     inputs = FrozenInputs(layer["bits"], layer["signed"], layer["scale"], layer["shift"])
     signs = np.unpackbits(bits.numpy(), axis=1, count=layer["inputs"], bitorder="little")
@@ -174,7 +162,6 @@ def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, A
 
 
 def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Gives word tables that are stored with fewer bits their packed form; returns those."""
     made = []
     tables: list[tuple[str, Any]] = [
         (name, module)
@@ -214,7 +201,6 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _built(fields: Mapping[str, Any], folder: Path) -> PreTrainedModel:
-    """Returns the model that a configuration describes, with random weights and its binary layers."""
     try:
         family = family_of(fields)
         assert family is not None
@@ -240,7 +226,6 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
 def _load(
     model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], folder: Path, made: tuple[str, ...] = ()
 ) -> None:
-    """Sets all parameters of a model but those of layers that were made from the file."""
     tied = tied_to(model)
     given = dict(tensors) | {name: tensors[of] for name, of in tied.items() if of in tensors}
     try:
@@ -256,11 +241,6 @@ def _load(
 
 
 def _verify(folder: Path) -> None:
-    """Compares every file with the manifest.
-
-    Raises:
-        BadSpecError: with the first that differs.
-    """
     try:
         files = manifest.sealed_files(folder)
         listed = {name: (sealed["size"], sealed["sha256"]) for name, sealed in files.items()}
@@ -287,7 +267,6 @@ def _verify(folder: Path) -> None:
 
 
 def _card(text: str) -> str:
-    """Adds to a model card how the folder is loaded."""
     return text.rstrip() + (
         "\n\n## Packed weights\n\nThe encoder's weights have one bit each. transformers does not read this "
         "folder; `trainers.models.binary.load_packed` does, with Stillhouse's kernels.\n"

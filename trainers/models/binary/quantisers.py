@@ -1,4 +1,4 @@
-"""Weights and inputs as few-valued numbers: the forward arithmetic and its stand-in gradients. Pure.
+"""Weights and inputs as few-valued numbers: the forward arithmetic and its surrogate gradients. Pure.
 
 A quantised weight is `s t` with t in {-1, 0, 1} and a quantised input `a q` with q a small integer, so that
 a product of both is `(a s) sum(q t)` with a sum of integers, which fp32 holds exactly.
@@ -20,44 +20,30 @@ _TERNARY_SHARE = 0.7
 
 
 class Weights(Protocol):
-    """A quantiser of weights (out, in)."""
-
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns t (out, in) and the scale s (out, 1) or (1, 1); None = 1."""
 
     def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient of the latent weights; may overwrite `grad`.
-
-        Args:
-            weight: Latent weights.
-            grad: Gradient of the quantised weights s t.
-        """
+        """Gradient of the latent weights from that of s t; may overwrite `grad`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What quantisers with a scale have in common.
-
-    Attributes:
-        derivative: Stands for the derivative of sign.
-        per: What one scale is for: a row, or the tensor.
-        centred: Whether the mean is subtracted first.
-    """
+    """A scale `per` row or tensor, of weights from which the mean is subtracted first if `centred`."""
 
     derivative: Derivative
     per: Literal["row", "tensor"] = "row"
     centred: bool = False
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the mean (out, 1) over each row, or (1, 1) over the tensor."""
+        """(out, 1) over each row, or (1, 1) over the tensor."""
         return values.mean(1, keepdim=True) if self.per == "row" else values.mean().view(1, 1)
 
     def centre(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns the weights without their mean, or the weights themselves."""
         return weight - self.mean(weight) if self.centred else weight
 
     def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """See `Weights`: `dL/dW = C(dL/d(s t) phi'(c))` with c the centred weights and C the centring.
+        """`dL/dW = C(dL/d(s t) phi'(c))` with c the centred weights and C the centring.
 
         The scale counts as constant and is left out of the product, as in BinaryBERT and BiT: the quantised
         weight stands in for the latent one as a whole.
@@ -77,7 +63,6 @@ class Sign(Scaled):
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Weights`."""
         centred = self.centre(weight)
         return signs(centred), self.mean(centred.abs())
 
@@ -92,7 +77,6 @@ class Ternary(Scaled):
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Weights`."""
         centred = self.centre(weight)
         sizes = centred.abs()
         kept = (sizes > _TERNARY_SHARE * self.mean(sizes)).to(weight.dtype)
@@ -101,16 +85,12 @@ class Ternary(Scaled):
 
 
 class Float(Scaled):
-    """Weights as they are."""
-
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Weights`."""
         return weight, None
 
     def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """See `Weights`."""
         return grad
 
 
@@ -120,7 +100,7 @@ class Inputs:
 
     Attributes:
         derivative: Stands for the derivative of sign, for one bit.
-        bits: Bits of a level.
+        bits: Of a level.
         signed: Levels on both sides of 0; else from 0 on, after softmax and ReLU.
         learned: Whether scale a and shift b are parameters; else 1 and 0.
     """
@@ -132,14 +112,12 @@ class Inputs:
 
     @property
     def lowest(self) -> int:
-        """Lowest level."""
         if not self.signed:
             return 0
         return -1 if self.bits == 1 else -(1 << (self.bits - 1))
 
     @property
     def highest(self) -> int:
-        """Highest level."""
         if not self.signed:
             return (1 << self.bits) - 1
         return 1 if self.bits == 1 else (1 << (self.bits - 1)) - 1
@@ -164,19 +142,12 @@ class Inputs:
         levels: torch.Tensor,
         grad: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Returns the gradients of x, a and b; may overwrite `grad` and `levels`.
+        """Returns the gradients of x, a and b from that of a q; may overwrite `grad` and `levels`.
 
         With phi' the surrogate's derivative (for more than one bit 1 between the lowest and the highest
         level, else 0): `dx = phi'`, `da = q - u phi'`, `db = -phi'`, as in LSQ, Esser et al. 2020, arXiv
         1902.08153, section 2.1. The last two are summed over all elements and divided by
         `sqrt(features highest)` (section 2.2), features being the width of x.
-
-        Args:
-            x: Input.
-            scale: a.
-            shift: b.
-            levels: q, as `levels` returned it.
-            grad: Gradient of the quantised input a q.
         """
         if not self.learned:
             return self._passed(grad, x), None, None
@@ -188,14 +159,13 @@ class Inputs:
         return grad, grad_scale, grad.sum() * -small
 
     def _passed(self, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        """Returns grad phi'(u); may overwrite `grad`."""
         if self.bits > 1:
             return within(grad, u, self.lowest, self.highest)
         # {0, 1} is half of 1 + sign(2u - 1), whose slope in u is that of sign.
         return times(self.derivative, grad, u if self.signed else u.mul(2.0).sub_(1.0))
 
     def initial_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the scale that fits data: mean|x| for {-a, a}, which minimises the squared error.
+        """The scale that fits data: mean|x| for {-a, a}, which minimises the squared error.
 
         Else `2 mean|x| / sqrt(highest)`, as in LSQ, section 2.1.
         """
@@ -224,16 +194,14 @@ class ElasticInputs(Inputs):
 
 
 def signs(x: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where x >= 0, else -1, in the dtype of x; NaN where x is."""
+    """1 where x >= 0, else -1, in the dtype of x; NaN where x is."""
     return _plus_minus(x, x.new_zeros(()))
 
 
 def _plus_minus(x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where x >= threshold, else -1, in the dtype of x; NaN where either is."""
     return _reached(x, threshold).mul_(2.0).sub_(1.0)
 
 
 def _reached(x: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Returns 1 where x >= threshold, else 0, likewise; compares without a detour by bool."""
     reached = torch.ge(x, threshold, out=torch.empty_like(x))
     return reached.masked_fill_(x.isnan() | threshold.isnan(), torch.nan)

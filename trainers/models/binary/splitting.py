@@ -24,15 +24,12 @@ from trainers.models.student import Student
 def split(half: Student, settings: Binary) -> Student:
     """Returns a binary model of twice the width (hidden size, heads, feed-forward) with the same outputs.
 
-    Hidden states become `[x, x]`, which LayerNorm keeps so. A ternary layer W becomes `[[W1, W2], [W1, W2]]`
+    Hidden states become `[x, x]`, which LayerNorm preserves. A ternary layer W becomes `[[W1, W2], [W1, W2]]`
     with `s sign(W1) + s sign(W2)` its ternary weight, see `two_signs`; other maps are divided by two.
-
-    Args:
-        half: Ternary model with its weights.
-        settings: How the new model is quantised: with the same kind of scale, not centred.
+    `settings` has the same kind of scale, not centred.
 
     Raises:
-        BadSpecError: the models do not fit.
+        BadSpecError: The models do not fit.
     """
     before = settings_of(half.model)
     if before is None or not any(isinstance(part, BinaryLinear) for part in half.modules()):
@@ -72,10 +69,6 @@ def two_signs(weights: Ternary, latent: torch.Tensor) -> tuple[torch.Tensor, tor
     where t is not 0 both are w / 2; elsewhere they are `b + w, -b` (w > 0) and `b, -b + w`. The scale of both
     together, the mean of all |values|, has to be half the ternary scale s, which gives
     `b = (s - mean|w|) / 2` with the mean over the weights whose t is 0.
-
-    Args:
-        weights: Ternary quantiser; its scales are those of the binary weights.
-        latent: Its latent weights.
     """
     values, scale = weights.quantise(latent)
     assert scale is not None
@@ -91,7 +84,6 @@ def two_signs(weights: Ternary, latent: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _widened(module: nn.Module, name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Returns a parameter of the wide model, made of the narrow one's."""
     if tensor.shape == shape:
         return tensor
     if tensor.ndim == 1 or isinstance(module, nn.Embedding):
