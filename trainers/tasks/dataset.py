@@ -49,14 +49,14 @@ Drawn = TypeVar("Drawn")
 
 
 class DatasetTask(Task, Generic[Example]):
-    """A task with one example per row. A task of this kind says how a row becomes tokens and a score."""
+    """A task with one example per row. A subclass defines how a row becomes tokens and a score."""
 
     left_out: ClassVar[str] = ""
     """Why `example` may leave a row out, for the log."""
 
     @abstractmethod
     def example(self, row: Row, task: configuration.Task) -> Example | None:
-        """Returns what a row says; None = it says nothing about what this run learns.
+        """Returns the example of a row; None = it has nothing that this run learns.
 
         Raises:
             BadDataError: naming the place and the field.
@@ -78,36 +78,17 @@ class DatasetTask(Task, Generic[Example]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Tokens and labels of the examples.
-
-        Args:
-            examples: Examples of one part.
-            tokenizer: with its frame of special tokens.
-            task: lengths and windows.
-            told: called with the number of examples done so far.
-        """
+        """Returns tokens and labels of one part; `progress` receives the number of examples done so far."""
 
     @abstractmethod
     def head(self, folder: Path) -> Head:
-        """Returns what the model ends in.
-
-        Args:
-            folder: Folder of the files named by `describe`.
-        """
+        """Returns the model's head; `folder` has the files that `describe` wrote."""
 
     @abstractmethod
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
-        """Returns how a part is scored.
-
-        Args:
-            folder: Folder of the files named by `describe`.
-            part: `validation` or `test`.
-            tokens: its examples.
-            task: Task of the run.
-        """
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring: ...
 
     def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
-        """Returns a part with what each label's loss is multiplied by; as it is unless a task weighs labels.
+        """Returns a part with loss weights for its labels; unchanged unless a task weighs labels.
 
         Raises:
             BadSpecError: the spec weighs what the data do not have.
@@ -115,7 +96,7 @@ class DatasetTask(Task, Generic[Example]):
         return tokens
 
     def unit(self, example: Example) -> str:
-        """Returns the name of what a split never divides: all examples of a name are in one part."""
+        """Returns the name of what a split never divides: all examples with one name are in one part."""
         return normal(" ".join(self.texts(example)))
 
     def units(self, examples: Sequence[Example]) -> Sequence[str]:
@@ -125,7 +106,7 @@ class DatasetTask(Task, Generic[Example]):
     def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
         """Stable names of what the headline is a mean over, in the order in which `Judged` numbers them.
 
-        Texts are named by their hash; where one occurs again, its number of occurrence is appended.
+        Texts are named by their hash; repetitions get a number.
         """
         found: Counter[str] = Counter()
         for one in hashes(self.units(examples)).tolist():
@@ -136,7 +117,7 @@ class DatasetTask(Task, Generic[Example]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
     ) -> None:
-        """Writes into the cache what `outcome` needs besides tokens; nothing unless a task has such."""
+        """Writes into the cache what head and scoring need besides tokens; nothing by default."""
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """Fields of the run's task, besides the common ones, that its tokens depend on."""
@@ -145,7 +126,7 @@ class DatasetTask(Task, Generic[Example]):
     def divide(
         self, parts: Mapping[str, list[Example]], task: configuration.Task
     ) -> dict[str, list[Example]]:
-        """All parts of a run: first the test part, then the validation part is made where there is none.
+        """Returns all parts of a run: missing ones are made, the test part before the validation part.
 
         Raises:
             BadDataError: too few examples.
@@ -171,7 +152,7 @@ class DatasetTask(Task, Generic[Example]):
         return self.stratum(example)
 
     def hold_out(self, whole: Sequence[Example], task: configuration.Task) -> tuple[Indices, Indices]:
-        """Indices of the training and of the validation part of a dataset without the latter.
+        """Returns indices of the training and the validation part of a dataset without the latter.
 
         Raises:
             BadDataError: too few examples.
@@ -182,7 +163,7 @@ class DatasetTask(Task, Generic[Example]):
     def draw(
         self, parts: Mapping[str, Sequence[Example]], task: configuration.Task
     ) -> dict[str, list[Example]]:
-        """Returns the parts, cut to the sizes asked for.
+        """Returns the parts, cut to the requested sizes.
 
         Raises:
             BadDataError: too few examples.
@@ -190,7 +171,7 @@ class DatasetTask(Task, Generic[Example]):
         return drawn(parts, self.stratum, task)
 
     def review(self, parts: Mapping[str, Sequence[Example]], task: configuration.Task) -> Iterable[str]:
-        """What the log should say of the selected examples, a line each; nothing unless a task has such.
+        """Yields lines about the selected examples for the log; none by default.
 
         Raises:
             BadDataError: nothing can be learned from them, or nothing scored.
@@ -199,7 +180,6 @@ class DatasetTask(Task, Generic[Example]):
 
     @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """Returns the data; what is already in the cache is neither read nor tokenised."""
         source = open_source(config.task, config.workspace)
         examples = _Examples(self, source, config.task)
         identity = self._identity(source, config.task)
@@ -269,7 +249,6 @@ class DatasetTask(Task, Generic[Example]):
         _Examples(self, source, task).selected()
 
     def _identity(self, source: Source, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns what decides about a run's examples."""
         return {
             "task": task.name,
             **selection_identity(task),
@@ -286,7 +265,6 @@ class DatasetTask(Task, Generic[Example]):
         cache: Path,
         report: Callable[[str], None],
     ) -> Path:
-        """Returns the tokenizer of a model folder, or a vocabulary trained on the training texts."""
         if isinstance(origin, Folder):
             return tokenizers.file_in(origin.path)
 
@@ -311,7 +289,6 @@ class _Examples(Generic[Example]):
         self.rule = split_rule(source.parts, config.test)
 
     def selected(self) -> dict[str, list[Example]]:
-        """Returns all parts of the run."""
         if self._selected is None:
             parts = self._task.divide({part: self._read(part) for part in self._source.parts}, self._config)
             if overlap_policy(self._config) != "allow":
@@ -321,11 +298,7 @@ class _Examples(Generic[Example]):
         return self._selected
 
     def _apart(self, parts: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
-        """Returns the parts without examples that a later part has too; the test part stays whole.
-
-        Raises:
-            BadDataError: naming one, where the spec has none dropped; or nothing is left of a part.
-        """
+        """Returns the parts without examples that a later part has too; the test part stays whole."""
         seen: dict[int, str] = {}
         kept: dict[str, list[Example]] = {}
         for part in reversed(list(parts)):
@@ -356,11 +329,6 @@ class _Examples(Generic[Example]):
         return {part: kept[part] for part in parts}
 
     def told_of_cut(self, part: str, tokens: TokenSet) -> str:
-        """Returns what the log says of a part in which examples are longer than the limit.
-
-        Raises:
-            BadDataError: naming the first, where the spec has none cut.
-        """
         limit = self._config.max_length
         own = self._config.own(OwnFields)
         if isinstance(own, CutFields) and own.too_long == "error":
@@ -374,7 +342,6 @@ class _Examples(Generic[Example]):
         return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to avoid this"
 
     def _place(self, example: Example) -> str:
-        """Returns where an example stands: the first row with its texts."""
         texts = list(self._task.texts(example))
         for part in self._source.parts:
             for row in self._source.rows(part):
@@ -406,15 +373,9 @@ class _Examples(Generic[Example]):
 def drawn(
     parts: Mapping[str, Sequence[Drawn]], stratum: Callable[[Drawn], int], task: configuration.Task
 ) -> dict[str, list[Drawn]]:
-    """Returns the parts, cut to the sizes asked for; see `balanced_subset`.
+    """Returns the parts, cut to the requested sizes; see `balanced_subset`.
 
-    Args:
-        parts: Parts, in the units that sizes count.
-        stratum: Property that the draw balances.
-        task: sizes and seed.
-
-    Raises:
-        BadDataError: too few.
+    Parts are given in the units that sizes count; `stratum` is what the draw balances.
     """
     chosen = {}
     for part, units in parts.items():
@@ -427,16 +388,11 @@ def drawn(
 
 
 def _examples_of(part: str, task: configuration.Task) -> int | None:
-    """Returns how many examples of a part are drawn; None = all."""
     return task.examples_of(part) or task.info.default_examples.get(part)
 
 
 def contents(row: Row, task: configuration.Task) -> tuple[str, ...]:
-    """Returns the field `text`, and `text_pair` where the task reads it and the row has it.
-
-    Raises:
-        BadDataError: naming the place and the field.
-    """
+    """Returns the field `text`, and `text_pair` where the task reads it and the row has it."""
     pair = "text_pair" in task.info.columns and (
         "text_pair" in task.columns or row.fields.get("text_pair") is not None
     )
@@ -444,14 +400,7 @@ def contents(row: Row, task: configuration.Task) -> tuple[str, ...]:
 
 
 def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
-    """Refuses pairs next to single texts.
-
-    Args:
-        texts: texts of each example, by part.
-
-    Raises:
-        BadDataError: naming the part.
-    """
+    """Refuses a mixture of pairs and single texts, by the number of texts of each example."""
     seen: set[int] = set()
     for part, counts in texts.items():
         seen.update(counts)
@@ -465,12 +414,7 @@ def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
 def same_answer(
     parts: Mapping[str, Sequence[Example]], answer: Callable[[Example], str], advice: str
 ) -> Iterator[str]:
-    """Says of which part all examples have the same answer.
-
-    Args:
-        parts: by name.
-        answer: Answer shared by all examples, in words, such as `label 1`.
-        advice: Fix named in the error.
+    """Yields a line for each part whose examples all have the same answer, such as `label 1`.
 
     Raises:
         BadDataError: the training part does, so that a model would learn nothing else.
@@ -484,21 +428,13 @@ def same_answer(
 
 
 class Pace:
-    """Says how far long work has come, at most every two seconds.
-
-    Args:
-        report: told.
-        what: part and work, before the numbers.
-        total: when it is done.
-        unit: Unit being counted.
-    """
+    """Reports the progress of long work, at most every two seconds."""
 
     def __init__(self, report: Callable[[str], None], what: str, total: int, unit: str = "texts") -> None:
         self._report, self._what, self._total, self._unit = report, what, total, unit
         self._last_s = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Say it, unless it was said a moment ago."""
         if time.monotonic() - self._last_s > _REPORT_S:
             self._last_s = time.monotonic()
             self._report(f"{self._what} {done} of {self._total} {self._unit}")
@@ -516,5 +452,5 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
 
 
 def overlap_policy(task: configuration.Task) -> Literal["error", "drop", "allow"]:
-    """Returns what becomes of an example that is in two parts."""
+    """Returns what happens to an example that is in two parts."""
     return task.overlap or ("allow" if task.test == "none" else "drop")

@@ -1,4 +1,4 @@
-"""Mistakes in data that can be found before anything is trained, by the rules of the task itself.
+"""Mistakes in data that can be found before training, by the rules of the task itself.
 
 Reads the first rows of each part within an allowance; what only whole parts show, such as a label that the
 training part lacks, is judged where all parts could be read to their ends. Imports no torch.
@@ -29,10 +29,8 @@ class FirstRows:
     """The first rows of a dataset, or all of them.
 
     Attributes:
-        name: What people call it.
-        parts: Rows of each part, under the task's names.
-        whole: whether these are all rows of all parts.
-        mistakes: one line for each part with a row that cannot be used.
+        whole: Whether these are all rows of all parts.
+        mistakes: One line for each part with a row that cannot be used.
     """
 
     name: str
@@ -41,17 +39,13 @@ class FirstRows:
     mistakes: Sequence[str]
 
     def rows(self, part: str) -> Iterator[Row]:
-        """Yields the rows of a part."""
         return iter(self.parts[part])
 
 
 def mistakes_in(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> Sequence[str]:
-    """Returns what a run of the task would refuse of a file or folder: one line for each mistake.
+    """Returns what a run of the task would refuse in a file or folder, one line for each mistake.
 
-    Args:
-        path: Dataset.
-        task: Task of the run.
-        roots: folders that no link may lead out of; empty = anywhere.
+    No link may lead out of `roots`; empty = anywhere.
     """
     first = first_rows(path, task, roots=roots)
     if first.mistakes or not first.whole:
@@ -68,9 +62,6 @@ def longest_example(path: Path, task: configuration.Task, *, roots: Sequence[Pat
 
     With any tokenizer a word with a letter or digit is a token or more, and special tokens stand before and
     after each text. 0 where examples are not rows, as in tasks that divide or join texts.
-
-    Args:
-        path, task, roots: See `mistakes_in`.
     """
     if not issubclass(task.info.own_fields, CutFields):
         return 0
@@ -83,11 +74,6 @@ def longest_example(path: Path, task: configuration.Task, *, roots: Sequence[Pat
 
 
 def first_rows(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> FirstRows:
-    """Reads the first rows of a dataset as a run of the task would.
-
-    Args:
-        path, task, roots: See `mistakes_in`.
-    """
     try:
         with within(Allowance(LOOK_BYTES, LOOK_S, roots)):
             sources = parts_at(path, task)

@@ -20,12 +20,12 @@ NO_LOSS = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score(Figure):
-    """A figure that an evaluation ends with.
+    """A figure of an evaluation.
 
     Attributes:
-        margin: difference that counts as none unless a question says otherwise; None = no default.
-        drawn: whether a report draws it over steps.
-        tuned: a threshold that is chosen on the validation part and applied to the test part.
+        margin: Difference that counts as none unless a question sets another; None = no default.
+        drawn: Whether a report draws it over steps.
+        tuned: A threshold that is chosen on the validation part and applied to the test part.
     """
 
     margin: float | None = None
@@ -60,11 +60,7 @@ class OwnFields(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     def check(self, max_length: int) -> None:
-        """Refuses values that contradict each other or `task.max_length`.
-
-        Raises:
-            ValueError: naming field, value, constraint and fix.
-        """
+        """Raises `ValueError` for values that contradict each other or `task.max_length`, with the fix."""
 
 
 class CutFields(OwnFields):
@@ -85,7 +81,6 @@ class ListedFields(CutFields):
     those of the training part, sorted."""
 
     def check(self, max_length: int) -> None:
-        """Refuses a label that is listed twice."""
         labels = self.labels or ()
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
@@ -93,11 +88,7 @@ class ListedFields(CutFields):
 
 
 def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
-    """Returns the guess of a task that reads data with columns of these names, as its own files have.
-
-    Args:
-        names: Columns that all have to be there.
-    """
+    """Returns the guess of a task that reads data with all of these columns, as its own files have."""
     return lambda sample: Guess({}, 3) if sample.names >= set(names) else None
 
 
@@ -106,19 +97,17 @@ class TaskInfo:
     """A task: its data, what is learned, and how that is judged.
 
     Attributes:
-        name: value of `task.name`, in specs and stored data; never changed.
-        summary: Description in a few words.
+        name: Value of `task.name`, in specs and stored data; never changed.
         implementation: `module:class` of its `trainers.tasks.base.Task`, imported when a run starts.
-        head: Head of its models.
         scores: Scores of its evaluation by name; `validation_loss` is added.
-        headline: the score by which checkpoints and runs are judged first.
-        own_fields: its fields of the section `task`, besides those of every task.
-        usual_length: default of `task.max_length`; None = the longest.
+        headline: The score by which checkpoints and runs are judged first.
+        own_fields: Its fields of the section `task`, besides those of every task.
+        usual_length: Default of `task.max_length`; None = the longest.
         counted: Unit of `task.train_examples` and its siblings.
-        columns: fields of a row that it reads, which `task.columns` may rename.
-        layouts: official file formats, tried before tables of rows.
-        hub_id: dataset that is used when `task.path` is unset; empty = there is none.
-        hub_examples: training examples of that dataset, for forecasts; None = not known unread.
+        columns: Fields of a row that it reads, which `task.columns` may rename.
+        layouts: Official file formats, tried before tables of rows.
+        hub_id: Dataset that is used when `task.path` is unset; empty = there is none.
+        hub_examples: Training examples of that dataset, for forecasts; None = unknown until read.
         default_examples: Examples drawn from each part by default; empty = all.
         guess: How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
     """
@@ -150,5 +139,4 @@ class TaskInfo:
 
     @property
     def higher_is_better(self) -> bool:
-        """Direction of the headline."""
         return self.scores[self.headline].better == "higher"

@@ -58,11 +58,11 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long examples are.
+    """Length of examples.
 
     Attributes:
         tokens, words: Length at each of `PERCENTILES`.
-        cut: share of the examples with more tokens than each of `LENGTHS`.
+        cut: Share of the examples with more tokens than each of `LENGTHS`.
     """
 
     tokens: Mapping[int, int]
@@ -72,20 +72,18 @@ class Lengths:
 
 @dataclass(slots=True)
 class PartContents:
-    """What a part holds.
+    """Contents of a part.
 
     Attributes:
         files: Files of the part, relative to the path.
-        rows: rows that were read.
-        whole: whether these are all.
-        usable: rows that the task can use.
-        empty: rows with an empty text.
-        labels: how often each label occurs, by column.
-        numbers: least, mean and greatest value of columns of numbers.
-        lengths: lengths of the usable rows; None = there are none.
-        duplicates: examples whose texts occurred before in the part.
-        mistakes: what is wrong with the first rows that cannot be used.
-        keys: hashes of the examples' texts.
+        whole: Whether all rows were read.
+        usable: Rows that the task can use.
+        empty: Rows with an empty text.
+        labels: How often each label occurs, by column.
+        numbers: Least, mean and greatest value of columns of numbers.
+        duplicates: Examples whose texts occurred before in the part.
+        mistakes: What is wrong with the first rows that cannot be used.
+        keys: Hashes of the examples' texts.
     """
 
     files: Sequence[str]
@@ -106,10 +104,9 @@ class Proposal:
     """A task that can read the data.
 
     Attributes:
-        task: section `task` of a spec, without defaults.
+        task: Section `task` of a spec, without defaults.
         certainty: See `Guess`.
-        path: Path that is read.
-        mistakes: what a submission would refuse, in a few rows or of whole parts.
+        mistakes: What a submission would refuse, in a few rows or of whole parts.
     """
 
     task: Mapping[str, Any]
@@ -125,17 +122,16 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file or folder holds.
+    """Contents of a file or folder.
 
     Attributes:
-        path: what was looked at.
-        files: each file with its size in bytes.
+        files: Sizes in bytes.
         proposals: Tasks that can read it, the likeliest first.
         columns: Columns as the files have them, with what they look like.
         parts: Parts as the first proposal reads them.
-        shared: examples that two parts have in common.
-        token_count: how tokens were counted.
-        refused: why other tasks cannot read it, by task.
+        shared: Examples that two parts have in common.
+        token_count: How tokens were counted.
+        refused: Why other tasks cannot read it, by task.
     """
 
     path: Path
@@ -149,11 +145,7 @@ class Contents:
 
 
 def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
-    """Reads a file or folder as the likeliest task does.
-
-    Args:
-        path: file or folder.
-        tokenizer: folder of the tokenizer that counts tokens; None = they are estimated.
+    """Reads a file or folder as the likeliest task does; without a tokenizer's folder tokens are estimated.
 
     Raises:
         BadSpecError: the tokenizer cannot be used.
@@ -238,11 +230,6 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
 
 
 def _sample(path: Path, task: configuration.Task) -> Sample | None:
-    """Returns the first rows of the training part as a task reads it; None = it has none.
-
-    Raises:
-        BadDataError: they cannot be read.
-    """
     if not task.headerless and (rows := _without_header(path, task)):
         pass
     else:
@@ -276,7 +263,6 @@ def _without_header(path: Path, task: configuration.Task) -> list[Row]:
 
 
 def _mostly_usable(path: Path, task: configuration.Task) -> bool:
-    """Returns whether a run could use most of the first rows: the others are mistakes in the data."""
     rules, usable = build(task.name), 0
     try:
         rows = [
@@ -304,7 +290,6 @@ def _first_rows(path: Path, task: configuration.Task) -> list[Row]:
 
 
 def _lists(path: Path) -> list[list[str]]:
-    """Returns the lines of short text files next to the data."""
     folder = path if path.is_dir() else path.parent
     found = []
     for file in sorted(folder.glob("*.txt"))[:20]:
@@ -379,7 +364,6 @@ def _read_part(source: SourcePart, task: configuration.Task, root: Path, count: 
 
 
 def _usable_rows(rows: Iterator[Row], part: PartContents) -> Iterator[Row]:
-    """Yields rows until one cannot be read or enough have been."""
     try:
         for row in rows:
             if part.rows == MOST_ROWS:

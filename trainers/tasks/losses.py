@@ -1,5 +1,3 @@
-"""Losses that several tasks share."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -38,25 +36,15 @@ def computed_by(operator: CrossEntropy | None) -> Iterator[None]:
 
 
 def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the (N,) cross-entropies in fp32, by the operator of the run's encoder where it has one.
-
-    Args:
-        logits: (N, C).
-        labels: (N,) classes; the loss of `IGNORED` is 0.
-    """
+    """Returns (N,) cross-entropies in fp32 of (N, C) logits and (N,) classes; the loss of `IGNORED` is 0."""
     return _operator.get()(logits, labels, IGNORED)
 
 
 def class_loss(logits: torch.Tensor, batch: Batch, labels: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns the cross-entropy of (B, C) logits, summed over the batch.
+    """Returns the cross-entropy of (B, C) logits, summed over the batch, with each example's weight.
 
-    With weights it is their product with each example's. They are never normalised within a batch: then the
-    loss of a global batch does not depend on how it is divided.
-
-    Args:
-        logits: (B, C).
-        batch: Batch with classes as labels.
-        labels: (B,) classes in place of the batch's.
+    Weights are never normalised within a batch, so that the loss of a global batch does not depend on how it
+    is divided. `labels` replaces the batch's.
     """
     each = cross_entropies(logits, batch.labels if labels is None else labels)
     return (each if batch.weights is None else each * batch.weights).sum()

@@ -1,5 +1,3 @@
-"""Classification metrics. Pure."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -9,16 +7,11 @@ import numpy.typing as npt
 def classification(
     predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int
 ) -> dict[str, float]:
-    """Accuracy and macro precision, recall and F1, in [0, 1].
+    """Returns accuracy and macro precision, recall and F1 of (N,) classes, in [0, 1].
 
     As scikit-learn computes them with `average="macro", zero_division=0` over classes that
     occur in labels or predictions; written out because importing scikit-learn takes longer
     than a small run's evaluation.
-
-    Args:
-        predicted: (N,) predicted classes.
-        labels: (N,) true classes.
-        classes: number of classes.
     """
     # Three counts per class: a confusion matrix of ten thousand classes would take a gigabyte.
     hits = np.bincount(labels[labels == predicted], minlength=classes).astype(np.float64)
@@ -38,13 +31,10 @@ def classification(
 
 
 def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Scores of independent yes-no decisions, in [0, 1]; a class that never occurs counts nowhere.
+    """Returns scores of yes-no decisions (N, C), in [0, 1]; a class that never occurs counts nowhere.
 
     Accuracy is the share of rows in which every decision is right (scikit-learn's `accuracy_score` of
     indicator matrices); macro figures are means over classes, micro figures are over all decisions.
-
-    Args:
-        predicted, labels: (N, C).
     """
     hits = (predicted & labels).sum(0).astype(np.float64)
     of_prediction, of_label = predicted.sum(0), labels.sum(0)
@@ -66,14 +56,9 @@ def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -
 
 
 def matthews(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int) -> float:
-    """Correlation of predictions and labels over classes, in [-1, 1]; 0 when either is constant.
+    """Returns the correlation of predictions and labels over classes, in [-1, 1]; 0 when either is constant.
 
     Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
-
-    Args:
-        predicted: (N,) predicted classes.
-        labels: (N,) true classes.
-        classes: number of classes.
     """
     count = float(len(labels))
     of_label = np.bincount(labels, minlength=classes).astype(np.float64)
@@ -86,14 +71,9 @@ def matthews(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], cl
 def calibration_error(
     confidence: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], bins: int = 15
 ) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over bins of confidence.
+    """Returns the expected calibration error: mean distance of confidence and accuracy over bins.
 
     Guo et al. 2017, arXiv 1706.04599, equation 3; bins of equal width, weighted by their examples.
-
-    Args:
-        confidence: (N,) probability that the model gives its own prediction.
-        right: (N,) whether the prediction is right.
-        bins: number of bins.
     """
     place = np.minimum((np.asarray(confidence, dtype=np.float64) * bins).astype(np.int64), bins - 1)
     gap = np.bincount(place, weights=confidence - right.astype(np.float64), minlength=bins)

@@ -14,7 +14,7 @@ Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 
 class Weights(dict[str, float]):
-    """Weight of some labels; never changed, so that it can be part of a key."""
+    """Weights of some labels; immutable by convention, so that it can be part of a key."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -38,7 +38,6 @@ class LabelFields(ListedFields):
     those left out; unset = 1."""
 
     def check(self, max_length: int) -> None:
-        """Refuses a label that is listed twice, and a weight of one that is not listed."""
         super().check(max_length)
         labels = self.labels or ()
         if labels and isinstance(self.class_weights, dict):
@@ -66,7 +65,7 @@ def _guess(sample: Sample) -> Guess | None:
 
 
 def _names(label: Column, sample: Sample) -> list[str] | None:
-    """Returns the list next to the data whose positions the labels are; None = there is none."""
+    """Returns the list next to the data that the labels are positions in."""
     written = {
         one for value in label.values for one in (value if isinstance(value, list) else str(value).split(","))
     }

@@ -1,5 +1,3 @@
-"""Scores of predicted classes, one or several per text."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ClassScoring:
-    """The likeliest class is the prediction.
+    """Predicts the likeliest class; `observe` returns it and its probability.
 
     Args:
         labels: (N,) true classes.
-        classes: their names, by number.
+        classes: Names by number.
         declared: Scores that the task reports; None = all.
     """
 
@@ -34,11 +32,9 @@ class ClassScoring:
 
     @property
     def units(self) -> int:
-        """Number of texts."""
         return len(self._labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, 2) the likeliest class, and its probability."""
         import torch
 
         predicted = logits.argmax(1)
@@ -48,7 +44,6 @@ class ClassScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         predicted = observed[:, 0].astype(np.int64)
         scores = classification(predicted, self._labels, len(self._classes))
         # Each text has one prediction and one label.
@@ -58,7 +53,6 @@ class ClassScoring:
         return {name: scores[name] for name in scores if self._declared is None or name in self._declared}
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """Returns the names of the classes."""
         predicted = observed[:, 0].astype(np.int64)
         return Judged(
             np.arange(len(predicted)),
@@ -70,29 +64,21 @@ class ClassScoring:
 
 
 class SeveralLabelsScoring:
-    """Every class with a probability above one half is predicted.
-
-    Args:
-        labels: (N, C) 1 where a text has the label.
-        classes: their names, by number.
-    """
+    """Predicts every class with a probability above one half; labels are (N, C), 1 where present."""
 
     def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
         self._labels, self._classes = labels, classes
 
     @property
     def units(self) -> int:
-        """Number of texts."""
         return len(self._labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, C) the probability of each class."""
         return logits.float().sigmoid()
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         predicted, labels = observed > 0.5, self._labels == 1
         return {
             **decisions(predicted, labels),
@@ -103,7 +89,7 @@ class SeveralLabelsScoring:
         }
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """Returns the names of each text's classes; a text is right when all of them are."""
+        """A text is right when all of its labels are."""
         predicted, labels = observed > 0.5, self._labels == 1
         return Judged(
             np.arange(len(predicted)),

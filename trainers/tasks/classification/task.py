@@ -1,5 +1,3 @@
-"""Labelled texts as a classification."""
-
 from __future__ import annotations
 
 import json
@@ -42,9 +40,8 @@ class Labelled:
     """A text, or a pair of texts, with its labels.
 
     Attributes:
-        content: one text or two.
-        labels: names of its classes; exactly one unless `multi_label` is set.
-        classes: names of all classes, by number; empty until all parts have been read.
+        labels: Names of its classes; exactly one unless `multi_label` is set.
+        classes: Names of all classes, by number; empty until all parts have been read.
     """
 
     content: tuple[str, ...]
@@ -55,36 +52,24 @@ class Labelled:
 class Classification(DatasetTask[Labelled]):
     """One class, or any number of classes, of a text or a pair of texts.
 
-    A preset of it is a subclass with `fields` of its own, and perhaps other spellings of its labels.
+    A preset is a subclass with its own `fields`, and perhaps other spellings of its labels.
     """
 
     def fields(self, task: configuration.Task) -> LabelFields:
-        """Returns what the labels are."""
         return task.own(LabelFields)
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns what the labels are, for the identity of the data."""
         own = self.fields(task)
         return {"multi_label": own.multi_label, "labels": json.dumps(own.labels)}
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Labelled | None:
-        """Returns the example of a row with fields `text`, perhaps `text_pair`, and `label`."""
         content = contents(row, task)
         written = _several(row) if self.fields(task).multi_label else [row.label("label")]
         return Labelled(content, tuple(dict.fromkeys(self.named(one, row, task) for one in written)))
 
     def named(self, written: str | int, row: Row, task: configuration.Task) -> str:
-        """Returns the name of a class: as it is listed, by its position in the list, or as written.
-
-        Args:
-            written: Label of the row.
-            row: Row with the label.
-            task: Task of the run.
-
-        Raises:
-            BadDataError: naming the row; empty, or not in the list.
-        """
+        """Returns the name of a class: as it is listed, by its position in the list, or as written."""
         name, labels = str(written).strip(), self.fields(task).labels
         if not name:
             raise row.refusal("label", "empty; remove the row or fill it")
@@ -99,22 +84,15 @@ class Classification(DatasetTask[Labelled]):
         )
 
     def stratum(self, example: Labelled) -> int:
-        """Returns a number of its set of labels."""
         return zlib.crc32("\n".join(sorted(example.labels)).encode())
 
     def texts(self, example: Labelled) -> Iterable[str]:
-        """Returns its texts."""
         return example.content
 
     @override
     def draw(
         self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
     ) -> dict[str, list[Labelled]]:
-        """Draws examples, with the classes of the whole training part.
-
-        Raises:
-            BadDataError: a label that the training part lacks, or pairs next to single texts.
-        """
         known = {label for one in parts[TRAIN] for label in one.labels}
         require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
         for part, examples in parts.items():
@@ -147,7 +125,7 @@ class Classification(DatasetTask[Labelled]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns labels (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
+        """Labels are (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
         numbers = {name: number for number, name in enumerate(examples[0].classes)}
         if self.fields(task).multi_label:
             labels = np.zeros((len(examples), len(numbers)), dtype=np.int64)
@@ -162,7 +140,6 @@ class Classification(DatasetTask[Labelled]):
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
     ) -> None:
-        """Writes the names of the classes, by number, and whether a text has several."""
         described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
         (folder / _CLASSES).write_text(json.dumps(described), encoding="utf-8")
 
@@ -213,19 +190,15 @@ class Classification(DatasetTask[Labelled]):
 def with_classes(
     parts: Mapping[str, Sequence[Labelled]], classes: tuple[str, ...]
 ) -> dict[str, list[Labelled]]:
-    """Returns examples that know all classes."""
     return {part: [replace(one, classes=classes) for one in chosen] for part, chosen in parts.items()}
 
 
 def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
-    """Returns a weight of each class, inverse to its frequency.
+    """Returns a weight for each class, inverse to its frequency.
 
-    Of one label per text as scikit-learn's `class_weight="balanced"` has it, `N / (C N_c)` over classes that
-    occur, so that the mean weight of an example is 1; of several, a label's absences over its presences.
-
-    Args:
-        labels: (N,) classes, or (N, C) 1 where a text has the label.
-        classes: C.
+    Of one label per text (N,) as scikit-learn's `class_weight="balanced"` has it, `N / (C N_c)` over classes
+    that occur, so that the mean weight of an example is 1; of several (N, C), a label's absences over its
+    presences.
     """
     if labels.ndim == 2:
         present = labels.sum(0)
@@ -235,18 +208,12 @@ def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.floa
 
 
 def by_label(labels: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Returns the weight of each label: of the class, or of several labels that of each one present, else 1.
-
-    Args:
-        labels: (N,) classes, or (N, C) 1 where a text has the label.
-        weights: (C,) by class.
-    """
+    """Returns the weight of each label; 1 for a label of several, (N, C), that is absent."""
     found = weights[labels] if labels.ndim == 1 else np.where(labels == 1, weights, 1.0)
     return found.astype(np.float32)
 
 
 def _several(row: Row) -> list[str | int]:
-    """Returns the labels of a row: a list, or a text with commas; an empty one has none."""
     value = row.fields.get("label")
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -258,6 +225,5 @@ def _several(row: Row) -> list[str | int]:
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:
-    """Numbers come first, by their value."""
     number = name.isascii() and name.isdigit() and len(name) < 10
     return not number, int(name) if number else 0, name

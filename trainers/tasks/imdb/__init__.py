@@ -9,7 +9,6 @@ from trainers.tasks.info import CLASS_SCORES, CutFields, TaskInfo
 
 
 def _guess(sample: Sample) -> Guess | None:
-    """Recognises the corpus by the names of its two classes."""
     label = sample.column("label")
     if label is None or sample.column("text") is None:
         return None

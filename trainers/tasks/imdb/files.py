@@ -1,5 +1,3 @@
-"""The folders of the Large Movie Review Dataset (Maas et al., 2011)."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,7 @@ from trainers.errors import BadDataError
 
 
 def labelled_folders(path: Path) -> Mapping[str, SourcePart] | None:
-    """`{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
+    """Finds `{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
     root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
     if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
         return None

@@ -1,5 +1,3 @@
-"""Movie reviews as a classification of texts."""
-
 from __future__ import annotations
 
 from types import MappingProxyType
@@ -16,8 +14,6 @@ _FIELDS = LabelFields(labels=_CLASSES)
 
 
 class Imdb(Classification):
-    """Two classes, under any of the names that files give them."""
-
     spellings = MappingProxyType({"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1})
 
     @override

@@ -1,5 +1,3 @@
-"""The layout of plain text: one text per line, in files named after their part."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ _PLAIN = (".txt", ".txt.gz")
 
 
 def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns one file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
+    """Finds one file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
 
     Plain text has one text per line; of tables the field `text` is read.
     """

@@ -1,7 +1,7 @@
 """Plain text as sequences whose hidden tokens are guessed.
 
-The text is read once, tokenised and packed into sequences of one length that lie in one mapped
-file; neither step holds more of it in memory than a piece. What is hidden is drawn again each epoch.
+The text is read once, tokenised and packed into sequences of one length in one mapped file; neither step
+holds more than a piece of it in memory. What is hidden is drawn again each epoch.
 """
 
 from __future__ import annotations
@@ -56,11 +56,8 @@ _SAMPLE_CHARACTERS = 16 << 20
 
 
 class Mlm(Task):
-    """Sequences of `task.max_length` tokens."""
-
     @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """Returns the data; what is already in the cache is neither read nor tokenised."""
         # Imported here: tasks are read without torch.
         from trainers.data.masking import Masking
 
@@ -141,18 +138,12 @@ class Mlm(Task):
 
 
 def _right(batch: Batch) -> torch.Tensor:
-    """(M,) the tokens to be guessed."""
     assert batch.guessed is not None
     return batch.labels.flatten().index_select(0, batch.guessed)
 
 
 class GuessScoring:
-    """Accuracy and mean reciprocal rank over all guessed tokens of a part.
-
-    Args:
-        sequences: Sequences of the part.
-        losses: keep each sequence's loss too, which `judge` needs.
-    """
+    """Accuracy and mean reciprocal rank over all guessed tokens; `judge` needs `losses`."""
 
     _TOKENS = 512
     """Guesses that are ranked at a time; more only take memory."""
@@ -162,11 +153,10 @@ class GuessScoring:
 
     @property
     def units(self) -> int:
-        """Sequences, over which the loss is a mean."""
         return self._sequences
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, 4) of each sequence: guesses, right ones, sums of 1 / rank of the right token and of its loss.
+        """Returns (B, 4) per sequence: guesses, right ones, sums of 1 / rank of the right token and its loss.
 
         The rank is among the whole vocabulary; tokens with the same logit share their mean rank,
         and only a token that stands alone at the top is right.
@@ -192,7 +182,6 @@ class GuessScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         guesses, right, reciprocal, _ = observed.astype(np.float64).sum(0)
         return {"accuracy": float(right / guesses), "mrr": float(reciprocal / guesses)}
 
@@ -210,9 +199,9 @@ class GuessScoring:
 class _Corpus:
     """The texts of a dataset, by part.
 
-    Parts that a dataset lacks are made by hashes of the texts, so that the same text never lies in two of
-    them: a test part of every second text of the validation part, or of its share of the training part
-    (both by a hash without a seed), then a validation part of the training part.
+    Missing parts are made by hashes of the texts, so that one text is never in two of them: a test part of
+    every second text of the validation part, or of its share of the training part (both by a hash without a
+    seed), then a validation part of the training part.
     """
 
     def __init__(self, source: RowSource, task: configuration.Task) -> None:
@@ -223,11 +212,6 @@ class _Corpus:
         self.name = source.name
 
     def identity(self, source: Source) -> dict[str, str | int | float]:
-        """Returns what decides about the texts of each part.
-
-        Args:
-            source: Source of the texts, with its fingerprints.
-        """
         task = self._task
         return {
             "task": task.name,
@@ -239,25 +223,20 @@ class _Corpus:
         }
 
     def texts(self, part: str) -> Generator[str]:
-        """Texts of a part in the order of the files; blank ones hold nothing and are left out.
-
-        Raises:
-            BadDataError: naming file, line and field.
-        """
+        """Yields the texts of a part in the order of the files; blank ones are left out."""
         for row in self._source.rows(self._read_from(part)):
             text = _text_of(row)
             if text is not None and self._part_of(text, part) == part:
                 yield text
 
     def _read_from(self, part: str) -> str:
-        """Returns the part of the dataset that holds a part of the run."""
         if part == TEST and self._rule is SplitRule.half:
             return VALIDATION
         made = (part == TEST and self._rule is SplitRule.held_out) or (part == VALIDATION and self._divided)
         return TRAIN if made else part
 
     def _part_of(self, text: str, part: str) -> str:
-        """Returns the part of the run that a text belongs to, of those that are read where `part` is."""
+        """Returns the part of the run that a text belongs to, of those that are read from where `part` is."""
         place = self._read_from(part)
         if place == VALIDATION and self._rule is SplitRule.half:
             return TEST if _share(text) < 0.5 else VALIDATION
@@ -270,7 +249,6 @@ class _Corpus:
         return place
 
     def pieces(self, part: str) -> Iterator[list[str]]:
-        """Yields the same in lists of about `_BATCH_CHARACTERS`."""
         piece: list[str] = []
         size = 0
         with closing(self.texts(part)) as texts:
@@ -284,7 +262,6 @@ class _Corpus:
             yield piece
 
     def nothing(self, part: str) -> BadDataError:
-        """Returns the error of a part without text."""
         if self._read_from(part) != part:
             return BadDataError(
                 f"{self.name}: too few texts to hold out a {part} part; add texts, one per line, "
@@ -295,40 +272,23 @@ class _Corpus:
 
 
 def _text_of(row: Row) -> str | None:
-    """Returns the text of a row; None = it is blank.
-
-    Raises:
-        BadDataError: naming file, line and field.
-    """
     value = row.fields.get("text")
     return None if isinstance(value, str) and not value.strip() else row.text("text")
 
 
 def _share(text: str, key: bytes = b"") -> float:
-    """Returns a number in [0, 1) from the hash of a text."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     return float(int.from_bytes(digest, "little") / 2**64)
 
 
 class _Apart:
-    """A corpus whose parts, read from the last to the first, leave out texts that a later part has.
-
-    Args:
-        corpus: the texts.
-        policy: Policy for them.
-        note: takes a line for the log.
-    """
+    """A corpus whose parts, read from the last to the first, leave out texts that a later part has."""
 
     def __init__(self, corpus: _Corpus, policy: str, note: Callable[[str], None]) -> None:
         self.corpus, self._policy, self._note = corpus, policy, note
         self._seen: dict[int, str] = {}
 
     def pieces(self, part: str) -> Generator[list[str]]:
-        """Yields pieces of a part without texts of an earlier part.
-
-        Raises:
-            BadDataError: a text is in two parts, and the spec has none dropped.
-        """
         if self._policy == "allow":
             yield from self.corpus.pieces(part)
             return
@@ -360,7 +320,6 @@ class _Apart:
 
 
 def _sequence_names(tokens: TokenSet) -> list[str]:
-    """Returns names of sequences: a hash of their tokens; of equal ones with a number."""
     found: Counter[str] = Counter()
     names = []
     for begin, end in pairwise(tokens.offsets.tolist()):
@@ -382,7 +341,6 @@ def _tokenizer_file(
     cache: Path,
     report: Callable[[str], None],
 ) -> Path:
-    """The tokenizer of a model folder, or a vocabulary trained on the beginning of the training text."""
     if isinstance(origin, Folder):
         return tokenizers.file_in(origin.path)
 
@@ -411,11 +369,6 @@ def _pack(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Writes a part's sequences; reading ends when there are enough.
-
-    Raises:
-        BadDataError: the part holds no text, or less than the spec asks for.
-    """
     wanted = _wanted(task, part)
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
     (begin,), (separator,) = frame_of(tokenizer, pairs=False).specials

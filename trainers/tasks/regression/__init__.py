@@ -21,7 +21,6 @@ class NumberFields(CutFields):
     numbers."""
 
     def check(self, max_length: int) -> None:
-        """Refuses an empty range."""
         if self.label_range is not None and not self.label_range[0] < self.label_range[1]:
             low, high = self.label_range
             raise ValueError(f"label_range [{low}, {high}] is empty; write the smaller number first")

@@ -1,5 +1,3 @@
-"""How well predicted numbers agree with true ones."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,29 +17,21 @@ Numbers = npt.NDArray[np.floating]
 
 
 class NumberScoring:
-    """Correlations and the error of predicted numbers.
-
-    Args:
-        labels: (N,) true numbers.
-        label_range: what predictions are clipped to; None = nothing.
-    """
+    """Correlations and error of predicted numbers, which are clipped to `label_range`; None = not clipped."""
 
     def __init__(self, labels: Numbers, label_range: tuple[float, float] | None) -> None:
         self._labels, self._range = labels.astype(np.float64), label_range
 
     @property
     def units(self) -> int:
-        """Number of texts."""
         return len(self._labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, 1) the predicted number."""
         return logits.float() if self._range is None else logits.float().clamp(*self._range)
 
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         predicted = observed[:, 0].astype(np.float64)
         return {
             "pearson": pearson(predicted, self._labels),
@@ -67,29 +57,16 @@ class NumberScoring:
 
 
 def pearson(predicted: Numbers, labels: Numbers) -> float:
-    """Returns the linear correlation, in [-1, 1]; 0 when either is constant.
-
-    Args:
-        predicted, labels: (N,).
-    """
+    """Returns the linear correlation, in [-1, 1]; 0 when either is constant."""
     return float(np.clip((_standard(predicted) * _standard(labels)).mean(), -1.0, 1.0))
 
 
 def spearman(predicted: Numbers, labels: Numbers) -> float:
-    """Returns the correlation of ranks, in [-1, 1]; equal numbers share their mean rank, constants give 0.
-
-    Args:
-        predicted, labels: (N,).
-    """
+    """Returns the correlation of ranks, in [-1, 1]; equal numbers share their mean rank, constants give 0."""
     return pearson(_ranks(predicted), _ranks(labels))
 
 
 def rmse(predicted: Numbers, labels: Numbers) -> float:
-    """Returns the root of the mean squared error, in the labels' unit.
-
-    Args:
-        predicted, labels: (N,).
-    """
     return float(np.sqrt(np.square(predicted - labels).mean()))
 
 
@@ -106,7 +83,6 @@ def _standard(values: Numbers) -> npt.NDArray[np.float64]:
 
 
 def _ranks(values: Numbers) -> npt.NDArray[np.float64]:
-    """Returns the rank of each value from 0, the mean of their ranks where values are equal; NaN has none."""
     if np.isnan(values).any():
         return np.full(len(values), np.nan)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -1,5 +1,3 @@
-"""Texts and pairs of texts with a number."""
-
 from __future__ import annotations
 
 import json
@@ -33,13 +31,6 @@ _STATISTICS = "labels.json"
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A text, or a pair of texts, with a number.
-
-    Attributes:
-        content: one text or two.
-        number: what is learned of them.
-    """
-
     content: tuple[str, ...]
     number: float
 
@@ -48,12 +39,10 @@ class Regression(DatasetTask[Scored]):
     """The number of a text or a pair of texts, by least squares."""
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns the range."""
         return {"label_range": json.dumps(task.own(NumberFields).label_range)}
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Scored:
-        """Returns the example of a row with fields `text`, perhaps `text_pair`, and `label`."""
         number = row.number("label")
         allowed = task.own(NumberFields).label_range
         if allowed is not None and not allowed[0] <= number <= allowed[1]:
@@ -63,11 +52,10 @@ class Regression(DatasetTask[Scored]):
         return Scored(contents(row, task), number)
 
     def stratum(self, example: Scored) -> int:
-        """Returns 0: parts are drawn as the numbers come, which are not evened out."""
+        """Returns 0: the distribution of numbers is not evened out."""
         return 0
 
     def texts(self, example: Scored) -> Iterable[str]:
-        """Returns its texts."""
         return example.content
 
     @override
@@ -89,14 +77,12 @@ class Regression(DatasetTask[Scored]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns labels (N,), the numbers, in fp32."""
         labels = np.array([one.number for one in examples], dtype=np.float32)
         pairs = len(examples[0].content) > 1
         texts: Any = [one.content if pairs else one.content[0] for one in examples]
         return tokenise(texts, labels, tokenizer, task.max_length, told)
 
     def describe(self, folder: Path, parts: Mapping[str, Sequence[Scored]], task: configuration.Task) -> None:
-        """Writes mean and standard deviation of the training part's labels."""
         numbers = np.array([one.number for one in parts[TRAIN]])
         found = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
         (folder / _STATISTICS).write_text(json.dumps(found), encoding="utf-8")

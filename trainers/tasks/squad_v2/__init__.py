@@ -20,7 +20,6 @@ class SpanFields(OwnFields):
     """Longest answer, in tokens."""
 
     def check(self, max_length: int) -> None:
-        """Refuses windows that share more than they have of their own."""
         if self.stride is not None and self.stride > max_length // 2:
             raise ValueError(
                 f"stride {self.stride} is more than half of max_length {max_length}; "

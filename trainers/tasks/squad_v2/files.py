@@ -1,5 +1,3 @@
-"""The official JSON files of SQuAD (Rajpurkar et al., 2016 and 2018)."""
-
 from __future__ import annotations
 
 import json
@@ -19,11 +17,7 @@ _SNIFFED_BYTES = 4096
 
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
-    """`train-v2.0.json` and perhaps `dev-v2.0.json` and `test-v2.0.json`, or one such file (for training).
-
-    Raises:
-        BadDataError: several files could be the same part.
-    """
+    """Finds `train-v2.0.json`, perhaps with `dev-` and `test-v2.0.json`, or one such file."""
     if path.is_file():
         return {"train": _part(path)} if _is_official(path) else None
     found = named_parts(lambda name: _named(path, name))
@@ -31,11 +25,6 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def read_squad(path: Path) -> Iterator[Row]:
-    """Yields one row per question: id, title, context, question, answers and is_impossible.
-
-    Raises:
-        BadDataError: naming the file and the line, or the place in its tree.
-    """
     try:
         tree = json.loads(read_bytes(path).decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -62,7 +51,6 @@ def read_squad(path: Path) -> Iterator[Row]:
 
 
 def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields the objects of a list in a node, each with its place."""
     if not isinstance(node, dict) or not isinstance(node.get(name), list):
         raise BadDataError(f"{where}, field {name}: not a list; expected the official SQuAD format")
     for i, member in enumerate(node[name]):
@@ -77,7 +65,6 @@ def _part(path: Path) -> SourcePart:
 
 
 def _named(folder: Path, name: str) -> Path | None:
-    """Returns the file of a part: `NAME-v2.0.json`, or `NAME.json` when it looks like an official one."""
     found = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
     plain = folder / f"{name}.json"
     if plain.is_file() and _is_official(plain):

@@ -21,16 +21,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation and articles, with single spaces."""
+    """Returns lower case, without ASCII punctuation and articles, with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 class GoldAnswers:
-    """What may be answered to one question.
-
-    Args:
-        texts: right answers as people wrote them; none when the question has no answer.
-    """
+    """Right answers to one question; none when it has no answer."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.has_answer = bool(texts)
@@ -39,7 +35,6 @@ class GoldAnswers:
         self._bags = tuple(Counter(gold.split()) for gold in self._golds)
 
     def exact(self, text: str) -> float:
-        """1 when the text equals an answer after normalisation, else 0."""
         return float(normalise(text) in self._golds)
 
     def f1(self, text: str) -> float:
@@ -59,14 +54,7 @@ def _bag_f1(words: Counter[str], gold: Counter[str]) -> float:
 
 
 def figures(exact: Scores, f1: Scores, has_answer: Flags) -> dict[str, float]:
-    """Means over all questions, over those with an answer and over those without.
-
-    A group without questions has no figures.
-
-    Args:
-        exact, f1: (N,) of each question.
-        has_answer: (N,) whether it has one.
-    """
+    """Returns means over all questions, those with an answer and those without; none of empty groups."""
     found = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
     if has_answer.any():
         found["exact_match_has_answer"] = float(exact[has_answer].mean())
@@ -78,30 +66,19 @@ def figures(exact: Scores, f1: Scores, has_answer: Flags) -> dict[str, float]:
 
 
 def with_threshold(scores: Scores, null_scores: Scores, has_answer: Flags, threshold: float) -> Scores:
-    """(N,) scores when questions whose null score is above the threshold are not answered.
-
-    Args:
-        scores: (N,) of the answers given.
-        null_scores: (N,) how surely there is no answer, the script's `na_prob`.
-        has_answer: (N,) whether there is one.
-        threshold: compared strictly; the script's default is 1.
-    """
+    """Returns (N,) scores if questions with a null score (`na_prob`) above the threshold stay unanswered."""
     return np.where(null_scores > threshold, (~has_answer).astype(np.float64), scores)
 
 
 def best_threshold(
     scores: Scores, null_scores: Scores, has_answer: Flags, answered: Flags | None = None
 ) -> float:
-    """Returns the threshold on the null score that gives the best mean score, as the script tunes it.
+    """Returns the threshold on the null score, in [0, 1], with the best mean score, as the script tunes it.
 
-    Of equally good ones the smallest, 0 being the first. Questions with the same null score
-    stand or fall together, where the script takes them one by one: what is found is what
-    `with_threshold` gives.
+    Of equally good ones the smallest, 0 being the first. Questions with the same null score stand or fall
+    together, where the script takes them one by one: the result is what `with_threshold` gives.
 
     Args:
-        scores: (N,) of the answers given.
-        null_scores: (N,) in [0, 1].
-        has_answer: (N,) whether there is one.
         answered: (N,) whether the answer is a text; None = all are.
     """
     order = np.argsort(null_scores, kind="stable")

@@ -28,17 +28,11 @@ N_BEST = 20
 
 
 def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Tensor:
-    """Returns the null score of each window and its best spans in the context.
+    """Returns the null score of each window and its best spans of at most `max_tokens` in the context.
 
-    Args:
-        logits: (B, S, 2) of first and last token.
-        batch: Batch that they belong to.
-        max_tokens: longest span.
-
-    Returns:
-        (B, 1 + 3 x `N_BEST`) fp32: the score of `[CLS]`; then scores, first tokens and last
-        tokens of the spans, best first. A score is the sum of two logits; places that no span
-        fills score minus infinity.
+    The result is (B, 1 + 3 x `N_BEST`) fp32: the score of `[CLS]`; then scores, first tokens and last
+    tokens of the spans, best first. A score is the sum of two logits (B, S, 2); places that no span
+    fills score minus infinity.
     """
     import torch
 
@@ -75,7 +69,7 @@ class Candidates:
     """Spans that may answer the questions of a part, best first within each question.
 
     Attributes:
-        offsets: (Q+1,) the spans of question i stand from `offsets[i]` to `offsets[i+1]`.
+        offsets: (Q+1,) the spans of question i are `offsets[i]` to `offsets[i+1]`.
         scores: (K,) of each span.
         begin, end: (K,) its characters in the context, from and up to.
         null_scores: (Q,) score of no answer: the lowest of the question's windows.
@@ -89,12 +83,7 @@ class Candidates:
 
 
 def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidates:
-    """Returns the candidates of all windows of each question together.
-
-    Args:
-        observed: (N, K) as `best_spans` gives it, in the order of the part.
-        data: the part, as `tokenise_windows` makes it.
-    """
+    """Returns the candidates of all windows of each question together; `observed` is of `best_spans`."""
     question, chars_at, chars = (data.columns[name] for name in ("question", "chars_at", "chars"))
     first_window = np.flatnonzero(np.diff(question, prepend=-1))
     scores, starts, ends = np.split(observed[:, 1:], 3, axis=1)
@@ -114,36 +103,28 @@ def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidat
 
 
 class GoldQuestions:
-    """Contexts and right answers of a part, kept in a file next to its tokens.
-
-    Args:
-        file: written by `write`.
-    """
+    """Contexts and right answers of a part, kept in a file next to its tokens."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     @staticmethod
     def write(file: Path, questions: Sequence[Question]) -> None:
-        """Writes what scoring needs of a part's questions."""
         numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
         rows = [(numbers[one.context], [answer.text for answer in one.answers]) for one in questions]
         file.write_text(json.dumps({"contexts": list(numbers), "questions": rows}), encoding="utf-8")
 
     @cached_property
     def contexts(self) -> list[str]:
-        """The context of each question."""
         texts = self._read["contexts"]
         return [texts[context] for context, _ in self._read["questions"]]
 
     @cached_property
     def golds(self) -> list[GoldAnswers]:
-        """The right answers of each question."""
         return [GoldAnswers(answers) for _, answers in self._read["questions"]]
 
     @property
     def texts(self) -> list[list[str]]:
-        """The right answers of each question as they were written; none = there is none."""
         return [answers for _, answers in self._read["questions"]]
 
     @cached_property
@@ -153,24 +134,16 @@ class GoldQuestions:
 
 
 class SpanScoring:
-    """Exact match and F1 at the null threshold that is best for F1, or at one carried over.
-
-    Args:
-        data: the part.
-        questions: their contexts and right answers.
-        max_answer_tokens: longest answer.
-    """
+    """Exact match and F1 at the null threshold that is best for F1, or at one carried over."""
 
     def __init__(self, data: TokenSet, questions: GoldQuestions, max_answer_tokens: int) -> None:
         self._data, self._questions, self._max_tokens = data, questions, max_answer_tokens
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns `best_spans` of each window."""
         return best_spans(logits, batch, self._max_tokens)
 
     @property
     def units(self) -> int:
-        """Questions."""
         return int(self._data.columns["question"][-1]) + 1
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
@@ -189,7 +162,6 @@ class SpanScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; of the scores carried over it uses `null_threshold`."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         golds = self._questions.golds
         has_answer = np.array([gold.has_answer for gold in golds])
@@ -211,18 +183,11 @@ class SpanScoring:
 
 
 def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Returns the best text for each question, and how surely there is none.
+    """Returns the best text for each question, and (Q,) null scores in [0, 1].
 
-    The best span of which something is left after normalisation answers: articles and
-    punctuation alone say nothing. Where numbers are not finite nothing answers.
-
-    Args:
-        candidates: Candidates of Q questions.
-        contexts: Context of each question.
-
-    Returns:
-        Q texts, and (Q,) null scores in [0, 1]: the logistic function of the score of no answer
-        minus that of the text.
+    The best span of which something is left after normalisation answers, as articles and punctuation alone
+    are no answer. Where numbers are not finite nothing answers. A null score is the logistic function of the
+    score of no answer minus that of the text.
     """
     texts: list[str] = []
     scores = np.empty(len(contexts))

@@ -1,5 +1,3 @@
-"""Answers to questions as spans of their contexts."""
-
 from __future__ import annotations
 
 import json
@@ -41,7 +39,6 @@ class SquadV2(DatasetTask[Question]):
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Question:
-        """Returns the example of a row with fields `id question context answers`, perhaps `title`."""
         number = str(row.label("id")).strip()
         if not number:
             raise row.refusal("id", "empty; give every question a unique id")
@@ -60,22 +57,18 @@ class SquadV2(DatasetTask[Question]):
         )
 
     def stratum(self, example: Question) -> int:
-        """1 when the question has an answer."""
         return int(bool(example.answers))
 
     def texts(self, example: Question) -> Iterable[str]:
-        """Question and context."""
         return example.text, example.context
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns the stride."""
         return {"stride": _stride(task)}
 
     @override
     def divide(
         self, parts: Mapping[str, list[Question]], task: configuration.Task
     ) -> dict[str, list[Question]]:
-        """Divides the parts; ids are unique within a part of the dataset."""
         for questions in parts.values():
             _refuse_duplicates(questions)
         return super().divide(parts, task)
@@ -84,7 +77,7 @@ class SquadV2(DatasetTask[Question]):
     def units(self, examples: Sequence[Question]) -> Sequence[str]:
         """Returns articles by title, or contexts where there is one article.
 
-        Articles that share a context are one; its name is the first of theirs.
+        Articles that share a context are one, under the first of their names.
         """
         groups = _articles(examples).tolist()
         names: dict[int, str] = {}
@@ -96,12 +89,11 @@ class SquadV2(DatasetTask[Question]):
         return [names[group] for group in groups]
 
     def split_stratum(self, example: Question) -> int:
-        """Nothing: there are too few articles to balance them."""
+        """Returns 0: there are too few articles to balance them."""
         return 0
 
     @override
     def unit_names(self, examples: Sequence[Question]) -> Iterable[str]:
-        """Returns the questions' ids."""
         return [one.id for one in examples]
 
     @override
@@ -111,7 +103,6 @@ class SquadV2(DatasetTask[Question]):
 
     @override
     def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
-        """Notes parts, such as those of SQuAD 1.1, whose questions all have an answer, or none."""
         for part, questions in parts.items():
             answered = sum(map(self.stratum, questions))
             if answered in (0, len(questions)):
@@ -125,13 +116,11 @@ class SquadV2(DatasetTask[Question]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns the windows of the examples, tokenised."""
         return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), told)
 
     def describe(
         self, folder: Path, parts: Mapping[str, Sequence[Question]], task: configuration.Task
     ) -> None:
-        """Writes contexts and answers of the parts that are scored."""
         for part, questions in parts.items():
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
@@ -146,7 +135,7 @@ class SquadV2(DatasetTask[Question]):
         return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Mean of the cross-entropies of first and last token, summed over windows; padding cannot win."""
+        """Returns the mean cross-entropy of first and last token, summed over windows; padding cannot win."""
         import torch
 
         scores = logits.float()
@@ -162,7 +151,7 @@ def _stride(task: configuration.Task) -> int:
 
 
 def _answers(row: Row, context: str) -> tuple[Answer, ...]:
-    """The answers of a row: a list of objects, an object of lists (the hub's form), or either as JSON."""
+    """Reads answers as a list of objects, an object of lists (the hub's form), or either as JSON."""
     value: Any = row.fields.get("answers")
     if isinstance(value, str):
         try:

@@ -21,13 +21,6 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A right answer.
-
-    Attributes:
-        text: Exact text in the context.
-        start: its first character there.
-    """
-
     text: str
     start: int
 
@@ -37,12 +30,9 @@ class Question:
     """A question about a context.
 
     Attributes:
-        where: file, place and id, for messages.
-        id: its name in the dataset.
+        where: File, place and id, for messages.
         title: Title of the article; empty when it has none.
-        context: the text that it is about.
-        text: Text of the question.
-        answers: the first is learned; none = the context does not answer it.
+        answers: The first is learned; none = the context does not answer it.
     """
 
     where: str
@@ -54,11 +44,7 @@ class Question:
 
 
 class Contexts:
-    """The tokens of contexts, each tokenised once however many questions are about it.
-
-    Args:
-        texts: distinct contexts.
-        tokenizer: without padding and truncation.
+    """The tokens of distinct contexts, each tokenised once however many questions are about it.
 
     Attributes:
         offsets: (C+1,) context i is `ids[offsets[i]:offsets[i+1]]`.
@@ -88,7 +74,7 @@ class Contexts:
 
 
 def _places(text: str, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
-    """Returns where tokens are in a text, (T, 2), without a space that a word begins with."""
+    """(T, 2) places of tokens in a text, without a space that a word begins with."""
     places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
     if len(places):
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -98,12 +84,9 @@ def _places(text: str, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int
 
 
 def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
-    """Yields where each window of a text begins, and where it ends (exclusive).
+    """Yields begin and end (exclusive) of each window of a text of `length` >= 1 tokens.
 
-    Args:
-        length: Length of the text in tokens, at least 1.
-        room: tokens that a window holds.
-        overlap: tokens that neighbouring windows share, fewer than `room`.
+    A window holds `room` tokens, neighbours share `overlap` of them, which is less.
     """
     start = 0
     while True:
@@ -129,12 +112,8 @@ def tokenise_windows(
     `chars[chars_at + i]`; `chars` (T, 2), positions in the context, from and up to.
 
     Args:
-        questions: Questions of one part.
-        tokenizer: Tokenizer of the model.
-        max_length: tokens of a window at most.
-        stride: tokens of the context that neighbouring windows share, as far as the question
+        stride: Tokens of the context that neighbouring windows share, as far as the question
             leaves twice as many; else half of what it leaves.
-        told: called with the number of questions done so far.
 
     Raises:
         BadDataError: a question leaves no room for its context, or an answer has no token.

@@ -1,6 +1,6 @@
 """Official files of customs codes: the Harmonized System, the US tariff, labelled UK commodities.
 
-Each gives rows with a `text` and a `code`; which file is which is told by its header.
+Each gives rows with a `text` and a `code`; its header tells which file it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UK_LISTS = ("synonyms", "colloquial_terms", "known_brands")
 
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns one official file, or a folder with any of them, whose rows are then taken together."""
+    """Finds one official file, or a folder with any of them, whose rows are then taken together."""
     if path.is_dir() and any(path.glob("train.*")):
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -42,7 +42,6 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def _reader_of(file: Path) -> Reader | None:
-    """Returns what reads a file; None = it is none of the official ones."""
     if file.suffix == ".csv":
         start = read_start(file, _SNIFFED_BYTES).decode("utf-8-sig", "replace")
         columns = set(next(csv.reader(start.splitlines()[:1]), []))
@@ -56,25 +55,18 @@ def _reader_of(file: Path) -> Reader | None:
 
 
 def read_harmonized_system(path: Path) -> Iterator[Row]:
-    """Rows of the Harmonized System as CSV: columns `hscode`, `description`, `parent`, `level`.
-
-    Raises:
-        BadDataError: naming file and line.
-    """
+    """Yields rows of the Harmonized System as CSV: columns `hscode`, `description`, `parent`, `level`."""
     for row in read_csv(path):
         if row.fields["hscode"] != "TOTAL":  # the sum of all, which has no code
             yield Row({"text": row.text("description"), "code": row.fields["hscode"]}, row.where)
 
 
 def read_us_tariff(path: Path) -> Iterator[Row]:
-    """Rows of the Harmonized Tariff Schedule of the United States as CSV.
+    """Yields rows of the Harmonized Tariff Schedule of the United States as CSV.
 
     The schedule is a tree in the order of its rows: a row belongs below the last one with a smaller
-    `Indent`, and only together with those above it does its description say what it is. So a text
+    `Indent`, and its description is complete only together with those above it. So a text
     is the chain from the heading down, joined by colons. Rows without a number only head others.
-
-    Raises:
-        BadDataError: naming file, line and field.
     """
     above: list[tuple[int, str]] = []
     for row in read_csv(path):
@@ -91,13 +83,10 @@ def read_us_tariff(path: Path) -> Iterator[Row]:
 
 
 def read_uk_commodities(path: Path) -> Iterator[Row]:
-    """Rows of labelled commodities of the UK: a JSON list, each phrase of a commodity a row.
+    """Yields rows of labelled commodities of the UK: a JSON list, each phrase of a commodity a row.
 
     Phrases are the descriptions, synonyms, colloquial terms and known brands; empty ones, which the
     published file has, are left out.
-
-    Raises:
-        BadDataError: naming file, line or item, and field.
     """
     try:
         items = json.loads(read_text(path))

@@ -1,5 +1,3 @@
-"""Descriptions of goods as a classification by the beginning of their code."""
-
 from __future__ import annotations
 
 import math
@@ -50,12 +48,10 @@ class Tariff(Classification):
         return _FIELDS
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns the level."""
         return {"level": _level(task)}
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Labelled | None:
-        """Returns the example of a row with fields `text` and `code`; None when the code is too short."""
         text = row.text("text")
         written = row.label("code")
         if not isinstance(written, str):
@@ -73,7 +69,6 @@ class Tariff(Classification):
         return Labelled((text,), (digits[:level],)) if len(digits) >= level else None
 
     def stratum(self, example: Labelled) -> int:
-        """Returns the code."""
         return int(example.labels[0])
 
     @override
@@ -93,7 +88,7 @@ class Tariff(Classification):
     def draw(
         self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
     ) -> dict[str, list[Labelled]]:
-        """Draws examples, with the codes of those that are trained on as classes; others may lack some."""
+        """Draws examples; classes are the codes of the training part, others may have further ones."""
         chosen = drawn(parts, self.stratum, task)
         return with_classes(chosen, tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
 
@@ -121,7 +116,6 @@ class Tariff(Classification):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns labels (N,), the classes, and column `code` (N,), the code as a number."""
         tokens = super().tokenise(examples, tokenizer, task, told)
         codes = np.array([self.stratum(one) for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
@@ -143,15 +137,10 @@ class Tariff(Classification):
 
 
 class CodeScoring:
-    """How often the right code, and the right beginning of the code, is the likeliest.
+    """How often the right code, and the right beginning of the code, is the likeliest; all (N,) are numbers.
 
-    A code that no training example has cannot be found: it counts as wrong, and as a class of its
-    own in the macro figures; `unseen_pct` says how many there are. Its beginning may still be right.
-
-    Args:
-        right: (N,) true codes, as numbers.
-        codes: Codes of the classes, as numbers.
-        level: digits of all these.
+    A code that no training example has counts as wrong, and as a class of its own in the macro figures;
+    `unseen_pct` is their share. Its beginning may still be right.
     """
 
     def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:
@@ -159,7 +148,6 @@ class CodeScoring:
 
     @property
     def units(self) -> int:
-        """Texts."""
         return len(self._right)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -167,7 +155,6 @@ class CodeScoring:
         return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
 
     def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
-        """Returns the likeliest codes, best first, and the right one."""
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         return Judged(
@@ -188,7 +175,6 @@ class CodeScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         scores = classification(

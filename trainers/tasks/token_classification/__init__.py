@@ -13,7 +13,6 @@ class TagFields(ListedFields):
     """What the tags are."""
 
     def check(self, max_length: int) -> None:
-        """Refuses what is not a BIO tag."""
         super().check(max_length)
         other = next((tag for tag in self.labels or () if not is_tag(tag)), None)
         if other is not None:

@@ -1,5 +1,3 @@
-"""Files of a token and its tag per line, as the shared tasks of CoNLL have them."""
-
 from __future__ import annotations
 
 import re
@@ -19,7 +17,7 @@ _NOT_COLUMNS = {*READERS, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".ts
 
 
 def column_files(path: Path) -> Mapping[str, SourcePart] | None:
-    """One file of columns, or a folder with one per part, whose names contain `train`, `dev`, `test`."""
+    """Finds one file of columns, or one per part, whose names contain `train`, `dev`, `test`."""
     if path.is_file():
         return {TRAIN: _part(path)} if _has_columns(path) else None
     found = loosely_named(path, _has_columns)
@@ -27,13 +25,10 @@ def column_files(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def read_columns(path: Path) -> Iterator[Row]:
-    """Rows of a file with a token per line, sentences apart by blank lines.
+    """Yields rows of a file with a token per line, sentences separated by blank lines, as CoNLL has them.
 
-    Columns lie between tabs, or where a line has none between spaces. The first is the token and the last its
-    tag; all are also there under their positions `0`, `1`, ..., for `task.columns`.
-
-    Raises:
-        BadDataError: naming file and line.
+    Columns are separated by tabs, or by spaces in a line without tabs. The first is the token and the last
+    its tag; all are also there under their positions `0`, `1`, ..., for `task.columns`.
     """
     lines: list[list[str]] = []
     began = 0
@@ -65,7 +60,7 @@ def _sentence(lines: list[list[str]], path: Path, began: int) -> Iterator[Row]:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether a file is none of the other formats, nor a table whose header names the task's fields."""
+    """Returns False for the other formats, and for a table whose header names the task's fields."""
     if ending(path) in _NOT_COLUMNS:
         return False
     if ending(path) not in READERS:

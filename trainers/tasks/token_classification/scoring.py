@@ -1,5 +1,3 @@
-"""Scores of predicted tags."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +20,13 @@ Numbers = npt.NDArray[np.int64]
 
 
 class EntityScoring:
-    """The likeliest tag of each word is the prediction; of a word that the model does not see, `O`.
+    """The likeliest tag of each word is the prediction; `O` for a word that the model does not see.
 
     Args:
         tags: (W,) true tag of each word of all examples.
         counts: (N,) words of each example.
         seen: (W,) whether a piece of the word is in the example, which may have been cut.
-        classes: names of the tags, by number.
+        classes: Names of the tags, by number.
     """
 
     def __init__(
@@ -40,11 +38,10 @@ class EntityScoring:
 
     @property
     def units(self) -> int:
-        """Number of texts."""
         return len(self._counts)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""
+        """Returns (B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""
         from torch.nn import functional
 
         words = batch.labels != IGNORED
@@ -56,7 +53,6 @@ class EntityScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; nothing is carried over."""
         counts, right = EntityCounts(), 0
         for true, predicted in self._sentences(observed):
             counts.add(true, predicted)
@@ -88,7 +84,6 @@ class EntityScoring:
         )
 
     def _sentences(self, observed: npt.NDArray[np.float32]) -> list[tuple[list[str], list[str]]]:
-        """Returns the true and the predicted tags of each example."""
         outside = self._classes.index(OUTSIDE)
         found: list[tuple[list[str], list[str]]] = []
         start = 0

@@ -22,11 +22,6 @@ Span = tuple[int, int, str]
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
-    """Returns the entities of a sentence, as spans of words.
-
-    Args:
-        tags: Tag of each word.
-    """
     found: list[Span] = []
     for place, tag in enumerate(tags):
         if tag.startswith("B-"):
@@ -39,12 +34,11 @@ def entities(tags: Sequence[str]) -> list[Span]:
 
 
 def is_tag(text: str) -> bool:
-    """Returns whether a text is a BIO tag."""
     return text == OUTSIDE or _TAG.fullmatch(text) is not None
 
 
 def repaired(tags: Sequence[str]) -> tuple[str, ...]:
-    """Returns tags in which every entity begins with `B-`, as older corpora (IOB1) do not have them."""
+    """Returns tags in which every entity begins with `B-`, unlike in older corpora (IOB1)."""
     fixed: list[str] = []
     for tag in tags:
         begins = tag.startswith("I-") and (not fixed or fixed[-1][2:] != tag[2:])
@@ -53,12 +47,7 @@ def repaired(tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def words_of(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """Returns the words of a text: runs of letters and digits, and signs; edges of spans divide them.
-
-    Args:
-        text: Text.
-        spans: within the text, in characters.
-    """
+    """Returns the words of a text: runs of letters and digits, and signs; edges of spans divide them."""
     edges = sorted({edge for start, end, _ in spans for edge in (start, end)})
     found: list[tuple[int, int]] = []
     for word in _WORD.finditer(text):
@@ -69,12 +58,6 @@ def words_of(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
 
 
 def tags_of(words: Sequence[tuple[int, int]], spans: Sequence[Span]) -> tuple[str, ...]:
-    """Returns the tag of each word.
-
-    Args:
-        words: in characters, ascending.
-        spans: in characters, which do not overlap.
-    """
     tags = [OUTSIDE] * len(words)
     starts = [start for start, _ in words]
     for start, end, kind in spans:
@@ -86,25 +69,14 @@ def tags_of(words: Sequence[tuple[int, int]], spans: Sequence[Span]) -> tuple[st
 
 @dataclass(slots=True)
 class EntityCounts:
-    """How many entities of each type were true, predicted, and both.
-
-    Attributes:
-        true, predicted, hits: Counts by type.
-    """
+    """Numbers of true, predicted and correctly predicted entities, by type."""
 
     true: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
 
     def add(self, true: Sequence[str], predicted: Sequence[str]) -> tuple[int, int]:
-        """Adds a sentence.
-
-        Args:
-            true, predicted: Tag of each word.
-
-        Returns:
-            Entities that were found, and true and predicted ones together.
-        """
+        """Adds a sentence; returns its hits, and its true and predicted entities together."""
         ours, theirs = set(entities(true)), set(entities(predicted))
         for counter, several in ((self.true, ours), (self.predicted, theirs), (self.hits, ours & theirs)):
             counter.update(kind for _, _, kind in several)
@@ -124,7 +96,6 @@ class EntityCounts:
 
 
 def types_of(tags: Iterable[str]) -> set[str]:
-    """Returns the types of entities that tags name."""
     return {tag[2:] for tag in tags if tag != OUTSIDE}
 
 

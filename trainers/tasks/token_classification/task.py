@@ -1,5 +1,3 @@
-"""Tagged words, and texts with labelled spans."""
-
 from __future__ import annotations
 
 import json
@@ -50,10 +48,8 @@ class Tagged:
     """A text whose words have tags.
 
     Attributes:
-        text: Text.
-        words: each word's characters in the text.
-        tags: Tag of each word.
-        classes: names of all tags, by number; empty until all parts have been read.
+        words: Each word's characters in the text.
+        classes: Names of all tags, by number; empty until all parts have been read.
     """
 
     text: str
@@ -66,33 +62,24 @@ class TokenClassification(DatasetTask[Tagged]):
     """A tag of each word, which its first piece learns; further pieces of a word learn nothing."""
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
-        """Returns the tags."""
         return {"labels": json.dumps(task.own(TagFields).labels)}
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Tagged:
-        """Returns the example of a row with fields `tokens` and `tags`, or `text` and `spans`."""
         if row.fields.get("tokens") is None and row.fields.get("text") is not None:
             return _of_spans(row)
         return _of_tags(row, task.own(TagFields).labels)
 
     def stratum(self, example: Tagged) -> int:
-        """1 when the text has an entity."""
         return int(any(tag != OUTSIDE for tag in example.tags))
 
     def texts(self, example: Tagged) -> Iterable[str]:
-        """Returns the text."""
         return (example.text,)
 
     @override
     def draw(
         self, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task
     ) -> dict[str, list[Tagged]]:
-        """Draws examples, with the types of the whole training part.
-
-        Raises:
-            BadDataError: a type that the training part lacks.
-        """
         listed = task.own(TagFields).labels or ()
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         for part, examples in parts.items():
@@ -169,7 +156,6 @@ class TokenClassification(DatasetTask[Tagged]):
         )
 
     def describe(self, folder: Path, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task) -> None:
-        """Writes the tags, by number."""
         (folder / _CLASSES).write_text(json.dumps(parts[TRAIN][0].classes), encoding="utf-8")
 
     @override
@@ -193,10 +179,7 @@ def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, 
     """Returns which piece is the first of each word; -1 where a word has none, such as a lone space.
 
     A piece belongs to the word of its last character: some tokenizers put the space before a word into it.
-
-    Args:
-        words: each word's characters, ascending.
-        offsets: each piece's characters, ascending.
+    Both arguments are ascending places in characters.
     """
     starts = np.array([start for start, _ in words], dtype=np.int64)
     ends = np.array([end for _, end in words], dtype=np.int64)
@@ -226,7 +209,6 @@ def _of_tags(row: Row, labels: Sequence[str] | None) -> Tagged:
 
 
 def _tag(written: Any, row: Row, labels: Sequence[str] | None) -> str:
-    """Returns the name of a tag: as it is written, or by its position in the list."""
     name = str(written).strip()
     if labels is not None and name not in labels:
         if name.isascii() and name.isdigit() and int(name) < len(labels):

@@ -1,5 +1,3 @@
-"""The official text files of WikiQA (Yang, Yih and Meek, 2015)."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +13,7 @@ _COLUMNS = ("question", "sentence", "label")
 
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
-    """`WikiQA-train` with perhaps `WikiQA-dev` and `WikiQA-test`, all `.tsv` or all `.txt`; or one `.txt`.
+    """Finds `WikiQA-{train,dev,test}`, the last two optional, all `.tsv` or all `.txt`; or one `.txt`.
 
     The `.tsv` files have seven columns and a header, the tokenised `.txt` files three without.
     Where both forms have as many parts the `.tsv` files are read, which hold the text as it was written.
@@ -35,11 +33,7 @@ def _file(path: Path) -> Path | None:
 
 
 def read_tokenised(path: Path) -> Iterator[Row]:
-    """Rows of a file with question, sentence and label between tabs, without a header.
-
-    Raises:
-        BadDataError: naming file and line.
-    """
+    """Yields rows of a file with question, sentence and label between tabs, without a header."""
     for line, number in read_lines(path):
         if not line.strip():
             continue

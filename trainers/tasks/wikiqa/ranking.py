@@ -9,11 +9,11 @@ Numbers = npt.NDArray[np.integer]
 
 
 def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers) -> dict[str, float]:
-    """Mean average precision and mean reciprocal rank over the queries that have a relevant candidate.
+    """Returns mean average precision and mean reciprocal rank over the queries with a relevant candidate.
 
-    Queries without one are skipped. Of equal scores the candidate that stands later comes first,
-    as trec_eval orders equal scores by descending document number: a model that cannot tell
-    candidates apart gains nothing from their order in the file. NaN where a score is NaN.
+    Queries without one are skipped. Of equal scores the later candidate comes first, as trec_eval orders
+    equal scores by descending document number: a model that cannot tell candidates apart gains nothing from
+    their order in the file. NaN where a score is NaN.
 
     Args:
         scores: (N,) the higher the better.
@@ -34,11 +34,7 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
 def average_precisions(
     scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """(Q,) numbers of the queries with a relevant candidate, and the average precision of each.
-
-    Args:
-        scores, relevant, queries: see `ranking`, whose `map` is their mean.
-    """
+    """(Q,) numbers and average precisions of the queries with a relevant candidate; see `ranking`."""
     numbers, precisions, _ = _by_query(scores, relevant, queries)
     return numbers, precisions
 
@@ -51,7 +47,7 @@ def ranks_of(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
 def _by_query(
     scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Of each query with a relevant candidate: number, average precision, rank of the first such one."""
+    """Returns number, average precision and best rank for each query with a relevant candidate."""
     order = np.lexsort((-np.arange(len(scores)), -scores, queries))
     hits, of_query = relevant[order] == 1, queries[order]
     numbers, first, place = np.unique(of_query, return_index=True, return_inverse=True)
@@ -70,12 +66,8 @@ def _by_query(
 def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:
     """Returns the threshold at which calling every score that reaches it positive gives the best F1.
 
-    It lies halfway between the scores that it parts, in float64; at the upper one where no number is between
-    them. Of equally good ones the highest.
-
-    Args:
-        scores: (N,) finite.
-        labels: (N,) 0 or 1, at least one of them 1.
+    It is halfway between the scores that it separates, in float64; the upper one where no number is between
+    them. Of equally good ones the highest. Scores are finite, and a label is 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling = scores[order].astype(np.float64)
@@ -90,12 +82,9 @@ def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> floa
 
 
 def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold: float) -> dict[str, float]:
-    """Precision, recall and F1 of class 1, and accuracy, in [0, 1]; 0 where nothing is predicted or true.
+    """Returns precision, recall and F1 of class 1, and accuracy; 0 where nothing is predicted or true.
 
-    Args:
-        scores: (N,) compared with the threshold, which counts as reached when equal.
-        labels: (N,) 0 or 1.
-        threshold: Threshold of the positive class.
+    A score equal to the threshold reaches it.
     """
     # numpy would round the threshold to fp32 scores' format, past one of those that it parts.
     predicted, actual = scores.astype(np.float64) >= threshold, labels == 1

@@ -1,5 +1,3 @@
-"""Sentences that answer a question, ranked."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,14 +38,7 @@ _CLASSES = ("other", "answer")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence that may answer a question.
-
-    Attributes:
-        key: Identity of the question: its id, or its text.
-        question: Text of the question.
-        sentence: Candidate sentence from the retrieved text.
-        label: 1 when the sentence answers it.
-    """
+    """A sentence that may answer a question; `key` is the question's id, or its text."""
 
     key: str
     question: str
@@ -62,10 +53,6 @@ class WikiQa(DatasetTask[Pair]):
 
     @override
     def example(self, row: Row, task: configuration.Task) -> Pair:
-        """Returns the pair of a row with fields `question`, `sentence` or `answer`, `label`, perhaps an id.
-
-        The official columns are `Question`, `Sentence`, `Label` and `QuestionID`.
-        """
         question = row.text(_named(row, "question", "Question"))
         sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
         name = _named(row, "label", "Label")
@@ -78,24 +65,20 @@ class WikiQa(DatasetTask[Pair]):
         return Pair(str(number) if number not in (None, "") else question, question, sentence, label)
 
     def stratum(self, example: Pair) -> int:
-        """1 when the sentence answers."""
         return example.label
 
     def texts(self, example: Pair) -> Iterable[str]:
-        """Question and sentence."""
         return example.question, example.sentence
 
     def unit(self, example: Pair) -> str:
-        """Returns the question."""
         return example.key
 
     def split_stratum(self, example: Pair) -> int:
-        """-1 when the sentence answers: the smallest of a question's sentences says whether one does."""
+        """Returns -1 when the sentence answers: a question has the smallest of its sentences."""
         return -example.label
 
     @override
     def unit_names(self, examples: Sequence[Pair]) -> Iterable[str]:
-        """Returns the questions' ids, or their texts."""
         return dict.fromkeys(pair.key for pair in examples)
 
     @override
@@ -110,7 +93,6 @@ class WikiQa(DatasetTask[Pair]):
 
     @override
     def draw(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
-        """Draws whole questions."""
         questions = {part: _by_question(pairs) for part, pairs in parts.items()}
         chosen = drawn(questions, _answerable, task)
         for part, several in chosen.items():
@@ -133,7 +115,6 @@ class WikiQa(DatasetTask[Pair]):
         task: configuration.Task,
         told: Callable[[int], None],
     ) -> TokenSet:
-        """Returns labels (N,), 0 or 1, and column `question` (N,), the number of the question."""
         labels = np.array([pair.label for pair in examples], dtype=np.int64)
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
@@ -148,16 +129,13 @@ class WikiQa(DatasetTask[Pair]):
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns the cross-entropy, summed over the batch."""
         return class_loss(logits, batch)
 
 
 class RankingScoring:
     """MAP and MRR of the sentences of each question, and the answers' class at its best threshold.
 
-    Args:
-        labels: (N,) 0 or 1.
-        questions: (N,) number of each sentence's question.
+    Both arguments are (N,): 0 or 1, and the number of each sentence's question.
     """
 
     def __init__(self, labels: npt.NDArray[np.int64], questions: npt.NDArray[np.int64]) -> None:
@@ -165,7 +143,6 @@ class RankingScoring:
 
     @property
     def units(self) -> int:
-        """Questions with an answer."""
         return len(np.unique(self._questions[self._labels == 1]))
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -175,7 +152,7 @@ class RankingScoring:
     def score(
         self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Returns the metrics; the threshold is a probability, `threshold` of the scores carried over."""
+        """The threshold carried over is a probability."""
         scores = observed[:, 0].astype(np.float64)
         likely = _probability(scores)
         if carried is None:
@@ -209,18 +186,15 @@ def _probability(log_odds: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def _numbered(pairs: Sequence[Pair]) -> npt.NDArray[np.int64]:
-    """(N,) number of each pair's question, in the order of their first sentence."""
     numbers = {key: i for i, key in enumerate(dict.fromkeys(pair.key for pair in pairs))}
     return np.array([numbers[pair.key] for pair in pairs], dtype=np.int64)
 
 
 def _named(row: Row, *names: str) -> str:
-    """Returns the name that a column has in this file; the first when it has none of them."""
     return next((name for name in names if name in row.fields), names[0])
 
 
 def _by_question(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Returns the sentences of each question, questions in the order of their first sentence."""
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(pair.key, []).append(pair)
