@@ -1,7 +1,7 @@
 """YAML read by the core schema of YAML 1.2 (10.3) and nothing else: the values that JSON has.
 
-Pure. A document is built from the parser's events as they come, so nothing is built of what is refused.
-Sections have words as keys, taken as they are written; there are no aliases, no other tags, no dates.
+Built from the parser's events, so that nothing is built of a document that is refused. Keys are words, taken
+as written; there are no aliases, other tags or dates.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ _LONGEST_INTEGER = 20
 
 
 class Refused(Exception):
-    """A document that is refused as a whole.
-
-    Attributes:
-        kind: type of the problem.
-    """
+    """A document that is refused as a whole; `kind` is the type of the problem."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
@@ -48,7 +44,7 @@ class Refused(Exception):
 
 
 def integer(digits: str) -> int | float:
-    """Returns a decimal integer; a float where it exceeds 64 bits, as most readers of JSON have it."""
+    """Returns a decimal integer; a float beyond 64 bits, as in most JSON readers."""
     if len(digits) <= _LONGEST_INTEGER and -(2**63) <= (number := int(digits)) < 2**63:
         return number
     return float(digits)
@@ -71,11 +67,9 @@ def plain(text: str) -> JsonValue:
 
 
 def load(text: str, *, max_depth: int, max_values: int) -> JsonValue:
-    """Returns the one document of a text; None when it is empty.
+    """Returns the one document of a text; None if it is empty.
 
     Args:
-        text: YAML.
-        max_depth: deepest nesting.
         max_values: most values, keys included.
 
     Raises:
@@ -131,7 +125,6 @@ def _key(event: yaml.NodeEvent, section: dict[str, JsonValue]) -> str:
 
 
 def _value(event: yaml.NodeEvent) -> JsonValue:
-    """Returns the value of a scalar, or an empty collection."""
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event)
     if isinstance(event, yaml.MappingStartEvent):

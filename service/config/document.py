@@ -1,8 +1,4 @@
-"""From the bytes of a document a user wrote to plain values, under limits.
-
-Pure. YAML and JSON alike: JSON is read by a JSON parser, YAML by `service.config.core_schema`. What is
-wrong is a `Problem`: field path, value, constraint and fix.
-"""
+"""From the bytes of a user's YAML or JSON to plain values, under limits; errors are `Problem`s."""
 
 from __future__ import annotations
 
@@ -59,7 +55,7 @@ class Problem(Serializable):
 
 
 def shortened(text: str, characters: int = 80) -> str:
-    """Returns the text, cut where it is longer; a user's own words in a message are."""
+    """Returns the text, cut if it is longer; used for a user's own words in messages."""
     return text if len(text) <= characters else text[: characters - 3] + "..."
 
 
@@ -73,12 +69,7 @@ def _printable(text: str) -> str:
 
 
 class SpecError(ValueError):
-    """A spec that cannot be accepted, with its first problems.
-
-    Attributes:
-        problems: at most `MAX_PROBLEMS`.
-        more: whether there are others.
-    """
+    """A spec that cannot be accepted, with its first `MAX_PROBLEMS` problems."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         found = first_problems(problems)
@@ -87,13 +78,12 @@ class SpecError(ValueError):
         super().__init__("; ".join(self.lines()))
 
     def lines(self) -> list[str]:
-        """Returns one line per problem, and one if others are not listed."""
         lines = [str(problem) for problem in self.problems]
         return [*lines, "there are more problems; fix these first"] if self.more else lines
 
 
 def first_problems(problems: Iterable[Problem]) -> list[Problem]:
-    """As many problems as an error lists, and one that tells whether there are more."""
+    """Returns as many problems as an error lists, and one that shows whether there are more."""
     return list(itertools.islice(problems, MAX_PROBLEMS + 1))
 
 
@@ -124,7 +114,7 @@ def parse(text: bytes) -> dict[str, JsonValue]:
 
 
 def _load(text: str) -> JsonValue:
-    """Reads JSON where the text is JSON, else YAML, whose flow style begins like it."""
+    """Reads JSON if the text is JSON, else YAML, whose flow style begins like it."""
     preamble = _PREAMBLE.match(text)
     start = preamble.end() if preamble else 0
     # JSON is built before it is counted: a text with more commas than values allowed is read as YAML.
@@ -157,7 +147,6 @@ _JSON = json.JSONDecoder(parse_int=core_schema.integer, object_pairs_hook=_secti
 
 
 def _check_shape(document: JsonValue) -> None:
-    """Refuses deep nesting and too many values."""
     values, level = 1, [document]
     for depth in itertools.count(1):
         collections = [value for value in level if isinstance(value, dict | list)]

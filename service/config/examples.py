@@ -27,14 +27,13 @@ _SENTENCE = re.compile(r".*?[.?](?=\s|$)", re.DOTALL)
 
 
 def examples_folder() -> Path | None:
-    """Returns the folder of the examples: next to the sources, or where pip put it; None = not installed."""
+    """Returns the folder next to the sources, or where pip put it; None = not installed."""
     beside = Path(__file__).parents[2] / "examples"
     installed = Path(sysconfig.get_path("data")) / "share" / "stillhouse" / "examples"
     return next((folder for folder in (beside, installed) if folder.is_dir()), None)
 
 
 def examples() -> Iterator[Example]:
-    """Yields the examples by name; none where the folder is not installed."""
     folder = examples_folder()
     for path in sorted(folder.glob("*.yaml")) if folder is not None else ():
         text = path.read_text(encoding="utf-8")
@@ -42,7 +41,7 @@ def examples() -> Iterator[Example]:
 
 
 def _title(text: str) -> str:
-    """Returns the first sentence of a text's comment, on one line."""
+    """First sentence of a text's comment, on one line."""
     comment = re.match(r"(?:#.*\n)*", text)
     words = " ".join(line.lstrip("# ") for line in (comment[0] if comment else "").splitlines())
     sentence = _SENTENCE.match(words)

@@ -45,8 +45,6 @@ class GroupTerms(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Memberships:
-    """What the table says of one user."""
-
     roles: Mapping[str, Role]
     """Role by project, for projects in which a group of theirs has one."""
     managed: frozenset[str]
@@ -66,7 +64,7 @@ class GroupTable(BaseModel):
     """What members of each group are."""
 
     def memberships(self, groups: Collection[str]) -> Memberships:
-        """Returns what a user in these groups is: the highest role that any of them gives."""
+        """Returns the roles of a user in these groups: per project, the highest that any of them gives."""
         roles: dict[str, Role] = {}
         mine = [terms for name, terms in self.groups.items() if name in groups]
         for terms in mine:

@@ -1,5 +1,3 @@
-"""Hosts outside the service that it may send to, as an operator lists them."""
-
 from __future__ import annotations
 
 import ipaddress
@@ -31,11 +29,11 @@ _ISATAP = 0x5EFE
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Hosts that webhooks may go to.
+    """Hosts that webhooks may go to, as listed by the operator.
 
     Attributes:
         names: exact names; their addresses may be private, because the operator named them.
-        suffixes: endings of names (`.example.com`), and the empty one for every name: public addresses only.
+        suffixes: endings of names (`.example.com`), or empty for every name: public addresses only.
         networks: addresses that any allowed name may have.
     """
 
@@ -72,20 +70,17 @@ class AllowedHosts:
         return host in self.names or any(host.endswith(suffix) for suffix in self.suffixes)
 
     def takes_address(self, host: str, address: Address) -> bool:
-        """Returns whether messages may go to this address of a host.
-
-        An operator's own names and networks may be anywhere. What is allowed by a suffix must be public.
-        """
+        """Returns whether messages may go to this address of a host: a public one, unless it is listed."""
         return host in self.names or self._lists(address) or is_public(address)
 
     def _lists(self, address: Address) -> bool:
-        """Returns whether an address is in a listed network, where a socket that connects to it goes."""
+        """Whether an address is in a listed network; a mapped IPv6 address counts as its IPv4 one."""
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         return any((mapped or address) in network for network in self.networks)
 
 
 def is_public(address: Address) -> bool:
-    """Returns whether an address is that of one host on the internet, and carries no other address."""
+    """Returns whether an address is that of one host on the internet, and embeds no other address."""
     if not address.is_global or address.is_multicast or address.is_reserved:
         return False
     if any(address in network for network in _NOT_PUBLIC):

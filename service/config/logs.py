@@ -1,7 +1,7 @@
-"""Logs of all processes: one line per record, as text or as JSON, with what the record is about.
+"""Logs of all processes: one line per record, as text or JSON, with its subject.
 
-`about` binds the request, experiment or attempt that a piece of work belongs to; every record that is logged
-within it carries them, whichever module logs it.
+`about` binds the request, experiment or attempt of a piece of work; every record logged within it carries
+them, whichever module logs it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ def about(**subject: str | int) -> Iterator[None]:
 
 
 def current() -> dict[str, str | int]:
-    """Returns the fields that records carry here."""
     return _subject.get({})
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: `at`, `level`, `logger`, `message`, `process`, and what it is about.
+    """One JSON object per record: `at`, `level`, `logger`, `message`, `process`, and its subject.
 
     Args:
-        process: name of the process, such as `api`.
+        process: such as `api`.
         always: fields of every record.
     """
 
@@ -49,7 +48,6 @@ class JsonFormatter(logging.Formatter):
         self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the record as one line; a traceback is the field `exception`."""
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {
             "at": f"{at}.{int(record.msecs):03d}Z",
@@ -66,14 +64,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The usual line, with what the record is about at its end."""
+    """The usual line, with its subject at the end."""
 
     def __init__(self, always: dict[str, str | int]) -> None:
         super().__init__(_TEXT)
         self._always = always
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Returns the line without a traceback; line breaks in a message would look like records."""
+        """Returns the line without a traceback; escapes line breaks, which would look like records."""
         record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
         line = super().formatMessage(record)
         fields = {**self._always, **current()}
@@ -81,12 +79,10 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up(process: str, log_format: LogFormat, *, level: int = logging.INFO, **always: str | int) -> None:
-    """Sends this process' logs to standard error; the process' first function calls it once.
+    """Sends this process's logs to standard error; called once by its first function.
 
     Args:
-        process: name of the process, such as `scheduler`.
-        log_format: form of the lines.
-        level: least level.
+        process: such as `scheduler`.
         always: fields of every record, such as the experiment of a driver.
     """
     handler = logging.StreamHandler()

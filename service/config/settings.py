@@ -1,7 +1,6 @@
-"""Where the service keeps its things and whom it listens to, read from the environment.
+"""Settings of an installation, read from the environment once by a process's first function.
 
-Every variable begins with `STILLHOUSE_`; `docs/operations.md` lists them. Settings are read
-once by a process' first function and passed down whole.
+Every variable begins with `STILLHOUSE_`; `docs/operations.md` lists them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,11 @@ from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 
 
 class LogFormat(StrEnum):
-    """Form of the lines of a log."""
-
     text = "text"
     json = "json"
 
 
 class MailSecurity(StrEnum):
-    """Encryption between us and the mail server."""
-
     starttls = "starttls"
     """Begun on a plain connection; nothing is sent where the server does not offer it."""
     tls = "tls"
@@ -140,11 +135,10 @@ class Settings(BaseSettings):
         return tuple(networks)
 
     def resolved_database_url(self) -> str:
-        """Returns the database URL, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'stillhouse.db'}"
 
     def resolved_spool_dir(self) -> Path:
-        """The spool folder on this node, with the default filled in; with PostgreSQL `data_dir` is shared."""
+        """Returns the spool folder on this node; with PostgreSQL `data_dir` is shared, so it is elsewhere."""
         if self.spool_dir is not None:
             return self.spool_dir
         if self.resolved_database_url().startswith("sqlite"):
@@ -152,7 +146,7 @@ class Settings(BaseSettings):
         return Path("/var/tmp") / f"stillhouse-{os.geteuid()}"
 
     def roots(self, kind: str) -> tuple[Path, ...]:
-        """Resolved folders of `data` or `model` paths."""
+        """Returns resolved folders of `data` or `model` paths."""
         text: str = getattr(self, f"{kind}_roots")
         return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
 

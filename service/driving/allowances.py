@@ -1,8 +1,7 @@
 """Devices that an experiment may hold: which runs may start, and which give theirs back.
 
-A run beyond the allowance stops at its next step boundary with a checkpoint, and is queued again. Those that
-have worked for a useful time go before those that have just started, and of both the newest, so that what has
-begun early ends early.
+A run beyond the allowance stops at its next step boundary with a checkpoint and is queued again. Runs that
+have worked for a useful time go before those that have just started; of each, the newest go first.
 """
 
 from __future__ import annotations
@@ -16,26 +15,19 @@ from service.scheduling.run_plan import Shape
 
 
 class Allowances:
-    """The allowances of one experiment, as the scheduler set them last.
-
-    Args:
-        live: runs that have their turn.
-        clock: monotonic seconds.
-    """
-
     def __init__(self, live: LiveTurns, clock: Callable[[], float]) -> None:
         self._live, self._clock = live, clock
         self._by_hardware: Mapping[str, Allowance] = {}
 
     def set(self, by_hardware: Mapping[str, Allowance]) -> None:
-        """Replaces them; hardware that is missing is not limited."""
+        """Replaces all allowances; hardware that is missing is not limited."""
         self._by_hardware = by_hardware
 
     def fits(self, hardware: str, shape: Shape) -> bool:
         """Returns whether one more run may hold its devices.
 
-        The only run may hold more than allowed where anything is: devices are allowed in the sizes that the
-        scheduler knows, and a run that is measured alone takes those of a whole node.
+        With nothing held, any allowance above zero lets one run start, even one that is larger: devices are
+        allowed in the sizes the scheduler knows, and a run measured alone takes a whole node.
         """
         allowance = self._by_hardware.get(hardware)
         if allowance is None:
@@ -45,14 +37,14 @@ class Allowances:
 
     @property
     def nothing(self) -> str | None:
-        """Who has the devices, in words, where the experiment may hold none at all; else None."""
+        """Who has the devices, in words, if the experiment may hold none at all; else None."""
         allowances = list(self._by_hardware.values())
         if not allowances or any(allowance.devices for allowance in allowances):
             return None
         return next((each.reason for each in allowances if each.reason), "others have the devices")
 
     def in_excess(self) -> list[LiveTurn]:
-        """Returns the turns beyond what is allowed; what cannot be interrupted counts as held."""
+        """Returns the turns beyond the allowance; what cannot be interrupted counts as held."""
         found = []
         for hardware, allowance in self._by_hardware.items():
             live = [each for each in self._live if each.run.hardware == hardware]
@@ -67,12 +59,11 @@ class Allowances:
         return found
 
     def reason(self, hardware: str) -> str | None:
-        """Returns who gets the devices beyond the allowance, in words."""
         allowance = self._by_hardware.get(hardware)
         return None if allowance is None else allowance.reason
 
     def _order(self, live: LiveTurn, allowance: Allowance) -> tuple[bool, bool, bool, int]:
-        """Sorts turns by who stays: not to be interrupted, with an attempt, new there, old in the queue."""
+        """Sort key; first those that stay: uninterruptible, with an attempt, recent, early in the queue."""
         worked = may_yield(self._clock(), live.since_s, 0.0)
         return _interruptible(live, allowance), live.assignment is None, worked, live.turn.number
 

@@ -1,5 +1,3 @@
-"""The budget of an experiment: whether it is used up, and how often people have granted it again."""
-
 from __future__ import annotations
 
 from service.domain.events import EventKind
@@ -10,12 +8,6 @@ from service.store import Store
 
 
 class BudgetLimit:
-    """The budget under one attempt at an experiment.
-
-    Args:
-        context: Context of the sweep.
-    """
-
     def __init__(self, context: SweepContext) -> None:
         self._context = context
         self._budget = context.spec.budget
@@ -28,11 +20,10 @@ class BudgetLimit:
 
     @property
     def held(self) -> bool:
-        """Whether the experiment waits for people to grant the budget again."""
         return self.reached is not None and self._holds
 
     def used_up(self) -> bool:
-        """Returns whether a limit is reached; the first time, notes it."""
+        """Returns whether a limit is reached; writes an event the first time."""
         if self.reached is None:
             self.reached = self._over()
             if self.reached is not None:
@@ -64,7 +55,7 @@ class BudgetLimit:
 def _holds(store: Store, experiment_id: int) -> int:
     """Returns how often the experiment was held because its budget was reached, and then paused.
 
-    A driver that died between the two has not asked anyone, so that grants nothing.
+    If a driver died between the two, no one was asked, so that hold grants nothing.
     """
     holds, after, held = 0, 0, False
     while events := store.events(experiment_id, after=after):

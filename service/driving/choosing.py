@@ -31,8 +31,6 @@ LIST_EVERY_S = 5.0
 
 
 class Wait(Enum):
-    """Why no run gets a turn."""
-
     later = "later"
     """A run waits for a place, for its delay, or for others to end: ask again."""
     over = "over"
@@ -41,11 +39,9 @@ class Wait(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A run that may start now.
+    """A run that may start now, in the widest shape that the cluster could hold.
 
     Attributes:
-        run: the run.
-        shape: the widest that the cluster could hold.
         models: checkpoint folders that it starts from, by `run:12`.
     """
 
@@ -55,15 +51,7 @@ class Choice:
 
 
 class RunChooser:
-    """Chooses among the queued runs; those that cannot run at all fail here.
-
-    Args:
-        context: Context of the sweep.
-        live: runs that have their turn.
-        room: Room in the cluster.
-        budget: Budget of the experiment.
-        allowances: devices that the experiment may hold.
-    """
+    """Chooses among the queued runs; those that cannot run at all fail here."""
 
     def __init__(
         self,
@@ -84,19 +72,17 @@ class RunChooser:
         self._noted: set[str] = set()
 
     def relist(self) -> None:
-        """Reads the list of queued runs again before the next choice."""
         self._relist = True
 
     def list_when_due(self) -> None:
-        """Reads the list of queued runs again when the last reading is old."""
         if self._relist or self._queued.age_s >= LIST_EVERY_S:
             self._list()
 
     def choose(self, *, suggested: bool = False) -> Choice | Wait:
-        """Returns the next run, which is not queued here any more.
+        """Returns the next run and takes it off the list.
 
         Args:
-            suggested: whether a suggestion was made for this choice: there is one for each.
+            suggested: whether this choice has already made its one suggestion.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -147,7 +133,7 @@ class RunChooser:
         return Wait.later if self._queued or self._live else Wait.over
 
     def lacking(self) -> dict[int, str]:
-        """Returns what the cluster lacks for runs that wait for nodes, by the first run of each kind."""
+        """Returns what the cluster lacks for runs that wait for nodes, by the first run of each group."""
         return {
             first.id: missing
             for first, group in self._queued.ready()
@@ -166,12 +152,7 @@ class RunChooser:
                 self._fail(run, reason, FailureClass.out_of_memory)
 
     def prune_data(self, failed: Run, mistake: str) -> None:
-        """Fails the queued runs that would read the same data as one whose data cannot be used.
-
-        Args:
-            failed: the run, which had not begun to train.
-            mistake: its error.
-        """
+        """Fails the queued runs that would read the same data as a run whose data cannot be used."""
         key = data_key(self._context.spec_of(failed))
         self._list()
         for run, sample in self._queued:
@@ -189,7 +170,7 @@ class RunChooser:
         self._relist = False
 
     def _decides(self, run: Run) -> tuple[object, ...]:
-        """Returns what decides whether a run can start: that of all runs of a group is the same."""
+        """Everything that decides whether a run can start; equal for all runs of a group."""
         return (
             (self._suggestions.pending(run), self._suggestions.refused(run)),
             (run.student, run.teacher),
@@ -198,7 +179,7 @@ class RunChooser:
         )
 
     def _suggest(self, run: QueuedRun, sample: Run) -> bool:
-        """Gives a run, and its other seeds, their axis values; False = not before others end."""
+        """Sets the axis values of a run and its other seeds; False = others have to end first."""
         room = self._room.left(self._live.shapes)
         shapes = self._room.shapes_of(sample)
         if self._live and not any(self._may(room, sample, shape) for shape in shapes):
@@ -208,27 +189,25 @@ class RunChooser:
         return True
 
     def _may(self, room: RoomLeft, sample: Run, shape: Shape) -> bool:
-        """Returns whether there is room for one more run, and an allowance."""
         return room.fits(shape) and self._allowances.fits(sample.hardware, shape)
 
     def _infeasible(self, run: Run) -> str | None:
-        """Returns why the run cannot be trained, whatever the cluster has."""
         if (refused := self._suggestions.refused(run)) is not None:
             return refused
         hardware = find(run.hardware, self._context.catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
     def _waits(self, group: Group) -> bool:
-        """Returns whether runs that the cluster cannot hold wait for nodes, and do not fail."""
+        """Whether runs that the cluster cannot hold wait for nodes instead of failing."""
         spec = self._room.spec_of(group.sample)
         waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
         return waits or "hardware" in group.sample.point or group.started
 
     def _cannot_run(self, group: Group, missing: str) -> None:
-        """Notes it; and unless the run waits for nodes, fails it instead of waiting silently.
+        """Notes what is missing, and fails the runs unless they wait for nodes.
 
-        Where hardware is an axis, cells whose hardware is absent wait while the others continue. An
-        elastic run, and one that had room once, waits for nodes that have gone or for others.
+        If hardware is an axis, cells whose hardware is absent wait while the others continue. An elastic run,
+        and one that had room once, waits for nodes that have gone or for others.
         """
         if self._waits(group):
             if missing not in self._noted:

@@ -2,8 +2,8 @@
 
     python -m service.driving.driver --experiment 7 --attempt 1 --settings FILE --name NAME
 
-It renews the lease, reads what people ask for, and runs the sweep in its main thread, again when people
-ask for more while it ends. It may die at any time: the next driver finds everything in the database.
+It renews the lease, reads people's requests, and runs the sweep in its main thread, again if people ask for
+more while it ends. It may die at any time: the next driver finds everything in the database.
 """
 
 from __future__ import annotations
@@ -63,13 +63,12 @@ _TELL_S = 60.0
 
 
 class LeaseRenewal:
-    """Renews the lease in a thread, and hands on what people ask for. A context.
+    """Renews the lease in a thread and passes on people's requests, while its context is open.
 
     Args:
-        renew: renews the lease and returns the requests.
         read: returns the requests and writes nothing.
         every_s: pause between two renewals; requests are read more often.
-        heard: receives the requests as they stand, at every beat: none that was withdrawn is missed.
+        heard: called with the current requests at every beat, so that a withdrawn one is not missed.
         lost: called when another attempt has become the current one.
     """
 
@@ -105,16 +104,6 @@ class LeaseRenewal:
 
 
 class Driver:
-    """One attempt at one experiment.
-
-    Args:
-        store: the database.
-        settings: Settings of the installation.
-        settings_path: File from which the experiment's actor reads them.
-        experiment_id: the experiment.
-        attempt: the experiment's attempt.
-    """
-
     def __init__(
         self, store: Store, settings: Settings, settings_path: Path, experiment_id: int, attempt: int
     ) -> None:
@@ -133,7 +122,6 @@ class Driver:
 
         Raises:
             StaleAttempt: another attempt is current; nothing was written after that.
-            Exception: a bug of ours or of Ray; the caller decides about another attempt.
         """
         wait_out(
             lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
@@ -196,7 +184,6 @@ class Driver:
         return actor, self._sweep
 
     def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
-        """Runs until no run is left that may start."""
         assert self._stops is not None
         stops = self._stops
         watch = PlacementWatch(
@@ -249,7 +236,7 @@ class Driver:
         """Waits until no points are left on this node's disk.
 
         Raises:
-            TimeoutError: the database takes what the driver writes, and not the points.
+            TimeoutError: the database accepts the driver's writes, but not the points.
         """
         waiting = actor.wait_until_stored(_TELL_S)
         if waiting is not None:
@@ -276,7 +263,7 @@ class Driver:
         self._stops.preempt(self._sweep.preempted)
 
     def _give_up(self) -> bool:
-        """Returns whether runs have not stopped long after they were asked to."""
+        """Whether runs are still active long after they were asked to stop."""
         return self._asked_s is not None and time.monotonic() - self._asked_s > GRACE_S
 
     def _lost(self) -> None:
@@ -291,7 +278,7 @@ class Driver:
 
 
 def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
-    """An error that the driver did not foresee: queue the experiment again, or fail it."""
+    """Queues the experiment again after an unforeseen error, or fails it."""
     message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     failure = (FailureClass.bug, message)
     spec = read_stored(store.experiment_spec(experiment_id)[1])
@@ -308,7 +295,7 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
 
 
 def main() -> int:
-    """Returns the process: 0 when the experiment was brought to an end, or belongs to another attempt."""
+    """Returns 0 if the experiment was brought to an end, or belongs to another attempt."""
     parser = argparse.ArgumentParser(prog="python -m service.driving.driver", description=__doc__)
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)

@@ -1,7 +1,6 @@
-"""Which running runs end early: by the search's judge, or because they diverge.
+"""Which live runs end early: by the search's judge, or because they diverge.
 
-Looks at what is stored and decides by `service.search`; knows no Ray. A restarted driver restores the
-judge, because every run's series is in the database.
+Decides from stored points, without Ray, so that a restarted driver can restore the judge.
 """
 
 from __future__ import annotations
@@ -23,15 +22,6 @@ LONGEST_SERIES = 2_000
 
 
 class EarlyStops:
-    """Decides for the live runs of one experiment.
-
-    Args:
-        store: the database.
-        experiment_id: the experiment.
-        spec: Spec of the experiment.
-        note: tells people something.
-    """
-
     def __init__(
         self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
     ) -> None:
@@ -45,14 +35,14 @@ class EarlyStops:
 
     @property
     def wanted(self) -> bool:
-        """Whether the spec asks for any of it."""
+        """Whether the spec asks for early stops at all."""
         return self._judge is not None or self._spec.search.stop_diverging is not None
 
     def look(self, live: Mapping[int, int]) -> frozenset[tuple[int, int]]:
-        """Attempts that are to end early, as (run, number), those of earlier looks that still live included.
+        """Returns the attempts to end early, as (run, number), including live ones from earlier calls.
 
         Args:
-            live: attempts that train now, by run.
+            live: attempts in training, by run.
         """
         self._restore(live)
         for run_id, attempt in live.items():
@@ -64,7 +54,7 @@ class EarlyStops:
         return frozenset((run_id, live[run_id]) for run_id in self._stopped.keys() & live.keys())
 
     def _retried(self, run_id: int, attempt: int) -> bool:
-        """Returns whether people have retried a run since it was stopped."""
+        """Whether people have retried a run since it was stopped."""
         asked = self._stopped.get(run_id, attempt)
         return asked != attempt and any(
             one.number >= asked and one.state is RunState.stopped for one in self._store.attempts(run_id)
@@ -87,7 +77,7 @@ class EarlyStops:
         return None
 
     def _restore(self, live: Collection[int]) -> None:
-        """Gives the judge the runs that ended before; once."""
+        """Shows the judge the runs that ended before; once."""
         if self._restored:
             return
         assert self._judge is not None

@@ -29,26 +29,17 @@ _STOPPED_AS: Mapping[StopReason | None, RunState] = {
 
 
 class Endings:
-    """Writes the endings of attempts.
-
-    Args:
-        context: Context of the sweep.
-    """
-
     def __init__(self, context: SweepContext) -> None:
         self._store, self._max_restarts = context.store, context.spec.max_restarts
 
     def write(self, live: LiveTurn, ending: Ending, for_whom: str | None = None) -> RunState:
-        """Writes what became of an attempt; waits for the database when it is unavailable.
+        """Writes an attempt's ending and returns the run's new state; waits for an unavailable database.
+
+        The attempt may have ended before: an earlier try's answer was lost, or the run ended with its
+        experiment.
 
         Args:
-            live: the run.
-            ending: what its workers reported.
-            for_whom: who gets the devices of a run that was preempted, in words.
-
-        Returns:
-            Where the run is. The attempt may have ended before: the answer of an earlier try was lost, or the
-            run went with its experiment.
+            for_whom: who gets the devices of a preempted run, in words.
 
         Raises:
             StaleAttempt: another attempt is current.
@@ -117,10 +108,9 @@ class _StartNotRecorded(Exception):
 def experiment_outcome(
     runs: Sequence[Run], budget_reached: str | None, unusable: str | None = None
 ) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
-    """Returns how an experiment ends whose runs have ended, or will not be started.
+    """Returns how an experiment ends once its runs have ended or will not start.
 
     Args:
-        runs: Runs of the experiment.
         budget_reached: the limit that keeps queued runs from starting, in words; None = none.
         unusable: the mistake in the data of all runs, which keeps queued ones from starting; None = none.
     """

@@ -16,9 +16,8 @@ class LiveTurn:
     """A run that has its turn.
 
     Attributes:
-        turn: its turn.
-        run: Run as it was when its turn came.
-        since_s: when that was, by the monotonic clock.
+        run: as it was when its turn came.
+        since_s: when its turn came, by the monotonic clock.
         assignment: its attempt, once its workers are ready.
     """
 
@@ -45,28 +44,24 @@ class LiveTurns:
 
     @property
     def shapes(self) -> list[Shape]:
-        """What they take from the cluster."""
         return [live.turn.shape for live in self]
 
     def add(self, live: LiveTurn) -> None:
-        """Adds a run that was given its turn."""
         self._by_run[live.turn.run_id] = live
 
     def remove(self, turn: Turn) -> None:
-        """Removes a run whose turn is over."""
         del self._by_run[turn.run_id]
 
     def clear(self) -> None:
-        """Removes all runs."""
         self._by_run.clear()
 
     def of(self, turn: Turn) -> LiveTurn | None:
-        """Returns the live run of a turn; None when the turn is over, even if its run has another by now."""
+        """Returns the live run of a turn; None if the turn is over, even if its run has another by now."""
         live = self._by_run.get(turn.run_id)
         return live if live is not None and live.turn.number == turn.number else None
 
     def keep_queued(self, queued: Collection[int]) -> None:
-        """Removes runs without an attempt that are not queued any more: their trials are taken back."""
+        """Removes runs without an attempt that are no longer queued; their trials are then stopped."""
         for live in self:
             if live.assignment is None and live.run.id not in queued:
                 self.remove(live.turn)
@@ -75,7 +70,7 @@ class LiveTurns:
         """Returns the runs that the cluster has not placed.
 
         Args:
-            starting: shapes of workers that are placed and not ready yet: their runs have room.
+            starting: shapes of workers that are placed but not ready.
         """
         placed = Counter(starting)
         waiting = []

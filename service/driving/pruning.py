@@ -1,4 +1,4 @@
-"""Which queued runs cannot succeed, given what others have shown; and which running ones diverge."""
+"""Which queued runs cannot succeed, given the outcome of others, and which live runs diverge."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ WINDOW = 10
 
 
 def memory_key(spec: ExperimentSpec) -> str:
-    """What decides about memory besides the micro-batch: runs that share it need more for more examples.
-
-    Args:
-        spec: the run's resolved spec, without axes.
-    """
+    """Key of runs whose memory use differs by the micro-batch alone; takes a resolved spec without axes."""
     return json.dumps(
         {
             "task": [spec.task.name, spec.task.max_length],
@@ -35,12 +31,7 @@ def memory_key(spec: ExperimentSpec) -> str:
 
 
 def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
-    """Returns why a run cannot fit into memory, given one that did not; None when it may.
-
-    Args:
-        spec: Spec of a queued run.
-        failed: Spec of the run that ran out of memory.
-    """
+    """Returns why a run cannot fit into memory, given one that ran out of it; None = it may fit."""
     if memory_key(spec) != memory_key(failed) or spec.micro_size < failed.micro_size:
         return None
     return f"does not fit (by {failed.micro_size}): micro-batch {failed.micro_size} ran out of memory here"
@@ -51,30 +42,17 @@ DATA_AXES = ("task.", "model.student")
 
 
 def data_key(spec: ExperimentSpec) -> str:
-    """Returns what decides whether a run's data can be used: runs that share it share a mistake in them.
-
-    Args:
-        spec: the run's resolved spec, without axes.
-    """
+    """Key of runs that read the same data and so share a mistake in it; `spec` is resolved, without axes."""
     return f"{spec.model.student}\n{spec.task.model_dump_json()}"
 
 
 def data_vary(spec: ExperimentSpec) -> bool:
-    """Returns whether an axis changes the data, so that a mistake in those of one run may not be others'.
-
-    Args:
-        spec: Spec of the experiment.
-    """
+    """Returns whether an axis changes the data, so that runs need not share a mistake in it."""
     return any(name.startswith(DATA_AXES) for name in spec.search.axes)
 
 
 def diverges(losses: Sequence[float], factor: float) -> bool:
-    """Returns whether a loss has risen for good: its newest window's mean is `factor` times the lowest one's.
-
-    Args:
-        losses: by step, in order.
-        factor: Ratio above which a loss counts as diverging, above 1.
-    """
+    """Returns whether a loss's newest window averages above `factor` (> 1) times its lowest window."""
     if len(losses) < 2 * WINDOW:
         return False
     if not all(map(math.isfinite, losses[-WINDOW:])):

@@ -16,7 +16,7 @@ class Group:
     """Queued runs of which either all could start now, or none.
 
     Attributes:
-        sample: a run of theirs as it was when its cell was first read: for what never changes in a cell.
+        sample: a run of the group when its cell was first read; use only what is constant in a cell.
         started: whether they had attempts that trained.
         runs: by id, in the order of measurement.
     """
@@ -27,12 +27,10 @@ class Group:
 
 
 class QueuedRuns:
-    """Queued runs without a turn, as they were listed last.
+    """Queued runs without a turn, as of the last `read`.
 
     Args:
-        context: Context of the sweep.
-        live: runs that have their turn.
-        decides: what decides whether the runs of a cell can start.
+        decides: returns everything that decides whether the runs of a cell can start.
     """
 
     def __init__(
@@ -49,18 +47,16 @@ class QueuedRuns:
         return any(group.runs for group in self._groups)
 
     def __iter__(self) -> Iterator[tuple[QueuedRun, Run]]:
-        """Iterates over all runs, each with one of its cell."""
+        """Iterates over all runs, each with a sample of its cell."""
         for group in self._groups:
             for run in tuple(group.runs.values()):
                 yield run, self._cells[run.cell][0]
 
     @property
     def age_s(self) -> float:
-        """How long ago they were listed."""
         return self._monotonic() - self._listed_s
 
     def read(self) -> None:
-        """Reads which runs are queued."""
         listed_s = self._monotonic()
         queued = self._context.store.queued_runs(self._context.experiment_id)
         self._live.keep_queued({run.id for run in queued})
@@ -87,7 +83,6 @@ class QueuedRuns:
         return tuple(self._ready(group))
 
     def remove(self, run_id: int) -> None:
-        """Takes a run off the list."""
         for group in self._groups:
             group.runs.pop(run_id, None)
 
@@ -96,7 +91,7 @@ class QueuedRuns:
         return (run for run in group.runs.values() if run.delay_s <= age_s)
 
     def _read_cells(self, ids: dict[str, int]) -> None:
-        """Reads a run of each cell that is not known yet; its axis values never change."""
+        """Reads a run of each unknown cell; its axis values never change."""
         unknown = [id for cell, id in ids.items() if cell not in self._cells]
         for run in self._context.store.runs_by_id(unknown):
             self._cells[run.cell] = run, self._decides(run)

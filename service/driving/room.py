@@ -1,4 +1,4 @@
-"""What the cluster has room for, seen from one experiment."""
+"""The cluster's room, as one experiment sees it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 
 
 class RoomLeft:
-    """Room on idle nodes next to runs that have their turn.
+    """Room on idle nodes next to this experiment's own live runs.
 
-    What other experiments hold is not counted: Ray places a run once they have released it.
-
-    Args:
-        nodes: Nodes of the cluster.
-        held: shapes of the runs.
+    Devices held by other experiments count as room: Ray places a run once they are released.
     """
 
     def __init__(self, nodes: Sequence[ClusterNode], held: Iterable[Shape]) -> None:
@@ -36,7 +32,6 @@ class RoomLeft:
         self._fits: dict[Shape, bool] = {}
 
     def fits(self, shape: Shape) -> bool:
-        """Returns whether there is room for one more run."""
         if shape not in self._fits:
             self._fits[shape] = not self._over and self._free.holds(
                 dict(shape.resources), dict(shape.labels), shape.workers
@@ -45,12 +40,7 @@ class RoomLeft:
 
 
 class ClusterRoom:
-    """The cluster as it was a moment ago, and the shapes that runs may have on it.
-
-    Args:
-        context: Context of the sweep.
-        look: looks at the cluster.
-    """
+    """A recent snapshot of the cluster, and the shapes that runs may have on it."""
 
     def __init__(self, context: SweepContext, look: Callable[[], ClusterSnapshot]) -> None:
         self._context, self._look = context, look
@@ -61,15 +51,14 @@ class ClusterRoom:
         self._missing: dict[object, str | None] = {}
 
     def forget(self) -> None:
-        """Looks at the cluster again before the next answer."""
         self._looked_s = float("-inf")
 
     def demand(self, run: Run) -> tuple[tuple[str, object], ...]:
-        """Returns the axis values that decide what a run takes: runs that agree in them share all answers."""
+        """Returns the axis values that decide what a run takes; runs that agree in them share all answers."""
         return tuple(sorted((name, run.point[name]) for name in run.point if name.startswith(_SHAPING)))
 
     def spec_of(self, run: Run) -> ExperimentSpec:
-        """Returns a spec that takes what the run takes."""
+        """Returns the spec of some run with the same demand."""
         key = self.demand(run)
         if key not in self._specs:
             self._specs[key] = self._context.spec_of(run)
@@ -83,18 +72,17 @@ class ClusterRoom:
         return self._shapes[key]
 
     def missing(self, run: Run) -> str | None:
-        """Returns what the cluster lacks for a run, even when idle; None when it lacks nothing."""
+        """Returns what even the idle cluster lacks for a run; None = nothing."""
         snapshot, key = self._now(), self.demand(run)
         if key not in self._missing:
             self._missing[key] = unsatisfiable(self.spec_of(run), snapshot, self._context.catalogue)
         return self._missing[key]
 
     def left(self, held: Iterable[Shape]) -> RoomLeft:
-        """Returns the room that this experiment's own live runs leave."""
         return RoomLeft(self._now().nodes, held)
 
     def misplaced(self, run: Run, shape: Shape) -> bool:
-        """Returns whether a run waits for a node that is gone, or that is busy while another is idle."""
+        """Returns whether a run waits for a node that is gone, or for a busy one while another is idle."""
         labels = dict(shape.labels)
         nodes = [node for node in self._now().nodes if node.has(labels)]
         if not nodes:

@@ -12,11 +12,7 @@ from trainers.checkpoints.manifest import verify
 
 
 class SourceModels:
-    """Finds checkpoints by `run:12`; each is verified once.
-
-    Args:
-        context: Context of the sweep.
-    """
+    """Finds checkpoints by `run:12`; each is verified once."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
@@ -43,7 +39,7 @@ class SourceModels:
         return models
 
     def _find(self, number: int) -> Path | str | None:
-        """Returns the best checkpoint of a run, or why there is none; None while there may be one."""
+        """Returns the best checkpoint of a run, or why there is none; None = there may be one later."""
         store = self._context.store
         try:
             source = store.run(number)

@@ -1,7 +1,7 @@
-"""What runs are asked to stop for, passed on to their workers through the experiment's actor.
+"""Requests to stop runs, sent to their workers through the experiment's actor.
 
-A call to the actor can fail, and an actor that was killed restarts empty: what is asked for is sent until it
-was acknowledged, and repeated from time to time.
+A call to the actor can fail, and a killed actor restarts empty: requests are sent until acknowledged, and
+repeated from time to time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ REPEAT_S = 1.0
 
 
 class StopRequests:
-    """What is asked for now, by people, the search and the scheduler; thread-safe.
+    """Current requests of people, the search and the scheduler; thread-safe.
 
     Args:
-        send: replaces what the actor knows: a reason to stop all runs, and reasons by attempt, which is a run
-            and a number; raises when the actor does not respond.
-        clock: monotonic seconds.
+        send: replaces the actor's requests: a reason to stop all runs, and reasons by (run, attempt number);
+            raises if the actor does not respond.
     """
 
     def __init__(
@@ -42,12 +41,12 @@ class StopRequests:
         self._due_s = float("-inf")
 
     def ask(self, everything: StopReason | None, cancelled: Iterable[tuple[int, int]]) -> None:
-        """Replaces what people ask for: a reason to stop all runs, and attempts to cancel."""
+        """Replaces people's requests: a reason to stop all runs, and attempts to cancel."""
         with self._lock:
             self._everything, self._cancelled = everything, frozenset(cancelled)
 
     def stop_early(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Replaces the attempts that are to end early."""
+        """Replaces the attempts to end early."""
         with self._lock:
             self._early = frozenset(attempts)
 
@@ -57,10 +56,9 @@ class StopRequests:
             self._preempted = frozenset(attempts)
 
     def pass_on(self) -> None:
-        """Sends what has changed, or was sent a while ago; called by one thread.
+        """Sends requests that are new or were sent a while ago; called by one thread.
 
-        Raises:
-            Exception: whatever `send` raises; the next call repeats it.
+        What `send` raises is passed on, and the next call sends them again.
         """
         with self._lock:
             attempts = dict.fromkeys(self._preempted, StopReason.preempted)

@@ -1,7 +1,7 @@
-"""Gives the runs of a search that suggests their configurations, one suggestion after the other.
+"""Sets the axis values of runs whose search suggests them, one suggestion after the other.
 
-The runs are stored when the experiment is, with no axis values yet: those of one suggestion differ by
-seed. When one is about to start, the values are suggested from what is stored of the earlier ones.
+Such runs are stored without axis values when the experiment is; those of one suggestion differ by seed.
+Values are suggested from stored results when a run is about to start.
 """
 
 from __future__ import annotations
@@ -28,16 +28,6 @@ _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureCl
 
 
 class Suggestions:
-    """The search of one experiment.
-
-    Args:
-        store: the database.
-        experiment_id: the experiment.
-        attempt: the experiment's attempt.
-        spec: Spec of the experiment.
-        catalogue: known hardware.
-    """
-
     def __init__(
         self,
         store: Store,
@@ -56,7 +46,7 @@ class Suggestions:
         return self._spec.search.info.suggests and not run.point
 
     def refused(self, run: Run) -> str | None:
-        """Returns why the suggestion that a run was given cannot be trained; None = it can."""
+        """Returns why the run's suggested values cannot be trained; None = they can."""
         if not self._spec.search.info.suggests or not run.point:
             return None
         if run.cell not in self._refused:
@@ -64,11 +54,7 @@ class Suggestions:
         return self._refused[run.cell]
 
     def give(self, index: int, runs: Sequence[Run]) -> None:
-        """Suggests the axis values of a run and of those that differ from it by seed; stored at once.
-
-        Args:
-            index: position in the grid of a run without axis values.
-            runs: Runs of the experiment.
+        """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -100,7 +86,7 @@ class Suggestions:
             return self._spec.at({}, self._catalogue, infeasible=True), str(error)
 
     def _outcome(self, group: Sequence[Run]) -> Suggestion:
-        """Returns what became of a suggestion, over its seeds."""
+        """Returns a suggestion's outcome over its seeds."""
         point = group[0].point
         if any(run.state not in TERMINAL_RUN_STATES for run in group):
             return Suggestion(point, Outcome.running)

@@ -1,8 +1,7 @@
-"""The runs of one experiment, from a turn to an ending.
+"""The runs of one experiment, from a turn to an ending; without Ray.
 
-Knows the store and no Ray. `next_turn` gives a turn to the first queued run that the cluster could hold
-(`choosing`, within the `budget`); placing it may take as long as others hold the devices. `open` opens its
-attempt once its workers are ready, and `ended` writes its ending (`endings`).
+`next_turn` gives a turn to the first queued run that the cluster could hold; placing it may take as long as
+others hold the devices. `open` opens its attempt once its workers are ready, and `ended` writes its ending.
 """
 
 from __future__ import annotations
@@ -42,16 +41,11 @@ ROOM_S = 2.0
 
 
 class Sweep:
-    """The runs of one experiment under one attempt at it.
+    """The runs of one attempt at an experiment.
 
     Args:
-        store: the database.
-        settings: folders for the runs' configurations.
-        experiment_id: the experiment.
-        attempt: the experiment's attempt; the fence of all that is written here.
-        spec: Spec of the experiment.
-        catalogue: known hardware.
-        capacity: looks at the cluster.
+        attempt: the experiment's attempt, which fences everything written here.
+        capacity: returns a snapshot of the cluster.
         note: adds an event to the experiment.
     """
 
@@ -90,7 +84,6 @@ class Sweep:
 
     @property
     def spec(self) -> ExperimentSpec:
-        """Of the experiment."""
         return self._context.spec
 
     @property
@@ -100,7 +93,7 @@ class Sweep:
 
     @property
     def preempted(self) -> frozenset[tuple[int, int]]:
-        """Attempts, as (run, number), that are to give their devices back at the next step boundary."""
+        """Attempts, as (run, number), that have to give their devices back at the next step boundary."""
         return frozenset(
             (live.assignment.run_id, live.assignment.attempt)
             for live in self._allowances.in_excess()
@@ -109,12 +102,12 @@ class Sweep:
 
     @property
     def may_start_more(self) -> bool:
-        """Whether the allowance covers another run like each of those so far."""
+        """Whether the allowance covers another run in any shape that had a turn."""
         return all(self._allowances.fits(hardware, shape) for hardware, shape in tuple(self._kinds))
 
     @property
     def pricing(self) -> tuple[tuple[Shape, DevicePricing], ...]:
-        """What the devices of a worker cost and draw, for each shape that had a turn."""
+        """Price and power of a worker's devices, for each shape that had a turn."""
         return tuple(self._pricing.items())
 
     @property
@@ -132,7 +125,7 @@ class Sweep:
         self._allowances.set(allowances)
 
     def recover(self) -> None:
-        """Takes back every turn, because no trial is left; runs with an open attempt are queued again.
+        """Takes back every turn after all trials have ended; runs with an open attempt are queued again.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -171,15 +164,11 @@ class Sweep:
             return Wait.later
 
     def open(self, turn: Turn, ready: Ready) -> Assignment | None:
-        """Opens the attempt of a run whose workers are ready; waits for the database when it is unavailable.
-
-        Args:
-            turn: Turn of the run.
-            ready: its workers' report.
+        """Opens the attempt of a run whose workers are ready; waits while the database is unavailable.
 
         Returns:
-            None when the run is not wanted any more: it was cancelled, everything stops, or a budget was used
-            up while it waited for room.
+            None if the run is no longer wanted: it was cancelled, everything stops, or a budget was used up
+            while it waited for room.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -187,7 +176,7 @@ class Sweep:
         return wait_out(lambda: self._open(turn, ready), "a run's attempt")
 
     def wanted(self, turn: Turn) -> bool:
-        """Returns whether a run that is not placed yet is still to run, where its turn says."""
+        """Returns whether a run that is not placed yet should still run in the shape of its turn."""
         live = self._live.of(turn)
         if self._closed or live is None or self._in_excess(live):
             return False
@@ -195,17 +184,17 @@ class Sweep:
         return not (waited and self._room.misplaced(live.run, turn.shape))
 
     def drop(self, turn: Turn) -> None:
-        """Takes a turn back that has led to no attempt; the run stays as it is."""
+        """Takes back a turn without an attempt; the run stays as it is."""
         live = self._live.of(turn)
         if live is not None and live.assignment is None:
             self._live.remove(turn)
             self._chooser.relist()
 
     def tell_waiting(self, starting: Iterable[Shape]) -> None:
-        """Stores what runs without room wait for, behind whom or for which nodes; called from time to time.
+        """Stores what runs without room wait for; called from time to time.
 
         Args:
-            starting: shapes of workers that are placed and not ready yet: their runs have room.
+            starting: shapes of workers that are placed but not ready.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -224,9 +213,10 @@ class Sweep:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 
     def ended(self, turn: Turn, ending: Ending) -> None:
-        """Writes what became of a turn; waits for the database when it is unavailable.
+        """Writes the ending of a turn; waits while the database is unavailable.
 
-        Workers that fail before they are ready get an attempt that ends at once: failures are counted there.
+        Workers that fail before they are ready get an attempt that ends at once, because failures are counted
+        there.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -249,7 +239,7 @@ class Sweep:
             wait_out(lambda: self._judge_data(live.run, mistake), "what shares a mistake in data")
 
     def final_state(self) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
-        """Returns where the experiment goes, now that nothing is live and nothing will be handed out."""
+        """Returns the experiment's final state, once nothing is live and nothing will start."""
         if self.stopping is StopReason.pause:
             return ExperimentState.paused, None
         if self.stopping is StopReason.cancel:
@@ -261,7 +251,7 @@ class Sweep:
     def conclude(self) -> ExperimentState | None:
         """Ends the experiment; None = people asked for more since the sweep was over: carry on.
 
-        One that may hold no devices is queued again: its driver's place is another's meanwhile.
+        An experiment that may hold no devices is queued again, which frees its driver's place meanwhile.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -300,7 +290,7 @@ class Sweep:
         return any(each is live for each in self._allowances.in_excess())
 
     def _data_may_be_fixed(self) -> bool:
-        """Whether a run that had failed was queued again since all were found to share a mistake in data."""
+        """Whether a failed run was queued again since all were found to share a mistake in data."""
         if self._unusable is None or self._spared.issuperset(self._unfinished()):
             return False
         self._unusable = None
@@ -308,11 +298,10 @@ class Sweep:
         return not self._closed
 
     def _unfinished(self) -> list[int]:
-        """Returns the runs that have not ended."""
         return [run.id for run in self._context.runs() if run.state not in TERMINAL_RUN_STATES]
 
     def _judge_data(self, failed: Run, mistake: str) -> None:
-        """Spares the runs that share a mistake in data: all of them, or those with the same data.
+        """Fails the runs that share a mistake in data: all of them, or those with the same data.
 
         A run that has trained has shown that its data can be used, here or on another node.
         """

@@ -1,5 +1,3 @@
-"""What the parts of a sweep share: the attempt at an experiment, and the store it is written to."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -15,15 +13,10 @@ from service.store import Store
 
 @dataclass(frozen=True, slots=True)
 class SweepContext:
-    """One attempt at one experiment.
+    """One attempt at one experiment, shared by the parts of a sweep.
 
     Attributes:
-        store: the database.
-        settings: folders for the runs' configurations.
-        experiment_id: the experiment.
-        attempt: the experiment's attempt; the fence of all that the sweep writes.
-        spec: Spec of the experiment.
-        catalogue: known hardware.
+        attempt: the experiment's attempt, which fences everything that the sweep writes.
         note: adds an event to the experiment.
     """
 
@@ -36,7 +29,6 @@ class SweepContext:
     note: Callable[[str, EventKind], None]
 
     def runs(self, filter: str | None = None) -> list[Run]:
-        """Returns the experiment's runs, or those that a filter selects."""
         return self.store.all_runs(self.experiment_id, filter)
 
     def spec_of(self, run: Run) -> ExperimentSpec:

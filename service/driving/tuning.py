@@ -1,8 +1,8 @@
-"""One Ray Tune sweep over the runs of an experiment: Tune asks, `Sweep` answers.
+"""One Ray Tune sweep over the runs of an experiment.
 
-A custom searcher hands out runs from the store's queue, so that retries, delays, budgets, pause
-and the runs that people queue again are all one thing: the queue changed. Tune places trials,
-reuses their processes and tells when one ends.
+A custom searcher hands out runs from the store's queue, so that retries, delays, budgets, pauses and requeued
+runs are all the same to it: the queue changed. Tune places trials, reuses their processes and reports their
+end.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ Kept = TypeVar("Kept")
 class OnlyHere(Generic[Kept]):
     """A reference that stays in this process.
 
-    Tune saves copies of what it is given, for a restart that never happens here; those hold nothing.
-
-    Args:
-        value: Value to keep.
+    Tune saves copies of its arguments for a restart that never happens here; the copies hold None.
     """
 
     def __init__(self, value: Kept) -> None:
@@ -83,13 +80,10 @@ def run_sweep(
     """Runs until the sweep gives no more turns and every trial has ended.
 
     Args:
-        sweep: Sweep to run.
-        actor: Actor of the experiment.
-        watch: Watch of the devices held by the trials.
-        folder: Folder for Tune's and Train's own files.
+        folder: for Tune's and Train's own files.
         name: unique among all sweeps in the folder.
         reuse: whether runs of one shape may use the same process in turn.
-        give_up: asked between steps; True ends all trials at once.
+        give_up: polled between steps; True ends all trials at once.
     """
     os.environ.update(_ENVIRONMENT)
     from ray import tune
@@ -135,7 +129,7 @@ def run_sweep(
 
 
 def _failure_of(trial: Any) -> tuple[FailureClass, str]:
-    """Returns why a trial ended that has reported no ending, from the error that Tune has kept in a file."""
+    """Returns why a trial without an ending failed, from the error file that Tune keeps."""
     from ray import cloudpickle
 
     path = trial.pickled_error_file
@@ -153,8 +147,6 @@ def _stopper(give_up: OnlyHere[Callable[[], bool]]) -> Any:
     from ray.tune.stopper import Stopper
 
     class GiveUp(Stopper):  # type: ignore[misc, unused-ignore]
-        """Ends the whole sweep when it is told to."""
-
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False
 
@@ -176,7 +168,7 @@ def _in_order(sweep: OnlyHere[Sweep]) -> Any:
     from ray.tune.schedulers import FIFOScheduler
 
     class InOrder(FIFOScheduler):  # type: ignore[misc, unused-ignore]
-        """Starts trials in the order of their turns, and takes back those whose run is not wanted."""
+        """Starts trials in the order of their turns, and stops those whose run is no longer wanted."""
 
         def choose_trial_to_run(self, tune_controller: Any) -> Any:
             _keep_idle_process(tune_controller, sweep.value.may_start_more)
@@ -198,7 +190,7 @@ def _searcher(
     from ray.tune.search import Searcher
 
     def wait_for_points(turn: Turn, then: str, *, shut_out: bool = False) -> None:
-        """Waits until what was acknowledged is stored: the run's next attempt keeps out what is spooled."""
+        """Waits until acknowledged points are stored: the run's next attempt would keep out spooled ones."""
         try:
             if shut_out:
                 actor.value.shut_out(turn.run_id, turn.attempt)
@@ -219,10 +211,10 @@ def _searcher(
         return sweep.value.open(turn, ready)
 
     class Steps(Callback):  # type: ignore[misc, unused-ignore]
-        """What is done between Tune's steps: trials that ended and could not report how, and reminders.
+        """Ends failed trials that could not report an ending, and repeats grants, between Tune's steps.
 
         Args:
-            given: turns by trial that have not ended.
+            given: turns that have not ended, by trial.
             grants: answers to trials that are ready, by name.
         """
 
@@ -237,7 +229,7 @@ def _searcher(
                 end(turn, Ending("failed", failure=_failure_of(trial)))
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            """Tunes gives up a trial whose process it cannot reuse without telling the searcher."""
+            """Ends trials that Tune gave up without telling the searcher: their process was not reusable."""
             missing = len(self.given)
             for trial in reversed(trials):
                 if not missing:
@@ -251,7 +243,7 @@ def _searcher(
                 sweep.value.tell_waiting(watch.value.starting())
 
         def remind(self) -> None:
-            """Repeats all grants: an actor that was restarted knows none."""
+            """Repeats all grants: a restarted actor has none."""
             self.reminded_s = time.monotonic()
             try:
                 actor.value.grant(self.grants)
@@ -298,7 +290,6 @@ def _searcher(
             # After an error without an ending, `Steps` finds out why next.
 
         def forget(self, trial_id: str) -> Turn | None:
-            """Takes a trial off the books."""
             turn = self.given.pop(trial_id, None)
             if turn is not None:
                 self.grants.pop(turn.name, None)

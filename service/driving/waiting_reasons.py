@@ -1,5 +1,3 @@
-"""What runs without room wait for, and behind whom, as people see it."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +9,7 @@ from service.store import Held
 
 
 class WaitingReasons:
-    """Stores the reasons as they change.
-
-    Args:
-        context: Context of the sweep.
-    """
+    """Stores what runs without room wait for, and behind whom, as people see it."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
@@ -25,8 +19,8 @@ class WaitingReasons:
         """Stores the reasons of all runs that wait, by id, and removes those of the others.
 
         Args:
-            waiting: shapes of those that have their turn, and no room.
-            lacking: what the cluster lacks for others, even when idle.
+            waiting: shapes of runs that have their turn, but no room.
+            lacking: what even the idle cluster lacks, for others.
 
         Raises:
             StaleAttempt: the experiment's attempt is over.
@@ -49,12 +43,6 @@ class WaitingReasons:
 
 
 def waits_for(shape: Shape, others: Sequence[Held]) -> str:
-    """Returns what a run waits for, and behind whom.
-
-    Args:
-        shape: Shape of the run.
-        others: Resources held by other experiments.
-    """
     what = in_words(dict(shape.resources))
     if shape.workers > 1:
         what = f"{shape.workers} x {what}"

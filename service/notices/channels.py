@@ -1,7 +1,4 @@
-"""The registry of channels: how a message reaches someone.
-
-A channel is one module with one `Channel`; the command line, the API and the courier read its entry here.
-"""
+"""The registry of channels, read by the command line, the API and the courier."""
 
 from __future__ import annotations
 
@@ -39,10 +36,10 @@ class Channel(Protocol):
         ...
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
-        """Sends one message; returns what the receiver answered, in one line.
+        """Sends one message; returns the receiver's answer in one line.
 
         Raises:
-            Undeliverable: the receiver did not take it; whether another attempt may help is said.
+            Undeliverable: the receiver did not take it; says whether another attempt may help.
         """
         ...
 
@@ -52,11 +49,6 @@ CHANNELS: Mapping[str, Channel] = MappingProxyType({channel.name: channel for ch
 
 
 def channel_named(name: str) -> Channel:
-    """Returns a channel.
-
-    Raises:
-        BadSubscription: there is none of that name.
-    """
     if name not in CHANNELS:
         raise BadSubscription("channel", f"channel {name!r} does not exist; use {' or '.join(CHANNELS)}")
     return CHANNELS[name]

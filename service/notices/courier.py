@@ -1,7 +1,7 @@
-"""The courier: sends what waits for subscribers, and tries again what did not arrive.
+"""The courier: sends messages to subscribers, and retries those that did not arrive.
 
 Every scheduler has one. They share the deliveries by claiming them in the database; a message is sent at
-least once, and twice only when a process dies between sending it and noting that.
+least once, and twice only if a process dies between sending it and recording that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORGET_EVERY_S = 3600.0
 
 
 def retry_in_s(attempt: int) -> float | None:
-    """Returns the pause after a failed attempt, the first being 1; None = it was the last."""
+    """Returns the pause after the failed `attempt`, counted from 1; None = it was the last."""
     if attempt >= ATTEMPTS:
         return None
     return min(LONGEST_RETRY_S, FIRST_RETRY_S * 4.0 ** (attempt - 1))
@@ -46,12 +46,7 @@ def retry_in_s(attempt: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did.
-
-    Attributes:
-        addressed: notices whose deliveries were written.
-        delivered, failed: ids of deliveries.
-    """
+    """Outcome of one round: notices whose deliveries were written, and ids of deliveries."""
 
     addressed: int
     delivered: tuple[int, ...]
@@ -62,9 +57,7 @@ class Courier:
     """Delivers the messages of an installation; several may share a database.
 
     Args:
-        store: of the installation.
-        settings: which hosts and which mail server.
-        figures: receives how many attempts went well; None = they are not counted.
+        figures: receives counts of delivered and failed attempts.
     """
 
     def __init__(self, store: Store, settings: Settings, figures: FigureBuffer | None = None) -> None:
@@ -74,7 +67,6 @@ class Courier:
         self._forgotten_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        """Delivers again and again until `stop` is set."""
         while not stop.is_set():
             try:
                 did = self.run_once()
@@ -114,7 +106,7 @@ class Courier:
         return list(await asyncio.gather(*map(self._attempt, taken)))
 
     async def _attempt(self, outgoing: Outgoing) -> bool:
-        """Attempts one delivery and notes what came of it; returns whether it arrived."""
+        """Attempts one delivery and records the outcome; returns whether it arrived."""
         try:
             answer = await CHANNELS[outgoing.channel].send(outgoing, self._settings)
         except Undeliverable as error:

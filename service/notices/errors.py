@@ -1,13 +1,11 @@
-"""What goes wrong on the way to people."""
-
 from __future__ import annotations
 
 
 class BadSubscription(ValueError):
-    """Someone cannot be told in this way; the message says why and what to change.
+    """A subscription that is not possible; the message says why and what to change.
 
     Attributes:
-        field: what is wrong: `channel`, `target`, `topics`, `project` or `owner`.
+        field: the wrong one: `channel`, `target`, `topics`, `project` or `owner`.
     """
 
     def __init__(self, field: str, why: str) -> None:

@@ -24,8 +24,6 @@ _PERMANENT = 500
 
 
 class Mail:
-    """A message to one e-mail address."""
-
     name = "mail"
     described = "an e-mail address"
     personal = True

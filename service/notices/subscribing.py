@@ -1,5 +1,3 @@
-"""What is checked before someone is told something."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -27,17 +25,12 @@ def subscribe(
     project: str | None = None,
     actor: Actor = LOCAL_ACTOR,
 ) -> NewSubscription:
-    """Returns a new subscription with its secret, which is shown nowhere else.
+    """Checks and stores a subscription; returns it with its secret, which is shown nowhere else.
 
     Args:
-        store: of the installation.
-        settings: which hosts and which mail server.
-        owner: user who is told.
-        channel: name of a channel.
-        target: address in it.
-        topics: what is told.
+        owner: user who gets the messages.
+        target: address in the channel.
         project: all experiments of it; None = the owner's own.
-        actor: who subscribes.
 
     Raises:
         BadSubscription: one of these is not possible; the message says which and why.

@@ -1,10 +1,10 @@
-"""Signed webhooks, as the Standard Webhooks specification has them (https://www.standardwebhooks.com).
+"""Signed webhooks, following the Standard Webhooks specification (https://www.standardwebhooks.com).
 
 A URL that people enter must not let them reach what only this machine can: its own ports, a cloud's metadata
-service, the network behind it. So a host is delivered to only if the operator lists it, its addresses are
-checked when it has been resolved, and the connection goes to the very address that was checked: a name that
-resolves to another address a moment later gains nothing. Redirects are not followed, and proxies that the
-environment names are not used.
+service, the network behind it. So a host is delivered to only if the operator lists it, its resolved
+addresses are checked, and the connection goes to the very address that was checked: a name that resolves to
+another address a moment later gains nothing. Redirects are not followed, and proxies from the environment are
+not used.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ _PORTS = {"http": 80, "https": 443}
 def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, str]:
     """Returns the headers that let a receiver check who sent a message, and when.
 
-    The signature is the base64 of HMAC-SHA256 over `<id>.<timestamp>.<body>`, its key what follows `whsec_`
-    in the secret, from base64.
+    The signature is the base64 of HMAC-SHA256 over `<id>.<timestamp>.<body>`; its key is the base64-decoded
+    part of the secret after `whsec_`.
     """
     key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX))
     content = f"{message_id}.{at_s}.".encode() + body
@@ -146,7 +146,7 @@ def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, st
 
 
 def _without_secrets(text: str, outgoing: Outgoing) -> str:
-    """Returns a text without what only receiver and subscriber know: parts of the URL, and the key."""
+    """Removes what only receiver and subscriber may know: parts of the URL, and the key."""
     url = urlsplit(outgoing.target)
     parts = re.split(r"[/?&=#;]", f"{url.path}?{url.query}#{url.fragment}")
     known = {outgoing.secret or "", *parts, *map(unquote, parts)}
@@ -157,11 +157,6 @@ def _without_secrets(text: str, outgoing: Outgoing) -> str:
 
 
 def _split(target: str) -> SplitResult:
-    """Splits a URL.
-
-    Raises:
-        BadSubscription: it is not one that a request can go to.
-    """
     if len(target) > LONGEST_URL or not target.isascii() or not target.isprintable() or " " in target:
         raise BadSubscription(
             "target", f"a webhook's URL has up to {LONGEST_URL} printable ASCII characters and no spaces"
@@ -185,7 +180,7 @@ def _host(url: SplitResult) -> str:
 
 
 async def _resolved(host: str, port: int, settings: Settings) -> Address:
-    """Returns the address to connect to, checked.
+    """Returns the checked address to connect to.
 
     Raises:
         Undeliverable: the name has no address, or one that messages may not go to.

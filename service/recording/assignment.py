@@ -1,4 +1,4 @@
-"""What the driver and a trial say to each other, from a run whose turn has come to how it ended."""
+"""What the driver and a trial exchange, from a run's turn to its ending."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from trainers.reporting import Clock, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run whose turn has come: it gets a place in the cluster, and only there an attempt.
+    """A run whose turn has come: it waits for a place in the cluster, and gets an attempt only there.
 
     Attributes:
-        number: Number of this turn in its sweep.
-        run_id: the run.
+        number: number of this turn in its sweep.
         attempt: number that its next attempt will have.
-        config: Configuration to train.
-        shape: Resources taken from the cluster.
-        isolated: it has processes of its own, used for nothing before or after it.
+        shape: resources taken from the cluster.
+        isolated: its processes serve no other run, before or after.
     """
 
     number: int
@@ -44,7 +42,7 @@ class Ready:
 
     Attributes:
         placement: Ray's id of the devices that they hold.
-        at_s: since when, Unix time; of the first report of processes that are reused.
+        at_s: Unix time of the first such report; reused processes repeat it.
     """
 
     placement: str | None
@@ -56,8 +54,6 @@ class Assignment:
     """One attempt at one run, opened for workers that are ready.
 
     Attributes:
-        turn: What to train, and where.
-        attempt: the attempt that was opened for it.
         clock: when the run was submitted and the attempt opened.
     """
 
@@ -67,38 +63,30 @@ class Assignment:
 
     @property
     def run_id(self) -> int:
-        """The run."""
         return self.turn.run_id
 
     @property
     def config(self) -> RunConfig:
-        """What to train."""
         return self.turn.config
 
     @property
     def shape(self) -> Shape:
-        """What it takes from the cluster."""
         return self.turn.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The driver's answer to `Ready`.
-
-    Attributes:
-        assignment: Assignment to train; None = the run should no longer be trained.
-    """
+    """The driver's answer to `Ready`; None = the run should no longer be trained."""
 
     assignment: Assignment | None
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended, as its worker saw it.
+    """How an attempt ended, according to its worker.
 
     Attributes:
         kind: trained to its length, stopped at a step boundary, or failed.
-        stop_reason: Reason of `stopped`.
         summary: final figures, for `completed` and `stopped`.
         failure: class and one line, for `failed`.
     """

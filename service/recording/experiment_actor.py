@@ -1,7 +1,7 @@
-"""The Ray actor through which the processes of an experiment talk: recorder, stops and mailbox.
+"""The Ray actor that connects the processes of an experiment: recorder, stop requests and mailbox.
 
-One per attempt at an experiment, on the driver's node, where its spool is. Ray restarts it
-when it is killed; its callers repeat what was not acknowledged.
+One per attempt at an experiment, on the driver's node, where its spool is. Ray restarts a killed actor; its
+callers repeat what was not acknowledged.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ Answered = TypeVar("Answered")
 
 
 class ExperimentActor:
-    """What runs in the actor.
-
-    Args:
-        settings_path: the driver's settings.
-        experiment_id: the experiment.
-        attempt: the experiment's attempt.
-    """
+    """The body of the actor; `Recorder` and `Mailbox` document its methods."""
 
     def __init__(self, settings_path: str, experiment_id: int, attempt: int) -> None:
         settings = driver_settings.read(Path(settings_path))
@@ -57,65 +51,50 @@ class ExperimentActor:
         freeze_loaded()
 
     async def report(self, report: Report) -> Acknowledgement:
-        """Takes a worker's report; the answer comes when its rows are safe."""
         return await asyncio.wrap_future(self._recorder.submit(report))
 
     async def request_stops(
         self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
     ) -> None:
-        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
         self._recorder.request_stops(everything, attempts)
 
     async def shut_out(self, run_id: int, attempt: int) -> None:
-        """Takes no further reports of an attempt: it is about to end, and its processes may live on."""
         self._recorder.shut_out(run_id, attempt)
 
     async def trouble(self) -> str | None:
-        """Returns why points on this node's disk wait for the database; None when none does."""
         return self._recorder.trouble
 
     async def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        """Takes a trial's order to its group; returns its ending once there is one."""
         return self._mailbox.ask(group, order)
 
     async def grant(self, grants: Mapping[str, Grant]) -> None:
-        """Replaces the driver's answers to the trials that are ready."""
         self._mailbox.grant(grants)
 
     async def granted(self, trial: str) -> Grant | None:
-        """Returns the driver's answer to a trial, once there is one."""
         return self._mailbox.granted(trial)
 
     async def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        """Returns the workers of a group that wait for orders, by rank."""
         return self._mailbox.ready(group)
 
     async def serve(
         self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
     ) -> WorkOrder | None:
-        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
         return self._mailbox.serve(group, worker, done, number)
 
     async def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        """Adds a worker of a group, and returns those that have arrived, by rank."""
         return self._mailbox.arrive(group, worker)
 
     async def forget(self, group: str) -> None:
-        """Removes a group that has ended."""
         self._mailbox.forget(group)
 
     async def close(self) -> None:
-        """Writes what waits; nothing is accepted afterwards."""
         await asyncio.to_thread(self._recorder.close)
 
 
 class ExperimentActorClient:
     """Calls the actor from any process of the experiment; picklable.
 
-    Every call waits at most a minute and raises what Ray raises (`ray.exceptions.RayError`).
-
-    Args:
-        actor: handle of the actor.
+    Every call waits at most a minute and raises Ray's errors (`ray.exceptions.RayError`).
     """
 
     def __init__(self, actor: Any) -> None:
@@ -142,30 +121,26 @@ class ExperimentActorClient:
         return cls(actor)
 
     def report(self, report: Report) -> Acknowledgement:
-        """Takes a worker's report; the answer comes when its rows are safe."""
+        """Returns once the report's rows are safe."""
         answer: Acknowledgement = self._call("report", report)
         return answer
 
     def request_stops(
         self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
     ) -> None:
-        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
         self._call("request_stops", everything, dict(attempts))
 
     def shut_out(self, run_id: int, attempt: int) -> None:
-        """Takes no further reports of an attempt: it is about to end, and its processes may live on.
-
-        An actor that dies meanwhile is waited for.
-        """
+        """Like `Recorder.shut_out`; waits for an actor that dies meanwhile."""
         patiently(lambda: self._call("shut_out", run_id, attempt))
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
-        """Waits until no points are left on the node's disk, also of earlier attempts.
+        """Waits until no points are left on the node's disk, those of earlier attempts included.
 
         An actor that dies meanwhile is waited for: the one that replaces it reads the same spools.
 
         Returns:
-            Why there still are when time ran out; None when there are none.
+            Why some are left when time ran out; None = none are.
         """
         deadline = time.monotonic() + timeout_s
         while (trouble := self._trouble()) is not None and time.monotonic() < deadline:
@@ -177,42 +152,35 @@ class ExperimentActorClient:
         return trouble
 
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        """Takes a trial's order to its group; returns its ending once there is one."""
         ending: Ending | None = self._call("ask", group, order)
         return ending
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
-        """Replaces the driver's answers to the trials that are ready."""
         self._call("grant", dict(grants))
 
     def granted(self, trial: str) -> Grant | None:
-        """Returns the driver's answer to a trial, once there is one."""
         grant: Grant | None = self._call("granted", trial)
         return grant
 
     def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        """Returns the workers of a group that wait for orders, by rank."""
         workers: tuple[WorkerAddress, ...] = self._call("ready", group)
         return workers
 
     def serve(
         self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
     ) -> WorkOrder | None:
-        """Takes a worker's last delivery, and returns the order after `number` once there is one."""
         order: WorkOrder | None = self._call("serve", group, worker, done, number)
         return order
 
     def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        """Adds a worker of a group, and returns those that have arrived, by rank."""
         workers: tuple[WorkerAddress, ...] = self._call("arrive", group, worker)
         return workers
 
     def forget(self, group: str) -> None:
-        """Removes a group that has ended."""
         self._call("forget", group)
 
     def close(self) -> None:
-        """Writes what waits; nothing is accepted afterwards. An actor that dies meanwhile is waited for."""
+        """Like `Recorder.close`; waits for an actor that dies meanwhile."""
         patiently(lambda: self._call("close"))
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -222,10 +190,10 @@ class ExperimentActorClient:
 
 
 def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
-    """Asks the experiment's actor, over a restart of it.
+    """Repeats a call to the experiment's actor while it restarts.
 
     Raises:
-        RayError: it has not answered for that long.
+        RayError: it has not answered for `patience_s`.
     """
     import ray
 

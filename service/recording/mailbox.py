@@ -1,7 +1,7 @@
-"""Grants from the driver to trials, and assignments from a trial to its worker group and endings back.
+"""Grants from the driver to trials; orders from a trial to its worker group, and endings back.
 
-Plain Python, held by the experiment's actor. All sides repeat what they know, so that nothing is lost when
-the actor is killed and restarts with an empty mailbox.
+Plain Python, held by the experiment's actor. All sides repeat their messages, so that nothing is lost if the
+actor is killed and restarts with an empty mailbox.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.recording.assignment import Assignment, Ending, Grant
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """The n-th thing a group is asked to do: an assignment, or to end (None)."""
+    """The n-th order to a group: an assignment, or None to end."""
 
     number: int
     assignment: Assignment | None
@@ -22,7 +22,7 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What came of the n-th order, as rank 0 saw it."""
+    """The ending of the n-th order, as reported by rank 0."""
 
     number: int
     ending: Ending
@@ -33,12 +33,10 @@ class WorkerAddress:
     """Where a worker of a group runs.
 
     Attributes:
-        rank: Rank of the worker.
         node: Ray's id of its node.
         host: name of the machine.
-        pid: its process there.
-        address: Address of its node in the cluster.
-        port: free there when it arrived.
+        address: of its node in the cluster.
+        port: free there when the worker arrived.
         placement: Ray's id of the devices that the group holds.
     """
 
@@ -52,8 +50,6 @@ class WorkerAddress:
 
 
 class Mailbox:
-    """Grants by trial; orders and deliveries by group, and where its workers are."""
-
     def __init__(self) -> None:
         self._grants: dict[str, Grant] = {}
         self._ready: dict[str, dict[int, WorkerAddress]] = {}
@@ -62,34 +58,33 @@ class Mailbox:
         self._deliveries: dict[str, Delivery] = {}
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
-        """The driver's side: its answers to all trials that have reported ready and not ended."""
+        """Replaces the driver's answers to all trials that have reported ready and not ended."""
         self._grants = dict(grants)
 
     def granted(self, trial: str) -> Grant | None:
-        """Returns the trial's side: the driver's answer, once there is one."""
+        """Returns the driver's answer to a trial, once there is one."""
         return self._grants.get(trial)
 
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        """Returns the trial's side: this is wanted; what came of it, once that is known."""
+        """Puts a trial's order to its group; returns its ending, once there is one."""
         self._orders[group] = order
         delivery = self._deliveries.get(group)
         return delivery.ending if delivery is not None and delivery.number == order.number else None
 
     def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        """Returns the trial's side: where those workers run that wait for orders, by rank."""
+        """Returns the workers of a group that wait for orders, by rank."""
         ready = self._ready.get(group, {})
         return tuple(ready[rank] for rank in sorted(ready))
 
     def serve(
         self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
     ) -> WorkOrder | None:
-        """The worker's side: `done` came of the last order; the order after `number`, once there is one.
+        """Takes a worker's last delivery; returns the order after `number`, once there is one.
 
         Args:
-            group: Group of the worker.
-            worker: this one; it is ready from its first call on.
-            done: Last delivery of rank 0, repeated until an order follows; None from others.
-            number: Number of the last order carried out by this worker.
+            worker: counts as ready from its first call on.
+            done: last delivery of rank 0, repeated until an order follows; None from others.
+            number: the last order that this worker carried out.
         """
         self._ready.setdefault(group, {})[worker.rank] = worker
         if done is not None:
@@ -98,13 +93,13 @@ class Mailbox:
         return order if order is not None and order.number > number else None
 
     def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        """Returns the worker's side: it runs here; where those run that have arrived, by rank."""
+        """Adds a worker to its group; returns those that have arrived, by rank."""
         workers = self._arrived.setdefault(group, {})
         workers[worker.rank] = worker
         return tuple(workers[rank] for rank in sorted(workers))
 
     def forget(self, group: str) -> None:
-        """The group has ended."""
+        """Removes a group that has ended."""
         self._ready.pop(group, None)
         self._arrived.pop(group, None)
         self._orders.pop(group, None)

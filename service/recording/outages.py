@@ -1,4 +1,4 @@
-"""What the driver's threads do while the database is unavailable: wait and repeat."""
+"""Waiting and repeating while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wait_out(call: Callable[[], Result], what: str) -> Result:
 
     Args:
         call: safe to repeat, as every call of the store is.
-        what: waits meanwhile; for the log.
+        what: what waits meanwhile; for the log.
     """
     while True:
         try:
@@ -32,12 +32,10 @@ def wait_out(call: Callable[[], Result], what: str) -> Result:
 
 
 class Repeated:
-    """Calls a function from time to time in a thread, whatever it raises.
+    """Calls a function from time to time in a thread, whatever it raises; `StaleAttempt` ends the repetition.
 
     Args:
-        step: the function. `StaleAttempt` ends the repetition.
-        every_s: pause between two calls.
-        name: Name of the thread, and in the log.
+        name: of the thread, and in the log.
         on_stale: called when `step` has raised `StaleAttempt`.
     """
 
@@ -58,7 +56,7 @@ class Repeated:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after the call that is under way."""
+        """Ends the thread, after a call in progress."""
         self._over.set()
         self._thread.join()
 

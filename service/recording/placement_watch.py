@@ -1,7 +1,7 @@
-"""Which devices the driver's job holds in the cluster: watched, priced, and handed to the store.
+"""The devices that the driver's job holds in the cluster: watched, priced and stored.
 
-Ray says when a placement group was created, and nothing when it is removed: it is looked at a few times
-a second. A database that is unavailable loses nothing: a placement is kept here until it was stored.
+Ray reports when a placement group was created, but not when it is removed, so it is polled a few times a
+second. If the database is unavailable, placements are kept here until they can be stored.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class PlacementGroup:
     """Resources that Ray has reserved for the job.
 
     Attributes:
-        id: Ray's.
         created_s: when they were reserved, Unix time.
         bundles: amounts by resource, one mapping per worker.
-        labels: Labels of the node of the first bundle.
+        labels: of the node of the first bundle.
     """
 
     id: str
@@ -61,9 +60,9 @@ class PlacementWatch:
     """A thread that follows what the job holds. A context: what is held at its end counts as released.
 
     Args:
-        look: Returns what Ray has reserved for the job now.
-        pricing: Price and power of a shape's devices, for all shapes that may be held.
-        record: stores placements as they are now.
+        look: returns the job's current reservations.
+        pricing: returns price and power of a worker's devices, for all shapes that may be held.
+        record: stores placements in their current state.
         clock: Unix seconds.
     """
 
@@ -102,7 +101,7 @@ class PlacementWatch:
                 self._ready_s.setdefault(ready.placement, ready.at_s)
 
     def starting(self) -> list[Shape]:
-        """Returns the shapes of workers that are placed and have not reported ready."""
+        """Returns the shapes of workers that are placed but have not reported ready."""
         with self._lock:
             return [
                 self._shapes[id]
@@ -111,7 +110,7 @@ class PlacementWatch:
             ]
 
     def look(self) -> None:
-        """Compares what Ray has reserved with what is known, and stores what is new."""
+        """Compares Ray's reservations with the known ones, and stores the changes."""
         groups = {group.id: group for group in self._look()}
         now = self._clock()
         with self._lock:
@@ -157,7 +156,6 @@ class PlacementWatch:
         self._unstored.add(id)
 
     def _store(self) -> None:
-        """Stores what has changed."""
         with self._lock:
             changed = [self._held[id] for id in sorted(self._unstored)]
         if not changed:

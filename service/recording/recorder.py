@@ -1,13 +1,11 @@
-"""The recorder of one experiment: takes the workers' reports and writes them in batches.
+"""The recorder of one experiment: takes the workers' reports and writes them in batches. Knows no Ray.
 
-Plain Python; `service.recording.experiment_actor` makes a Ray actor of it. A report is acknowledged
-when its rows are committed or, while the database takes nothing, on the local disk. What is on the
-disk is written first, in order, when the database is back. A worker has one report under way at
-a time and keeps collecting meanwhile, so what waits here is bounded by the number of workers.
+A report is acknowledged when its rows are committed or, while the database is unavailable, on the local disk.
+Once the database is back, rows on the disk are written first, in order. A worker has one report in flight and
+collects further rows meanwhile, so the number of workers bounds what waits here.
 
-Nothing that goes wrong ends the writing thread. An error that is not an outage is either about some
-rows, which are then set aside in a file, or counts as an outage. Both, and a damaged spool, become
-events of the experiment.
+No error ends the writing thread. One that is not an outage either concerns some rows, which are then set
+aside in a file, or counts as an outage. Both, and a damaged spool, become events of the experiment.
 """
 
 from __future__ import annotations
@@ -53,10 +51,8 @@ class Recorder:
     """Writes reports through a store; thread-safe.
 
     Args:
-        open_store: connects to the database; called by the writing thread, again while it fails.
-        folder: where spools of this experiment are, on this node's own disk.
-        experiment_id: the experiment.
-        attempt: at the experiment.
+        open_store: connects to the database; called by the writing thread, and again while it fails.
+        folder: of the experiment's spools, on this node's own disk.
     """
 
     def __init__(
@@ -103,19 +99,19 @@ class Recorder:
     def request_stops(
         self, everything: StopReason | None, attempts: Mapping[tuple[int, int], StopReason]
     ) -> None:
-        """Replaces what is asked to stop: all runs, or some attempts, as (run, number)."""
+        """Replaces the stop requests: for all runs, and for attempts, as (run, number)."""
         with self._lock:
             self._stop_all = everything
             self._stop_attempts = dict(attempts)
 
     def shut_out(self, run_id: int, attempt: int) -> None:
-        """Takes no further reports of an attempt: it is about to end, and its processes may live on."""
+        """Takes no further reports of an attempt that is about to end: its processes may live on."""
         with self._lock:
             self._stale.add((run_id, attempt))
 
     @property
     def trouble(self) -> str | None:
-        """Why rows on this disk, also of earlier recorders, wait for the database; None when none does."""
+        """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
         return self._trouble
 
     def close(self) -> None:
@@ -152,7 +148,7 @@ class Recorder:
                 time.sleep(RETRY_S)
 
     def _write_waiting(self) -> bool:
-        """One round: makes what waits durable and answers it. True when the recorder is closed and done."""
+        """Makes waiting reports durable and answers them; True = the recorder is closed and done."""
         with self._lock:
             while not self._waiting and not self._closing and not self._due():
                 self._lock.wait(RETRY_S / 2)
@@ -174,13 +170,12 @@ class Recorder:
         return closing and not self._waiting
 
     def _due(self) -> bool:
-        """Something on the disk waits for the database, and it is time to try."""
         now = time.monotonic()
         behind = self._trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
         return behind and now >= self._away_until_s
 
     def _keep(self, reports: list[Report]) -> bool:
-        """Makes reports durable, in the database or on the disk; False when neither takes them."""
+        """Makes reports durable, in the database or on the disk; False = neither accepts them."""
         if time.monotonic() >= self._away_until_s:
             try:
                 self._store_figures()
@@ -219,7 +214,7 @@ class Recorder:
     # -- Figures -----------------------------------------------------------------------------------
 
     def _store_figures(self) -> None:
-        """Stores figures when it is time; before what waits, so that a lag is seen before it is over."""
+        """Stores figures when due; before what waits, so that a lag is visible before it is over."""
         now = time.monotonic()
         if now - self._figures_s < FIGURES_EVERY_S:
             return
@@ -247,7 +242,7 @@ class Recorder:
     # -- From the disk to the database -----------------------------------------------------------
 
     def _replay(self) -> None:
-        """Brings what is on the disk into the database, oldest first."""
+        """Writes what is on the disk into the database, oldest first."""
         for spool in list(self._inherited):
             # The lock comes first: once it is held, nothing is added behind what is read.
             ended = spool.lock()
@@ -286,7 +281,7 @@ class Recorder:
             logger.info("stored %d records of %s in the database", spool.found.records - before, spool.path)
 
     def _set_aside_damaged(self, spool: SpoolReader) -> bool:
-        """Keeps a damaged spool under another name, and says so in an event; False when it is sound."""
+        """Renames a damaged spool and writes an event; False = the spool is sound."""
         found = spool.found
         if found.torn_bytes:
             logger.warning("%s ends in %d bytes of an unfinished append", spool.path, found.torn_bytes)
@@ -338,7 +333,7 @@ class Recorder:
             begin({})  # The run has started, whatever is wrong with its facts.
 
     def _store_rows(self, batch: RecordBatch, splits: Iterable[int]) -> frozenset[tuple[int, int]]:
-        """Stores a batch without the rows that the database refuses; (run, attempt) that are not current."""
+        """Stores a batch without rows that the database refuses; returns stale attempts, as (run, number)."""
         try:
             return self._connected().record(batch)
         except OutOfRange as error:
@@ -356,7 +351,7 @@ class Recorder:
     def _set_aside(
         self, attempts: list[tuple[int, int]], rows: Mapping[str, object], error: Exception
     ) -> None:
-        """Keeps rows that the database refuses in a file, and says so in an event of their run.
+        """Keeps rows that the database refuses in a file, and writes an event of their run.
 
         The event comes first: a database that refuses that as well refuses more than these rows.
         """
@@ -383,6 +378,6 @@ class Recorder:
 
 
 def _line(error: Exception) -> str:
-    """Returns the first line of an error, without the statement that SQLAlchemy adds."""
+    """The first line of an error, without the statement that SQLAlchemy adds."""
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return (lines or [type(error).__name__])[0][:300]

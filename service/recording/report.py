@@ -1,7 +1,6 @@
-"""What travels between the workers of an experiment and its recorder.
+"""What the workers of an experiment and its recorder exchange.
 
-A `Report` carries rows of one attempt at one run; the `Acknowledgement` says that they are safe and
-whether the worker should stop. Reports can be sent again: every row has a key.
+Reports can be sent again: every row has a key.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        """Nothing is to be written."""
         return self.started is None and not self.rows.attempts()
 
     def to_bytes(self) -> bytes:
-        """As JSON, in which NaN and infinities keep their names, and what JSON lacks becomes a string."""
+        """Returns JSON in which NaN and infinities keep their names, and what JSON lacks becomes a string."""
         return json.dumps(asdict(self), separators=(",", ":"), default=str, skipkeys=True).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Report:
-        """Returns the inverse of `to_bytes`."""
         document = json.loads(text)
         rows, started = document["rows"], document["started"]
         return cls(
@@ -72,7 +69,7 @@ class Acknowledgement:
     """The rows of a report are committed or on the recorder's disk.
 
     Attributes:
-        stop: why the run should end at its next step boundary; None = go on.
+        stop: why the run should end at its next step boundary; None = continue.
         stale: another attempt is current; end and write nothing.
     """
 
@@ -81,7 +78,6 @@ class Acknowledgement:
 
 
 def merge(reports: list[Report]) -> RecordBatch:
-    """Returns the rows of many reports as one batch, in their order."""
     batch = RecordBatch()
     for report in reports:
         batch.points.extend(report.rows.points)

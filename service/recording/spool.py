@@ -1,9 +1,9 @@
 """Files of records on the node's own disk that survive kill -9, a torn write and a damaged sector.
 
 A file is a sequence of frames: a header (a mark, the record's length and CRC-32, the header's CRC-32) and the
-record. `Spool.append` returns when its records are on the disk. A reader finds its way again behind damage by
-looking for the next whole header, and tells damage from the unfinished append that a killed writer leaves at
-the end. A lock on the file says that its writer lives; each process writes a file of its own.
+record. After damage a reader continues at the next intact header; it tells damage from the unfinished append
+that a killed writer leaves at the end. Each process writes its own file, and holds a lock on it while it
+lives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOW = 1 << 20
 
 
 def spool_folder(settings: Settings, experiment_id: int) -> Path:
-    """Returns where this node keeps the spools of an experiment; the folder is made when missing.
+    """Returns this node's folder for the spools of an experiment, which is created if missing.
 
     Raises:
         PermissionError: the spool folder belongs to another user.
@@ -53,13 +53,13 @@ def spool_folder(settings: Settings, experiment_id: int) -> Path:
 
 @dataclass(slots=True)
 class Progress:
-    """What was found in a spool so far.
+    """Progress of reading a spool.
 
     Attributes:
         position: end of what was read, in bytes.
-        records: how many were read.
-        first_damage: where the first damage is, in bytes; None = there is none.
-        damaged_bytes: how many bytes hold no record that makes sense.
+        records: number of records read.
+        first_damage: position of the first damage, in bytes; None = none.
+        damaged_bytes: bytes without a usable record.
         torn_bytes: length of an unfinished append at the end.
     """
 
@@ -71,17 +71,7 @@ class Progress:
 
 
 class SpoolReader:
-    """Reads the records of a spool file, which may be damaged.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        found: what was read so far.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """Reads the records of a spool file, which may be damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +80,7 @@ class SpoolReader:
         self._file = path.open("rb", buffering=0)
 
     def lock(self) -> bool:
-        """Takes the lock of the file's writer; False while that one lives, and may append."""
+        """Takes the lock of the file's writer; False = the writer lives, and may append."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -98,7 +88,7 @@ class SpoolReader:
         return True
 
     def records(self) -> Iterator[bytes]:
-        """Yields the records behind those that were delivered, oldest first."""
+        """Yields the records after the delivered ones, oldest first."""
         self.found = found = replace(self._delivered, torn_bytes=0)
         while (left := (size := os.fstat(self._file.fileno()).st_size) - found.position) > 0:
             length = self._length_at(found.position)
@@ -115,11 +105,11 @@ class SpoolReader:
             self._skip_to(size if following is None else following)
 
     def delivered(self) -> None:
-        """Marks what was read as delivered: it is not read again."""
+        """Marks everything read so far as delivered; it is not read again."""
         self._delivered = replace(self.found)
 
     def reject(self, record: bytes) -> None:
-        """Counts the record that was read last as damage: it makes no sense."""
+        """Counts the record that was read last as damage."""
         self.found.records -= 1
         self.found.position -= len(record)
         self._skip_to(self.found.position + len(record))
@@ -132,7 +122,6 @@ class SpoolReader:
         return kept
 
     def close(self, *, remove: bool = False) -> None:
-        """Closes the file, and removes it when asked to."""
         if remove:
             self.path.unlink(missing_ok=True)
         self._file.close()
@@ -144,7 +133,7 @@ class SpoolReader:
         self.found.position = end
 
     def _is_torn(self, length: int | None, left: int) -> bool:
-        """Returns whether what is left, behind the last whole frame, is an append that was cut off."""
+        """Whether the bytes left after the last whole frame are an append that was cut off."""
         if left < _HEADER_SIZE:
             return True
         if length is not None:
@@ -153,7 +142,7 @@ class SpoolReader:
         return not any(self._read(self.found.position, self.found.position + left))
 
     def _length_at(self, position: int) -> int | None:
-        """Length of the record whose header is at a position; None when the header is incomplete."""
+        """Length of the record whose header is at a position; None = there is no intact header."""
         header = self._read(position, position + _HEADER_SIZE)
         if len(header) < _HEADER_SIZE or not header.startswith(_MARK):
             return None
@@ -190,8 +179,7 @@ class Spool:
     """A new spool file, written by this process alone.
 
     Args:
-        folder: of the experiment.
-        attempt: at the experiment; spools are delivered in the order of attempts, then of their making.
+        attempt: at the experiment; spools are delivered in the order of attempts, then of creation.
 
     Raises:
         OSError: the folder is not writable.
@@ -206,7 +194,7 @@ class Spool:
         _sync_folder(folder)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Adds records, all or none; durable when this returns.
+        """Adds records, all or none; durable on return.
 
         Raises:
             OSError: the disk is full or broken; nothing was added.
@@ -224,11 +212,9 @@ class Spool:
         self._end += len(text)
 
     def reader(self) -> SpoolReader:
-        """Returns a reader of all its records."""
         return SpoolReader(self.path)
 
     def close(self, *, remove: bool = False) -> None:
-        """Releases the file, and removes it when asked to."""
         if remove:
             self.path.unlink(missing_ok=True)
         self._file.close()
@@ -246,7 +232,7 @@ def left_behind(folder: Path) -> list[SpoolReader]:
 
 
 def spooled_bytes(folder: Path) -> int:
-    """Returns the size of the spools in a folder, also of those that others write."""
+    """Returns the size of all spools in a folder, whoever writes them."""
     size = 0
     for path in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
@@ -260,7 +246,7 @@ def rejected_file(folder: Path, attempt: int) -> Path:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a text file; durable when this returns.
+    """Adds a line to a text file; durable on return.
 
     Raises:
         OSError: the disk is full or broken.

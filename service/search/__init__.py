@@ -1,8 +1,7 @@
 """Search algorithms: which runs there are, which end early, and what is suggested next. Pure.
 
-`section` has what all algorithms share, `protocol` what they are given and answer. An algorithm is one
-entry of `SEARCHES` and, where it decides anything differently, one subclass of `Search`. Nothing outside
-its module asks for it by name.
+An algorithm is one entry of `SEARCHES` and, if it decides anything differently, one subclass of `Search`. No
+code outside its module compares its name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""`search.name: asha`: asynchronous successive halving over a grid or a random sample."""
-
 from __future__ import annotations
 
 from service.search.halving import Halving
@@ -14,11 +12,9 @@ class Asha(Search):
 
     @property
     def least_share(self) -> float:
-        """Every run reaches the first rung."""
         return self.first_rung
 
     def judge(self, better: Better) -> Judge:
-        """Judges by `metric` at rungs."""
         return Halving(self.first_rung, self.reduction, better)
 
 

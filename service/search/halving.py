@@ -1,8 +1,8 @@
 """Asynchronous successive halving: of the runs that reach a rung, only the best continue.
 
-ASHA (Li et al., MLSys 2020), the stopping variant that Ray Tune's scheduler has too. A run is judged
-once at each rung, against those that reached it before, and never waits for others. The rungs are a
-function of what is stored, so a restarted driver comes to the same decisions.
+ASHA (Li et al., MLSys 2020) in the stopping variant, which Ray Tune has too. A run is judged once at each
+rung, against those that reached it before, and never waits for others. The rungs follow from stored points,
+so that a restarted driver comes to the same decisions.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class Halving:
     """The rungs of one search.
 
     Attributes:
-        first: share of a run's length at which it is judged first, in (0, 1).
-        reduction: one of so many continues from a rung.
-        better: Winning direction of the metric.
+        first: share of a run's length at which it is first judged, in (0, 1).
+        reduction: one in this many continues from a rung.
         values: by rung, then by run, the value that it was judged by.
     """
 
@@ -58,11 +57,10 @@ class Halving:
     values: dict[float, dict[int, float]] = field(default_factory=dict)
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judges a run at the rungs that it has reached and was not yet judged at.
+        """Judges a run at the rungs that it has newly reached.
 
         Returns:
-            The verdict at the first rung where it stops, else at the last one judged now; None when
-            there was nothing to judge.
+            The verdict at the first rung where it stops, else at the last new one; None = no new rung.
         """
         verdict: Verdict | None = None
         for rung in rungs(self.first, self.reduction):
@@ -77,7 +75,6 @@ class Halving:
         return verdict
 
     def restore(self, ended: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:
-        """Puts runs that ended before onto the rungs that they reached."""
         for run, series in ended.items():
             for rung in rungs(self.first, self.reduction):
                 value = next((v for step, v in series if step >= rung * steps[run] - 1e-9), None)

@@ -1,5 +1,3 @@
-"""`search.name: grid` and `random`: the product of the axes, whole or as a random sample of it."""
-
 from __future__ import annotations
 
 from service.search.protocol import Samples

@@ -1,4 +1,4 @@
-"""What a search is given and what it answers, whichever algorithm it is. Pure."""
+"""What every search is given and returns. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.domain.grid import Point
 
 
 class Samples(Enum):
-    """Whether a search has a number of combinations to draw or suggest."""
+    """Whether a search takes a number of combinations to draw or suggest."""
 
     unused = "unused"
     """The axes alone decide which runs there are."""
@@ -22,8 +22,6 @@ class Samples(Enum):
 
 
 class Outcome(Enum):
-    """What became of a suggestion."""
-
     valued = "valued"
     """It has a value."""
     running = "running"
@@ -36,13 +34,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A configuration suggested earlier.
-
-    Attributes:
-        point: axis values.
-        outcome: Outcome of the suggestion.
-        value: Metric value, mean over its seeds; None without one.
-    """
+    """A configuration suggested earlier; `value` is the metric, mean over its seeds."""
 
     point: Point
     outcome: Outcome
@@ -54,9 +46,8 @@ class Verdict:
     """Whether a running run ends early.
 
     Attributes:
-        value: Metric value by which the run was judged.
-        stops: whether it ends here.
-        reason: Reason in words, for the experiment's events.
+        value: metric value by which the run was judged.
+        reason: for the experiment's events.
     """
 
     value: float
@@ -68,15 +59,13 @@ class Judge(Protocol):
     """Ends runs early. Its decisions follow from stored series alone, so that a new driver can take over."""
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judges a run by what it has reported so far; called again as the run continues.
+        """Judges a run by its points so far; called again as the run continues.
 
         Args:
-            run: its id.
             series: (step, value) of the metric, ascending by step.
-            total_steps: Steps of the run.
 
         Returns:
-            The verdict; None when there is nothing new to judge.
+            The verdict; None = there is nothing new to judge.
         """
 
     def restore(self, ended: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:

@@ -1,5 +1,3 @@
-"""The registered search algorithms."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,8 +13,8 @@ class SearchInfo:
 
     Attributes:
         name: value of `search.name`.
-        summary: Description of its runs in a few words.
-        section: subclass of `Search`: the spec's section with the algorithm's own fields.
+        summary: its runs in a few words.
+        section: the spec's section with the algorithm's own fields.
         samples: whether it takes `search.samples`.
         suggests: its runs are stored without axis values, and get them from `Search.suggest` in turn.
         ends_runs_early: `Search.judge` returns a judge, and `Search.least_share` is below 1.
@@ -35,6 +33,6 @@ SEARCHES: dict[str, SearchInfo] = {}
 
 
 def names(wanted: Callable[[SearchInfo], bool]) -> str:
-    """Returns the names of some searches, for messages: `random, asha or tpe`; empty when there are none."""
+    """Returns the names of some searches, for messages: `random, asha or tpe`; empty if there are none."""
     found = [search.name for search in SEARCHES.values() if wanted(search)]
     return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))

@@ -1,7 +1,7 @@
 """The section `search` of a spec, and what every search algorithm has in common. Pure.
 
-`Search` walks the product of the axes, or samples it, and ends no run early. An algorithm that does anything
-else is a subclass: the spec's section, with fields of its own, that decides by them.
+`Search` walks the product of the axes, or samples it, and ends no run early. Other algorithms are subclasses,
+with fields of their own.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Search(Rungs):
     @field_validator("axes", mode="before")
     @classmethod
     def _lists_or_ranges(cls, axes: Any) -> Any:
-        """Returns one line for what pydantic would tell of each form that an axis may have."""
+        """Replaces pydantic's errors for each form of an axis by one line."""
         for name, values in axes.items() if isinstance(axes, Mapping) else ():
             if isinstance(values, Mapping | Range):
                 continue
@@ -130,9 +130,9 @@ class Search(Rungs):
         return self
 
     def settings(self, point: Mapping[str, AxisValue]) -> Point:
-        """Returns all fields that a grid point decides: its values, and those of the axes that it leaves out.
+        """Returns the fields that a grid point decides: its values, and `otherwise` for axes it leaves out.
 
-        An empty point, which nothing is suggested for yet, leaves no axis out.
+        An empty point, before anything is suggested, leaves no axis out.
         """
         return {**self.otherwise, **point} if point else {}
 
@@ -172,7 +172,6 @@ class Search(Rungs):
 
     @property
     def info(self) -> SearchInfo:
-        """The registry's entry."""
         return SEARCHES[self.name]
 
     def ordered_axes(self) -> dict[str, list[AxisValue] | Range]:
@@ -185,27 +184,26 @@ class Search(Rungs):
         return 1.0
 
     def run_count(self, seeds: int) -> int:
-        """Returns the number of runs; computed from lengths, without expanding."""
+        """Returns the number of runs, computed without expanding the grid."""
         return grid.cardinality(self.ordered_axes(), seeds, self.samples, self.when)
 
     def points(self) -> Iterator[Point]:
-        """The grid points, in product order or in the order drawn; empty ones where they are suggested."""
+        """Returns the grid points, in product order or as drawn; empty ones if they are suggested later."""
         if self.info.suggests:
             return ({} for _ in range(self.run_count(1)))
         return self._product()
 
     def expected_points(self) -> Iterator[Point]:
-        """Points that a forecast rests on: those of `points`, an even draw in place of suggestions."""
+        """Returns points to forecast from: `points`, or an even draw in place of suggestions."""
         return self._product() if self.info.suggests else self.points()
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        """Returns the next configuration, one that was not suggested before; where it `suggests`.
+        """Returns the next configuration, different from earlier ones; for searches with `info.suggests`.
 
         It follows from the section and the arguments alone, so that another driver can take over.
 
         Args:
-            earlier: the suggestions before it, in their order.
-            better: Winning direction of `metric`.
+            better: winning direction of `metric`.
 
         Raises:
             ValueError: all configurations have been suggested.
@@ -213,11 +211,7 @@ class Search(Rungs):
         raise NotImplementedError(f"search.name: {self.name} suggests nothing")
 
     def judge(self, better: Better) -> Judge | None:
-        """Returns a new judge of running runs; None = none is ended early by the search.
-
-        Args:
-            better: Winning direction of `metric`.
-        """
+        """Returns a new judge of running runs; None = the search ends none early."""
         return None
 
     def _product(self) -> Iterator[Point]:
@@ -228,7 +222,7 @@ class Search(Rungs):
         return grid.grid_points(listed, self.when)
 
     def probes(self) -> Iterator[Point]:
-        """Points that have each listed value, and both ends of each range, at least once."""
+        """Yields points that have each listed value, and both ends of each range, at least once."""
         ends = {
             name: [values.low, values.high] if isinstance(values, Range) else values
             for name, values in self.ordered_axes().items()
@@ -264,7 +258,6 @@ class _Published:
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Adds them to those that all searches share."""
         reference = handler(core_schema)
         fields = handler.resolve_ref_schema(reference)["properties"]
         for search in SEARCHES.values():

@@ -1,9 +1,8 @@
 """`search.name: tpe`: configurations suggested by Optuna's tree-structured Parzen estimator.
 
-TPE (Bergstra et al., NeurIPS 2011) models where good and where other configurations lie and suggests
-what is likelier among the good. Each suggestion is a function of the seed, its number and what came of
-the suggestions before it. So the search has no state of its own: a restarted driver continues from what
-is stored.
+TPE (Bergstra et al., NeurIPS 2011) models where good and where other configurations lie, and suggests what is
+likelier among the good. Each suggestion follows from the seed, its number and the outcomes of earlier ones,
+so a restarted driver continues from what is stored.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Tpe(Search):
         return self
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        """Returns the estimator's choice; the rest of the grid where it only repeats itself."""
         return suggest(self.ordered_axes(), self.when, earlier, better=better, seed=self.seed)
 
 
@@ -59,14 +57,13 @@ TPE = SearchInfo(
 def suggest(
     axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], *, better: Better, seed: int
 ) -> Point:
-    """Returns the next configuration, one that was not suggested before.
+    """Returns the next configuration, different from earlier ones.
+
+    If the estimator repeats itself, it comes from the rest of the grid.
 
     Args:
         axes: listed values and ranges, by name.
-        conditions: Conditions of axes that vary only where others have certain values.
-        earlier: the suggestions before it, in their order.
-        better: Winning direction of the metric.
-        seed: Seed of the search.
+        better: winning direction of the metric.
 
     Raises:
         ValueError: all configurations have been suggested.

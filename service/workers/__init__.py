@@ -1,1 +1,1 @@
-"""What surrounds a run in its process: a trial or a worker group, its sink, and who else uses the node."""
+"""A run in its process: the trial or worker group, its sink, and who else uses the node."""

@@ -1,8 +1,8 @@
-"""Who else uses the node of a run while it is measured: their work is in the run's times.
+"""Who else uses a run's node while it is measured, which affects the run's times.
 
-A thread of the worker looks every few seconds. Use by others is told by kind: `foreign` (processes outside
-the cluster), `other_experiment` and `same_experiment`. Processes of Ray and of this service are none of them.
-On a GPU a neighbour's process on the same device counts as well, busy or not.
+A thread of the worker looks every few seconds. Use is counted by kind: `foreign` (outside the cluster),
+`other_experiment` and `same_experiment`; processes of Ray and of this service do not count. On a GPU, any
+other process on the same device counts, busy or not.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ tells about a hundred times."""
 
 
 def kind_of(owner: str | None, mark: str) -> Neighbour | None:
-    """What a process with this owner is to a run of the experiment with this mark; None = not a neighbour.
+    """Returns the relation of a process to a run; None = not a neighbour.
 
     Args:
         owner: see `Process.owner`.
-        mark: Mark of the run's experiment; empty = unknown.
+        mark: mark of the run's experiment; empty = unknown.
     """
     if owner == SERVICE:
         return None
@@ -56,12 +56,10 @@ def kind_of(owner: str | None, mark: str) -> Neighbour | None:
 def cpu_by_kind(
     before: Machine, after: Machine, mark: str, roots: Collection[int]
 ) -> dict[Neighbour, float] | None:
-    """CPU seconds that neighbours used between two looks; None = the system does not say.
+    """Returns neighbours' CPU seconds between two snapshots; None = the system does not count them.
 
     Args:
-        before, after: the two looks.
-        mark: Mark of the run's experiment.
-        roots: the run's workers; they and what they have started are not its neighbours.
+        roots: the run's workers; they and their descendants are not neighbours.
     """
     if before.busy_s is None or after.busy_s is None:
         return None
@@ -80,7 +78,7 @@ def cpu_by_kind(
 
 
 def _spent(before: Machine, after: Machine, ours: frozenset[int]) -> Iterable[tuple[str | None, bool, float]]:
-    """CPU seconds as (owner, whether the run's own, seconds), processes that ended meanwhile included."""
+    """Yields CPU time as (owner, whether the run's own, seconds), also of processes that ended meanwhile."""
 
     def same(pid: int) -> Process | None:
         was = before.processes.get(pid)
@@ -110,7 +108,6 @@ class Company:
     """Neighbours over some time.
 
     Attributes:
-        time_s: Observed time.
         noticed_s: time in which they used the node noticeably, by kind.
         used: CPU time / all CPU time of the machine, times `time_s`, by kind.
     """
@@ -125,10 +122,8 @@ class Company:
         """Adds one window.
 
         Args:
-            window_s: its length.
             cpus: CPUs of the machine.
-            cpu_s: used by neighbours.
-            on_device: who has processes on the run's GPU.
+            on_device: kinds with processes on the run's GPU.
         """
         self.time_s += window_s
         for kind in Neighbour:
@@ -137,7 +132,7 @@ class Company:
             self.used[kind] += cpu_s[kind] / cpus
 
     def measurements(self, scope: str, end_s: float) -> list[Measurement]:
-        """Two for each kind: share of the time, and mean share of the CPUs."""
+        """Returns two per kind: share of the time, and mean share of the CPUs."""
         said = []
         for kind in Neighbour:
             for name, seconds in ((of_time(kind), self.noticed_s[kind]), (of_cpus(kind), self.used[kind])):
@@ -148,15 +143,11 @@ class Company:
 
 
 class NeighbourWatch:
-    """Looks at the node for as long as an attempt lasts, in a thread, and reports what it finds.
+    """Watches the node in a thread during an attempt, and reports measurements.
 
     Args:
-        report: takes measurements.
-        device: kind of the devices of the run.
         roots: processes of the run's workers on this machine.
-        mark: Mark of the run's experiment; None = the mark of this process.
-        every_s: time between two looks.
-        look: the machine now; tests have another.
+        mark: mark of the run's experiment; None = the mark of this process.
     """
 
     def __init__(
@@ -183,7 +174,7 @@ class NeighbourWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Looks once more, and reports the rest."""
+        """Takes a last look and reports the rest."""
         self._over.set()
         self._thread.join()
         self._advance()
@@ -207,7 +198,6 @@ class NeighbourWatch:
             self._company.add(window_s, now.cpus, cpu_s, on_device)
 
     def _on_device(self, now: Machine) -> set[Neighbour]:
-        """Who has processes on the GPUs that the run computes on."""
         if self._gpus is None:
             return set()
         ours = now.under(self._roots)
@@ -225,13 +215,10 @@ class NeighbourWatch:
 def watcher(
     report: Callable[[Sequence[Measurement]], None], device: str, rank: int, workers: Sequence[WorkerAddress]
 ) -> NeighbourWatch | None:
-    """Returns the watch of a worker: the first of its group on each machine has one.
+    """Returns a worker's watch, or None: only the first worker of a group on each machine has one.
 
     Args:
-        report: takes measurements.
-        device: kind of the devices of the run.
-        rank: Rank of the worker in its group.
-        workers: Workers of the group, by rank; empty for a single worker.
+        workers: of the group, by rank; empty for a single worker.
     """
     if not workers:
         return NeighbourWatch(report, device, roots=[os.getpid()])
@@ -243,13 +230,11 @@ def watcher(
 
 @functools.cache
 def _table() -> ProcessTable:
-    """Returns one for all runs of this process: what it knows of the others costs the most to find out."""
+    """One table for all runs of this process: finding the owners of processes is the expensive part."""
     return ProcessTable()
 
 
 class _Gpus:
-    """Processes on GPUs, as NVML lists them."""
-
     def __init__(self) -> None:
         self._nvml: Any = None
         try:
@@ -264,10 +249,10 @@ class _Gpus:
         self._nvml = pynvml
 
     def pids_beside(self, ours: Collection[int]) -> set[int]:
-        """Other processes on the GPUs that one of ours computes on.
+        """Returns other processes on the GPUs that one of ours computes on.
 
-        A GPU that lists none of ours is not the run's; so is every GPU where NVML numbers processes as
-        another container does.
+        A GPU without any of ours is not the run's; nor is a GPU whose processes NVML numbers as in another
+        container.
         """
         found: set[int] = set()
         if self._nvml is None:

@@ -1,10 +1,9 @@
-"""Which network interface the workers of a group talk over.
+"""The network interface that the workers of a group talk over.
 
-gloo and NCCL pick an interface by themselves, and often a wrong one: the loopback that the host's
-name resolves to, or a bridge of a container runtime. A group over several nodes then waits for
-peers that it cannot reach. The rule here: what the node's environment says (`GLOO_SOCKET_IFNAME`,
-`NCCL_SOCKET_IFNAME`), else the interface with the address by which Ray knows the node, over which
-the node has reached the head.
+gloo and NCCL pick an interface by themselves, often a wrong one: the loopback that the host's name resolves
+to, or a bridge of a container runtime. A group over several nodes then waits for peers that it cannot reach.
+So the environment decides (`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`), else the interface with the address
+by which Ray knows the node.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 
 def interface_variable(backend: str) -> str:
-    """Returns the variable that names the interface of a backend of `torch.distributed`."""
     return f"{backend.upper()}_SOCKET_IFNAME"
 
 
@@ -24,12 +22,11 @@ GLOO, NCCL = interface_variable("gloo"), interface_variable("nccl")
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
-    """Returns the interface that has an address; None when none has it, as behind address translation.
+    """Returns the interface that has an address; None = none has it, as behind address translation.
 
-    Every address of the loopback network is the loopback interface's, which lists one of them.
+    Every loopback address belongs to the loopback interface, which lists only one of them.
 
     Args:
-        address: Address of the node.
         interfaces: addresses by interface; IPv6 ones may carry a scope (`fe80::1%eth0`).
     """
     wanted = ipaddress.ip_address(address)
@@ -43,12 +40,11 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str |
 def variables_for(
     address: str, interfaces: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns what to add to a worker's environment before its process group is opened.
+    """Returns additions to a worker's environment, needed before its process group is opened.
 
     Args:
-        address: Address by which Ray knows the worker's node.
-        interfaces: addresses by interface.
-        environment: Environment; what the operator has set stays.
+        address: by which Ray knows the worker's node.
+        environment: current variables, which are not overwritten.
     """
     name = interface_of(address, interfaces)
     if name is None:
@@ -60,7 +56,6 @@ def variables_for(
 
 
 def choose_interface() -> None:
-    """Sets the environment of this worker process."""
     import psutil
     import ray
 

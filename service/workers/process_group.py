@@ -1,10 +1,9 @@
 """The process group of a worker group, opened by its workers over the interface that leads to the head.
 
-Ray's trainer for torch opens it from the controller instead. That imports torch where nothing needs it,
-seconds each: in the trial, which only waits, and in the controller, before it starts the workers. And a
-group that cannot be opened there keeps its placement group, with the resources of its workers, for as
-long as the job lives (Ray 2.60), so that the next try would wait without end. An error in a worker's own
-function ends the group as any other does.
+Ray's trainer for torch opens it from the controller, which imports torch, at seconds each, in the trial and
+in the controller, where nothing needs it. If that fails, the group's placement group is kept for as long as
+the job lives (Ray 2.60), and the next try waits forever. An error in a worker's own function ends the group
+normally.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class NoProcessGroup(TrainingError, ConnectionError):
 
 
 class TorchWorkers(BackendConfig):  # type: ignore[misc, unused-ignore]
-    """What Ray Train has to know of workers that open a process group of torch themselves."""
+    """Settings of Ray Train for workers that open their own torch process group."""
 
     @property
     def backend_cls(self) -> Any:
@@ -38,7 +37,7 @@ class TorchWorkers(BackendConfig):  # type: ignore[misc, unused-ignore]
 
     @property
     def framework(self) -> Any:
-        """What Ray's dashboard says that the workers use."""
+        """The framework shown on Ray's dashboard."""
         return TrainingFramework.TORCH
 
 
@@ -47,7 +46,7 @@ class _AllDevicesOfTheNode(Backend):  # type: ignore[misc, unused-ignore]
 
 
 def take_own_device() -> None:
-    """Makes the GPU that Ray assigned to this worker the current one of its process; nothing on a CPU.
+    """Makes the GPU that Ray assigned to this worker the current one; does nothing on a CPU.
 
     Workers see all GPUs of their node, and whatever uses "the GPU" before this opens a context on the first.
     """
@@ -61,15 +60,14 @@ def take_own_device() -> None:
 
 @contextmanager
 def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
-    """This worker's part of the process group of its worker group, on the current device.
+    """Joins the process group of this worker's group, on the current device.
 
     Args:
-        address: Address of rank 0's node.
+        address: of rank 0's node.
         port: free there.
-        device: kind of the device, which decides the backend.
 
     Raises:
-        NoProcessGroup: the interface is not there, or a peer cannot be reached.
+        NoProcessGroup: the interface is missing, or a peer cannot be reached.
     """
     import ray.train
     from ray.train.torch.config import (

@@ -1,9 +1,9 @@
-"""Who runs on this machine: each process with its owner, at one moment, read from /proc.
+"""The processes on this machine with their owners at one moment, read from /proc.
 
-Ray gives every process of an experiment an environment variable (`MARK`), which its children inherit, so
-that a process belongs to its experiment from its first instruction on, imports included. Processes of Ray and
-of this service are known by their command lines. Everything else is foreign, and is not even read: it is what
-the machine's own count of CPU time has left.
+Ray gives every process of an experiment an environment variable (`MARK`), which its children inherit, so that
+a process belongs to its experiment from the start, imports included. Processes of Ray and of this service are
+recognized by their command lines. Everything else is foreign and not read: its CPU time is what remains of
+the machine's total.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def mark_of(cluster: str, experiment_id: int) -> str:
     """Returns the value of `MARK` for an experiment.
 
     Args:
-        cluster: address of its Ray cluster: two clusters may share a machine, and number alike.
-        experiment_id: the experiment.
+        cluster: address of its Ray cluster; experiments of two clusters on a machine can have the same id.
     """
     return f"{cluster}/{experiment_id}"
 
@@ -57,10 +56,9 @@ class Process:
     """One process.
 
     Attributes:
-        parent: process that started it.
-        started: when, in clock ticks since the machine started; tells processes of one number apart.
-        cpu_s: CPU time of its own, in s.
-        reaped_s: CPU time of its children that have ended, in s.
+        started: clock ticks since the machine started; distinguishes processes that reuse a number.
+        cpu_s: CPU time of its own.
+        reaped_s: CPU time of its ended children.
         owner: mark of its experiment, or `SERVICE`; None = foreign.
     """
 
@@ -76,10 +74,9 @@ class Machine:
     """The machine at one moment.
 
     Attributes:
-        at_s: a clock that only grows, in s.
-        busy_s: CPU time of all processes since the machine started; None = not known.
-        cpus: Number of CPUs.
-        processes: by number; those that are known to be foreign may be left out.
+        at_s: monotonic seconds.
+        busy_s: CPU time of all processes since the machine started; None = unknown.
+        processes: by number; those known to be foreign may be left out.
     """
 
     at_s: float
@@ -88,7 +85,7 @@ class Machine:
     processes: Mapping[int, Process] = field(default_factory=dict)
 
     def under(self, roots: Iterable[int]) -> frozenset[int]:
-        """Processes and all that they have started, over any number of steps."""
+        """Returns processes and all their descendants."""
         children: dict[int, list[int]] = {}
         for pid, process in self.processes.items():
             children.setdefault(process.parent, []).append(pid)
@@ -102,11 +99,7 @@ class Machine:
 
 
 class ProcessTable:
-    """Looks at the machine again and again, and reads what it does not know yet.
-
-    Args:
-        proc: the kernel's files about processes; tests have others.
-    """
+    """Takes snapshots of the machine, and reads only what it does not know yet."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = str(proc)
@@ -116,7 +109,7 @@ class ProcessTable:
         self._looks = 0
 
     def look(self) -> Machine:
-        """Returns the machine now; without processes where there is no such folder."""
+        """Returns the machine now; without processes if there is no /proc."""
         if self._looks % _RECHECK_LOOKS == 0:
             self._foreign.clear()
         self._looks += 1
@@ -129,7 +122,7 @@ class ProcessTable:
         return Machine(time.monotonic(), busy_s, os.cpu_count() or 1, processes)
 
     def owners(self, pids: Collection[int]) -> dict[int, str | None]:
-        """Owners of processes by number; None = foreign."""
+        """Returns owners of processes by number; None = foreign."""
         found = {pid: self._read(pid) for pid in pids}
         return {pid: process.owner if process else None for pid, process in found.items()}
 
@@ -168,7 +161,7 @@ class ProcessTable:
         return SERVICE if _is_service(self._bytes(pid, "cmdline")) else None
 
     def _bytes(self, pid: int, name: str) -> bytes:
-        """Returns a file of a process; empty when it has ended or is another user's."""
+        """Content of a file of a process; empty if it has ended or is another user's."""
         try:
             file = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY)
         except OSError:
@@ -182,7 +175,6 @@ class ProcessTable:
 
 
 def _is_service(command: bytes) -> bool:
-    """Returns whether a command line is one of Ray's own or of this service's."""
     if command.startswith(_RAY_TITLES):
         return True
     words = command.split(b"\0")

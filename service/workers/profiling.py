@@ -1,4 +1,4 @@
-"""Measuring a step on nodes of the cluster: a Ray Job whose worker group is a run's.
+"""Measuring a step on nodes of the cluster: a Ray Job with the worker group of a run.
 
 The job opens a worker group as a run does (process group over NCCL on GPUs, gloo on CPUs), measures in it,
 and prints the profile as its last line, which the command line reads from the job's log.
@@ -42,9 +42,7 @@ class ProfileOrder:
     """What a job measures.
 
     Attributes:
-        config: the run.
-        shape: Shape of the worker group.
-        steps: Timed steps.
+        steps: timed steps.
         warm_up: steps before these.
         check: train a data-parallel run too.
     """
@@ -68,7 +66,6 @@ class ProfileOrder:
 
     @classmethod
     def decode(cls, word: str) -> ProfileOrder:
-        """Returns the order that `encode` wrote."""
         document = json.loads(zlib.decompress(base64.urlsafe_b64decode(word)))
         shape = document["shape"]
         return cls(
@@ -87,15 +84,13 @@ class ProfileOrder:
 
 
 def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
-    """Submits a job that measures, and waits for what it has measured.
+    """Submits a job that measures, and waits for its profile.
 
     Args:
-        jobs: Jobs of the cluster.
-        order: What to measure.
         timeout_s: longest wait; the job is stopped then.
 
     Raises:
-        ProfileFailed: the cluster has no such nodes, the job failed, or time ran out.
+        ProfileFailed: the cluster lacks such nodes, the job failed, or time ran out.
         RayUnreachable: Ray does not answer.
     """
     shape = order.shape
@@ -124,11 +119,10 @@ def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) 
 
 
 def profile_in(log: str, message: str) -> Profile:
-    """Returns the profile that a job's log has.
+    """Returns the profile in a job's log.
 
     Args:
-        log: Output of the job.
-        message: Ray's words about the job, for a log without a profile.
+        message: Ray's message about the job, for a log without a profile.
 
     Raises:
         ProfileFailed: the log has none.
@@ -142,7 +136,6 @@ def profile_in(log: str, message: str) -> Profile:
 
 
 def main(word: str) -> None:
-    """The job: measures, and prints the profile as the last line."""
     import ray
 
     order = ProfileOrder.decode(word)
@@ -163,7 +156,6 @@ def main(word: str) -> None:
 
 
 def _say(line: str) -> None:
-    """Writes a line to the job's log, where the command line looks for it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -199,7 +191,6 @@ def measure(order: ProfileOrder) -> dict[str, Any]:
 
 
 def _measure_in_group(config: Mapping[str, Any]) -> dict[str, Any]:
-    """On each worker: measures with the others."""
     from ray.train._internal.utils import get_address_and_port
     from ray.train.collective import broadcast_from_rank_zero
 

@@ -9,7 +9,6 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 
 
 def look_at_cluster() -> ClusterSnapshot:
-    """Returns the nodes of the cluster that this process is connected to."""
     import ray
     from ray._private.state import available_resources_per_node
 

@@ -1,7 +1,7 @@
-"""A worker's side of the recorder: a sink that never blocks the loop, and the stop that it hears of.
+"""A worker's side of the recorder: a sink that never blocks the loop, and its stop requests.
 
-The loop adds to lists in memory. A thread sends them, one report at a time, and sends the same
-report again until it is acknowledged; it asks for news at least every `POLL_S`, rows or not.
+The loop appends to lists in memory. A thread sends them, one report at a time, and repeats a report until it
+is acknowledged; it polls for stop requests at least every `POLL_S`, with or without rows.
 """
 
 from __future__ import annotations
@@ -48,11 +48,9 @@ class RecorderSink:
     """Reports one attempt at one run to the recorder; a `Sink`, a `Stop` and a `Fence`.
 
     Args:
-        send: delivers a report and returns the recorder's answer; raises when it cannot, in
-            which case the same report is sent again.
-        run_id: the run.
-        attempt: its attempt.
-        rank: Rank of this worker; those above 0 only poll for stops and report their machine.
+        send: delivers a report and returns the recorder's answer; if it raises, the same report is sent
+            again.
+        rank: of this worker; those above 0 only poll for stops and report their machine.
         workers: this one and its peers, by rank; empty for a worker that is alone.
         on_stale: called once when another attempt has become the current one.
     """
@@ -96,25 +94,24 @@ class RecorderSink:
     # -- Stop ------------------------------------------------------------------------------------
 
     def requested(self) -> StopReason | None:
-        """Returns why to stop now; an attempt that is not the current one any more stops as well."""
+        """Returns why to stop now; an attempt that is no longer current stops as well."""
         return StopReason.preempted if self._stale else self._reason
 
     @property
     def stale(self) -> bool:
-        """Another attempt is current: nothing of this one counts any more."""
+        """Whether another attempt is current: nothing of this one counts any more."""
         return self._stale
 
     # -- Fence -----------------------------------------------------------------------------------
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt."""
         return self._attempt
 
     def holds(self) -> bool:
         """Returns whether no later attempt is known; asks the recorder again unless it has just answered.
 
-        The clock runs on while a process is stopped: one that wakes up asks.
+        The clock keeps running while a process is suspended, so one that wakes up asks.
         """
         if not self._stale and time.monotonic() - self._confirmed_s > _FRESH_S:
             self._add(lambda: setattr(self, "_alive_s", 0.0))  # A row, which is checked under the attempt.
@@ -135,8 +132,6 @@ class RecorderSink:
         self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
 
     def points(self, points: Sequence[Point]) -> None:
-        """Adds points to the next report."""
-
         def add() -> None:
             for point in points:
                 batch = self._points.get(point.name)
@@ -159,11 +154,10 @@ class RecorderSink:
             )
 
     def measurement(self, measurement: Measurement) -> None:
-        """Adds a measurement to the next report."""
         self._add(lambda: self._measurements.append(self._row(measurement)))
 
     def of_machine(self, measurements: Sequence[Measurement]) -> None:
-        """Reports what was measured on this worker's machine; any rank may."""
+        """Reports measurements of this worker's machine; any rank may."""
         rows = [self._row(measurement) for measurement in measurements]
         self._add(lambda: self._measurements.extend(rows), any_rank=True)
 
@@ -181,8 +175,6 @@ class RecorderSink:
         )
 
     def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """Adds a line of the log to the next report."""
-
         def add() -> None:
             self._log_count += 1
             self._logs.append(
@@ -198,7 +190,7 @@ class RecorderSink:
             self._add(lambda: self._checkpoints.append(row))
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all is acknowledged; True at once for an attempt that is not current any more."""
+        """Waits until all is acknowledged; True at once for an attempt that is no longer current."""
         with self._changed:
             wanted = self._unsent
             self._flushing = True
@@ -266,7 +258,7 @@ class RecorderSink:
         return [AliveRow(self._run_id, self._attempt, now)]
 
     def _deliver(self, report: Report) -> bool:
-        """Sends until acknowledged; False when the sink is closed before."""
+        """Sends until acknowledged; False = the sink was closed before."""
         while True:
             sent_s = time.monotonic()
             try:
@@ -288,7 +280,7 @@ class RecorderSink:
 
 
 def ray_node_id() -> str | None:
-    """Ray's id of the node that this process runs on; None outside Ray."""
+    """Returns Ray's id of this process's node; None outside Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None

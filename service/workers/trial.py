@@ -1,10 +1,10 @@
 """What runs in a Tune trial: one turn, in this process or in a worker group opened from it.
 
-A trial begins where Ray has placed it. It gets its workers ready first, which takes seconds in new processes
-and nothing in reused ones, and reports so; only then the driver opens the run's attempt.
+A trial begins where Ray has placed it. It first gets its workers ready, which takes seconds in new processes
+and nothing in reused ones, and reports them; only then does the driver open the run's attempt.
 
-Tune reuses the trial's process for the next run of the same shape. A group stays open between
-runs, in this module's one variable; when Tune ends the process, Ray ends the group with it.
+Tune reuses the trial's process for the next run of the same shape. A group stays open between runs, in this
+module's one variable; when Tune ends the process, Ray ends the group with it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
 
     Args:
         config: holds the `Turn` under `turn`.
-        actor: Actor of the experiment.
         storage: folder for Ray Train's own files.
         names: beginning of the names of worker groups.
 
@@ -81,7 +80,7 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
 
 
 def _granted(actor: ExperimentActorClient, turn: Turn) -> Assignment | None:
-    """Waits for the driver's answer; None = the run is not wanted any more."""
+    """Waits for the driver's answer; None = the run is no longer wanted."""
     while True:
         grant = patiently(lambda: actor.granted(turn.name))
         if grant is not None:

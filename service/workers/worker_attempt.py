@@ -1,6 +1,6 @@
 """One attempt in one worker process: calls `trainers.entrypoint.train` and reports.
 
-Ray's own errors get their class here; everything else is for `trainers.entrypoint.classify`.
+Ray's own errors are classified here, all others by `trainers.entrypoint.classify`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ def train_one(
     rank: int = 0,
     workers: Sequence[WorkerAddress] = (),
 ) -> TrainingOutcome:
-    """Trains one assignment in this process; all that was reported is safe when this returns.
+    """Trains one assignment in this process; all its reports are safe when this returns.
 
     Args:
-        actor: Actor of the experiment.
-        assignment: Assignment to train.
-        rank: Rank of this worker in its group.
-        workers: Workers of the group, by rank; empty for a single worker.
+        workers: of the group, by rank; empty for a single worker.
 
     Raises:
         Exception: whatever ended the training; its traceback is in the run's log.
@@ -76,12 +73,11 @@ def train_one(
 
 
 def ending_of(outcome: TrainingOutcome) -> Ending:
-    """Returns an outcome as it travels to the driver."""
     return Ending(outcome.status, outcome.stop_reason, dict(outcome.summary))
 
 
 def failure_of(error: BaseException) -> tuple[FailureClass, str]:
-    """Class and one line for an error of a worker or of Ray under it."""
+    """Returns class and one line for an error of a worker or of Ray under it."""
     import ray.exceptions as ray_errors
 
     cause: Any = error
@@ -118,13 +114,12 @@ _WORST_FIRST = (
 
 
 def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) -> tuple[FailureClass, str]:
-    """Class and one line for a group of workers: of the error that explains the others.
+    """Returns class and one line of the error that explains the others of a worker group.
 
-    When a worker dies or fails, its peers fail for want of it: they only lose a connection.
+    When a worker fails, its peers fail too, but only with a lost connection.
 
     Args:
         failures: by rank, of those that failed before the group was ended; not empty.
-        parallel: Parallel settings of the run.
     """
 
     def order(rank: int) -> tuple[bool, int, int]:
@@ -139,7 +134,7 @@ def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) 
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Returns whether an error only says that another worker, or the way to it, is gone."""
+    """Whether an error only shows that another worker, or the way to it, is gone."""
     cause = _task_cause(error) or error
     lost = isinstance(cause, RuntimeError | ConnectionError | PipelineError)
     return lost and failure_of(cause)[0] is FailureClass.infrastructure and not _of_ray(cause)
@@ -150,7 +145,7 @@ def _of_ray(error: BaseException) -> bool:
 
 
 def _task_cause(error: Any) -> BaseException | None:
-    """Returns what a remote call was ended by, when Ray has wrapped it."""
+    """Cause of a failed remote call, which Ray wraps."""
     from ray.exceptions import RayTaskError
 
     cause: BaseException | None = error.cause if isinstance(error, RayTaskError) else None
@@ -158,7 +153,7 @@ def _task_cause(error: Any) -> BaseException | None:
 
 
 def _flush(sink: RecorderSink) -> None:
-    """Waits for the last acknowledgement, however long the recorder is unavailable: rows are not given up."""
+    """Waits for the last acknowledgement, however long the recorder is unavailable: no rows are given up."""
     while not sink.flush(_FLUSH_S):
         continue
 

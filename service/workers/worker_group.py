@@ -1,12 +1,12 @@
 """A Ray Train worker group that serves the runs of one shape in turn.
 
-A group costs 20-30 s to open on two cores: controller and workers are new processes, and each
-worker imports torch. The process group is opened once, and the workers then wait for orders in
-the mailbox; a further run costs what a look into the mailbox costs. No run is opened before the
-group is. A failure ends the group, so that the next run begins in new processes.
+A group costs 20-30 s to open on two cores: controller and workers are new processes, and each worker imports
+torch. The process group is opened once, and the workers then wait for orders in the mailbox; a further run
+costs one look into the mailbox. No run is opened before the group is. A failure ends the group, so that the
+next run begins in new processes.
 
-Its workers may be on several nodes. They talk over the interface that `service.workers.network`
-finds, and before the first run each looks whether it sees what rank 0 has written to the storage.
+Its workers may be on several nodes. Before the first run, each checks that it sees what rank 0 has written to
+the storage.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class WorkerGroupFailed(Exception):
     """The group ended while a run trained in it, or never had room.
 
     Args:
-        message: one line.
         failures: each rank's error, where any is known.
     """
 
@@ -77,9 +76,7 @@ class WorkerGroup:
     """A group of workers, open until `close` or a failure.
 
     Args:
-        actor: Actor of the experiment.
-        shape: Shape of the runs that it serves.
-        name: unique among all groups: Ray Train would resume a name it knows.
+        name: unique among all groups: Ray Train would resume a known one.
         storage: folder for Ray Train's own files.
     """
 
@@ -98,11 +95,10 @@ class WorkerGroup:
 
     @property
     def open(self) -> bool:
-        """It can take a run."""
         return not self._ended.is_set()
 
     def wait_until_ready(self) -> Ready:
-        """Waits until all workers are placed, have found each other and waits for orders.
+        """Waits until all workers are placed, have found each other and wait for orders.
 
         Raises:
             WorkerGroupFailed: they never did; the group is closed.
@@ -147,10 +143,10 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def close(self) -> bool:
-        """Lets the workers end, and waits until Ray has its resources back.
+        """Lets the workers end, and waits until Ray has released their resources.
 
         Returns:
-            Whether that is so; else the group ends when this process does.
+            Whether it has; if not, the group ends with this process.
         """
         import ray
 
@@ -197,7 +193,7 @@ class WorkerGroup:
 
 
 def _serve(config: Mapping[str, Any]) -> None:
-    """What each worker runs: one order after the other, until one says to end."""
+    """What each worker runs: one order after the other, until one ends it."""
     import ray.train
 
     from service.workers.process_group import process_group, take_own_device
@@ -244,10 +240,10 @@ def _own_address(rank: int) -> WorkerAddress:
 
 
 def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Repeated:
-    """Repeats that a worker has arrived, until its context ends.
+    """Repeats a worker's arrival while its context is open.
 
-    A worker that has seen all others stops asking for them. An actor that restarts then has forgotten it, and
-    peers that have not seen it yet would wait in vain.
+    A worker that has seen all others stops asking for them. If the actor restarts then, it has forgotten that
+    worker, and peers that have not seen it yet would wait in vain.
     """
 
     def arrive() -> None:
@@ -259,10 +255,7 @@ def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Re
 def _meet(
     actor: ExperimentActorClient, group: str, storage: Path, own: WorkerAddress
 ) -> tuple[WorkerAddress, ...]:
-    """Waits for the group's other workers, and sees that all of them share the storage.
-
-    Returns:
-        Where all of them run, by rank.
+    """Waits for the group's other workers, and checks that all share the storage; returns them by rank.
 
     Raises:
         TimeoutError: some of them did not come.
@@ -288,10 +281,8 @@ def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
     """Waits until a file that rank 0 has written is visible here.
 
     Args:
-        mark: the file.
         own: host of this worker.
         writer: host of rank 0.
-        patience_s: Longest wait.
 
     Raises:
         BadSpecError: it never was: the nodes do not share the folder.
@@ -307,11 +298,7 @@ def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
 
 
 class _Room:
-    """Notices when the cluster could not hold a group any more, which Ray would wait for without end.
-
-    Args:
-        shape: Shape of the group.
-    """
+    """Notices when the cluster can no longer hold a group, which Ray would wait for forever."""
 
     def __init__(self, shape: Shape) -> None:
         self._wanted = [(dict(shape.resources), dict(shape.labels), shape.workers)]
@@ -337,7 +324,7 @@ class _Room:
 
 
 def placement_id() -> str | None:
-    """Ray's id of the placement group that this process runs in; None = it runs in none."""
+    """Returns Ray's id of the placement group that this process runs in; None = it runs in none."""
     from ray.util import get_current_placement_group
 
     group = get_current_placement_group()
