@@ -22,9 +22,8 @@ class Allowance:
     """What may still be read.
 
     Args:
-        size_bytes: bytes, after decompression.
-        seconds: time from now on.
-        roots: folders that files must lie in once links are resolved; empty = anywhere.
+        size_bytes: Bytes after decompression.
+        roots: Folders that files must be in once links are resolved; empty = anywhere.
     """
 
     def __init__(self, size_bytes: int, seconds: float, roots: Sequence[Path] = ()) -> None:
@@ -33,12 +32,7 @@ class Allowance:
         self._roots = roots
 
     def open(self, path: Path) -> None:
-        """Refuses what is not a regular file, such as a pipe, and a link out of the roots.
-
-        Raises:
-            Spent: the file is not looked at.
-            OSError: it cannot be read.
-        """
+        """Raises `Spent` for a file that is not regular, such as a pipe, or outside the roots."""
         if self._roots:
             path = path.resolve()
             if not any(path.is_relative_to(root) for root in self._roots):
@@ -47,11 +41,7 @@ class Allowance:
             raise Spent
 
     def take(self, size_bytes: int) -> None:
-        """Counts bytes that were read, or are about to be.
-
-        Raises:
-            Spent: they are too many, or the time is over.
-        """
+        """Counts bytes that are read; raises `Spent` when they or the time exceed the allowance."""
         self.left_bytes -= size_bytes
         if self.left_bytes < 0 or time.monotonic() > self._until_s:
             raise Spent
@@ -71,16 +61,12 @@ def within(allowance: Allowance) -> Iterator[None]:
 
 
 def in_force() -> Allowance | None:
-    """Returns the allowance for what is read now; None = everything may be read."""
+    """Returns the allowance in force; None = everything may be read."""
     return _IN_FORCE.get()
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[bytes]:
-    """Yields the lines of an open file.
-
-    Raises:
-        Spent: within an allowance, before the line that exceeds it.
-    """
+    """Yields the lines of an open file; raises `Spent` before the line that exceeds the allowance."""
     allowance = in_force()
     if allowance is None:
         yield from stream
@@ -91,23 +77,13 @@ def lines_of(stream: BufferedIOBase) -> Iterator[bytes]:
 
 
 def require(path: Path) -> None:
-    """Refuses a file that the allowance in force does not cover.
-
-    Raises:
-        Spent: the file is not looked at.
-        OSError: it cannot be read.
-    """
+    """Raises `Spent` for a file that the allowance in force does not cover."""
     if (allowance := in_force()) is not None:
         allowance.open(path)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns the content of a file that is read whole.
-
-    Raises:
-        Spent: it is larger than what is left of the allowance in force.
-        OSError: it cannot be read.
-    """
+    """Returns a whole file; raises `Spent` when it is larger than what is left of the allowance."""
     if (allowance := in_force()) is not None:
         allowance.open(path)
         allowance.take(path.stat().st_size)
@@ -115,12 +91,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_start(path: Path, size_bytes: int) -> bytes:
-    """Returns the first bytes of a file, by which its format is recognised.
-
-    Raises:
-        Spent: the allowance in force does not cover the file.
-        OSError: it cannot be read.
-    """
+    """Returns the first bytes of a file, by which its format is recognised."""
     require(path)
     with path.open("rb") as stream:
         return stream.read(size_bytes)

@@ -35,13 +35,7 @@ def epoch_order(
 
     Args:
         lengths: (N,) tokens of each example.
-        seed: Seed of the run.
-        epoch: 0-based.
-        global_size: examples per step.
-        detour: another order for each number; see `TrainingBatches.take_detour`.
-
-    Returns:
-        (N,) a permutation.
+        detour: Another order for each number; see `TrainingBatches.take_detour`.
     """
     rng = np.random.default_rng([seed, epoch, 3, detour] if detour else [seed, epoch, 3])
     shuffled = rng.permutation(len(lengths))
@@ -69,22 +63,21 @@ class Batch:
 
     Attributes:
         input_ids: (B, S) token ids.
-        attention_mask: (B, S) bool, False on padding; None when nothing is padded, which
-            spares the attention its mask.
+        attention_mask: (B, S) bool, False on padding; None when nothing is padded, which spares a mask.
         token_type_ids: (B, S) 1 in the second text of a pair; None when all is one text.
         labels: (B, ...) what the task learns: classes, numbers, spans, or (B, S) classes of tokens, or tokens
             to be guessed.
         rows: (B,) number of each example in its part.
-        examples: examples that count; 0 for the stand-in of a worker without a share.
-        tokens: real tokens.
-        padded_tokens: positions that the encoder computes: B x S, or the row of `segments`.
+        examples: Examples that count; 0 for the stand-in of a worker without a share.
+        tokens: Real tokens.
+        padded_tokens: Positions that the encoder computes: B x S, or the row of `segments`.
         teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
-        guessed: (M,) positions in the flattened batch that are to be guessed, ascending: those whose label
-            is not `IGNORED`. Made on the CPU, because a GPU's host has to wait for a size that depends on
-            the data. None where nothing is guessed.
-        weights: (B, ...) fp32, what the loss of each label is multiplied by; None = 1.
-        segments: the same examples as one row, which encoders that pack read in place of (B, S). Heads give
-            their logits for (B, S) all the same, so that losses and scores see one shape. None = not packed.
+        guessed: (M,) ascending positions in the flattened batch to be guessed, those whose label is not
+            `IGNORED`; None where nothing is guessed. Made on the CPU, as a GPU's host has to wait for a size
+            that depends on the data.
+        weights: (B, ...) fp32 factors of each label's loss; None = 1.
+        segments: The same examples as one row, which encoders that pack read in place of (B, S). Heads give
+            logits for (B, S) all the same, so that losses and scores see one shape. None = not packed.
     """
 
     input_ids: torch.Tensor
@@ -101,16 +94,12 @@ class Batch:
     segments: Segments | None = None
 
     def to(self, device: torch.device) -> Batch:
-        """Returns the same batch on a device."""
         if device.type == self.input_ids.device.type:
             return self
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self, device: torch.device) -> Batch:
-        """Returns the same batch in memory that the device copies from by itself, while the host continues.
-
-        As it is where the host computes.
-        """
+        """Returns the same batch in memory that the device copies from while the host continues."""
         pinning = kind_of(device).backend.pinning(device)
         if pinning is None:
             return self
@@ -118,7 +107,7 @@ class Batch:
             return self._each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
-        """(M,) how many positions are to be guessed in the sequence of each that is."""
+        """(M,) number of positions to be guessed in the sequence of each of them."""
         assert self.guessed is not None
         of_sequences = (self.labels != IGNORED).sum(1)
         return of_sequences.index_select(0, self.guessed // self.labels.shape[1])
@@ -138,16 +127,15 @@ class Batch:
 
     @property
     def shape(self) -> Hashable:
-        """What batches have in common that fit into the same memory, and are computed by the same kernels."""
+        """Equal for batches that fit into the same memory and are computed by the same kernels."""
         tensors = tuple((name, tensor.shape, tensor.dtype) for name, tensor in self._tensors())
         return tensors, self.examples > 0, None if self.segments is None else self.segments.longest
 
     def empty_on(self, device: torch.device) -> Batch:
-        """Returns memory on a device for batches of this shape."""
         return self._each(lambda tensor: torch.empty_like(tensor, device=device))
 
     def fill(self, other: Batch) -> None:
-        """Copies the tensors of a batch of this shape; what is known of it on the host stays what it is."""
+        """Copies the tensors of a batch of this shape, not the numbers known on the host."""
         for (_, own), (_, others) in zip(self._tensors(), other._tensors(), strict=True):
             own.copy_(others, non_blocking=True)
 
@@ -162,7 +150,6 @@ class Batch:
                 yield name, tensor
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """Returns the same batch with its tensors changed."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._own_tensors()}
         if self.segments is not None:
             changed["segments"] = self.segments.each(change)
@@ -174,33 +161,22 @@ class Batch:
 
 
 class Transform(Protocol):
-    """What a task does to a batch whenever it is used, such as masking; a function of its arguments alone."""
+    """A task's change of a batch on the CPU whenever it is used, such as masking.
 
-    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """The batch with other inputs and labels.
+    A pure function of its arguments; seed and epoch (0-based) are 0 for the validation part.
+    """
 
-        Args:
-            batch: Collated batch on the CPU.
-            seed: Seed of the run; 0 for the validation part.
-            epoch: 0-based; 0 for the validation part.
-        """
-        ...
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one replica computes in one step.
-
-    Attributes:
-        micro_batches: Micro-batches of the step; at least one.
-        global_examples: examples of the step over all replicas; normalises the loss.
-    """
+    """What one replica computes in one step; `global_examples` over all replicas normalise the loss."""
 
     micro_batches: list[Batch]
     global_examples: int
 
     def pinned(self, device: torch.device) -> StepBatch:
-        """Returns the same step, see `Batch.pinned`."""
         return replace(self, micro_batches=[micro.pinned(device) for micro in self.micro_batches])
 
 
@@ -242,16 +218,12 @@ class TrainingBatches:
     """The batches of one replica, by step.
 
     Args:
-        data: the training part.
-        seed: Seed of the run.
-        global_size: examples per step over all replicas.
-        micro_size: examples per forward-backward.
-        replica, replicas: Index of this replica and number of replicas that share a step's examples.
-        pad_id: token id of padding.
-        multiple: batch widths are rounded up to a multiple of this.
-        transform: applied to each micro-batch; None = nothing.
-        micro_tokens: positions of a micro-batch at most, in place of `micro_size`; None = no such limit.
-        packs: the encoder computes no padding: replicas get equally many tokens, and no position of a
+        global_size: Examples per step over all replicas.
+        micro_size: Examples per forward-backward.
+        multiple: Batch widths are rounded up to a multiple of this.
+        transform: Applied to each micro-batch; None = nothing.
+        micro_tokens: Most positions of a micro-batch, in place of `micro_size`; None = no such limit.
+        packs: The encoder computes no padding: replicas get equally many tokens, and no position of a
             micro-batch is padding.
     """
 
@@ -281,13 +253,10 @@ class TrainingBatches:
         self.steps_per_epoch = -(-len(data) // global_size)
 
     def take_detour(self, number: int) -> None:
-        """Visits examples in another order from now on, so that no batch ahead is one of before.
+        """Visits examples in another order from now on, so that no batch ahead repeats an earlier one.
 
         The epoch that a run is in is then no longer one pass: of what the new order has put before
-        the run's place some is left out, and some that was seen comes again.
-
-        Args:
-            number: Number of the detour; 0 = the order that a run begins with.
+        the run's place some is left out, and some that was seen comes again. 0 = the first order.
         """
         self._epoch, self._detour = -1, number
 
@@ -300,7 +269,6 @@ class TrainingBatches:
         return self._order[place * self._global_size : (place + 1) * self._global_size]
 
     def __getitem__(self, step: int) -> StepBatch:
-        """A replica's share of a step (0-based)."""
         rows = self.rows(step)
         epoch = step // self.steps_per_epoch
         share = rows[self._places(rows)]
@@ -311,7 +279,6 @@ class TrainingBatches:
         return StepBatch([self._collate(micro, epoch) for micro in self._divided(share)], len(rows))
 
     def _places(self, rows: Indices) -> Indices | slice:
-        """Returns which examples of a step are this replica's."""
         if self._packs:
             return balanced_shares(self._lengths[rows], self._replicas)[self._replica]
         # Every `replicas`-th, so that all are as wide.
@@ -335,10 +302,6 @@ def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indic
 
     The longest are assigned first, a round at a time: each round's longest to the replica with the fewest
     tokens so far.
-
-    Args:
-        lengths: (N,) tokens of each example.
-        replicas: Replicas that share the examples.
     """
     order = np.argsort(-lengths, kind="stable")
     totals = np.zeros(replicas, dtype=np.int64)
@@ -353,13 +316,12 @@ def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indic
 
 
 def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded: bool) -> list[int]:
-    """Returns the edges of micro-batches of neighbouring examples, each as large as it may be.
+    """Returns the edges of the largest micro-batches of neighbours with at most so many positions.
 
     Args:
-        lengths: tokens of each example.
-        at_most: positions of a micro-batch that has more than one example.
-        multiple: widths and rows are rounded up to a multiple of this.
-        padded: each example takes as many positions as the longest of its micro-batch.
+        at_most: Positions of a micro-batch that has more than one example.
+        multiple: Widths and rows are rounded up to a multiple of this.
+        padded: Each example takes as many positions as the longest of its micro-batch.
     """
     edges, longest, tokens = [0], 0, 0
     for place, length in enumerate(lengths):
@@ -373,7 +335,7 @@ def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded:
 
 
 def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:
-    """Batches of similar length, longest first, dealt out to workers in turn.
+    """Returns batches of similar length, longest first, dealt out to workers in turn.
 
     Every worker gets the same number of batches, so that all agree at each; the last ones
     may be empty.

@@ -17,14 +17,9 @@ _SIZES = "sizes.json"
 
 
 def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """Returns the folder `root/key`, built when it is missing or incomplete.
+    """Returns the folder `root/key`; `build` fills it when it is missing or incomplete.
 
     Workers and runs that want the same folder at once wait for the one that builds it.
-
-    Args:
-        root: folder of all entries of this kind.
-        key: hash of everything that the content depends on.
-        build: fills an empty folder.
 
     Raises:
         CacheError: no space, no permission.
@@ -67,7 +62,6 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def sync(path: Path) -> None:
-    """Forces a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

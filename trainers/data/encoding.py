@@ -1,10 +1,10 @@
 """Texts to token ids, fast: a BERT tokenizer's answer is looked up once per word, not once per text.
 
-A BERT tokenizer treats what stands between two white spaces on its own, and in running text most of
-that has been seen before. So each distinct piece of text between spaces is encoded once and
+A BERT tokenizer treats text between two white spaces on its own, and in running text most of
+that has been seen before. So each distinct piece between spaces is encoded once and
 remembered under a number; a batch then becomes a list of numbers, and the tokens are gathered by
-numpy. The ids are exactly the library's: what the short cut cannot vouch for goes through the
-library, and a tokenizer of another make does so altogether.
+numpy. The ids are exactly the library's: what the short cut cannot guarantee goes through the
+library, as do all texts of other tokenizers.
 """
 
 from __future__ import annotations
@@ -38,19 +38,11 @@ _PIECE = re.compile(r"[0-9A-Za-z]+|[!-~]")
 
 
 class Encoder(Protocol):
-    """Turns texts into token ids, without special tokens around them and without a limit."""
-
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]:
-        """Token ids of all texts one after the other, and (N,) how many each has."""
-        ...
+    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]: ...
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:
-    """Returns the fastest encoder that gives this tokenizer's ids.
-
-    Args:
-        tokenizer: its padding and truncation are switched off.
-    """
+    """Returns the fastest encoder that gives this tokenizer's ids; switches padding and truncation off."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     described = json.loads(tokenizer.to_str())
@@ -63,29 +55,17 @@ def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
 
 
 class LibraryEncoder:
-    """Any tokenizer, on all cores that its library takes.
-
-    Args:
-        tokenizer: without padding and truncation.
-    """
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._dtype = tokenizer, token_dtype(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]:
-        """Returns the token ids of all texts one after the other, and (N,) how many each has."""
         ids = [one.ids for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.fromiter(chain.from_iterable(ids), self._dtype, int(counts.sum())), counts
 
 
 class WordEncoder:
-    """A BERT tokenizer, by remembered words.
-
-    Args:
-        tokenizer: without padding and truncation; `encoder_of` knows which fit.
-        described: its serialised form.
-    """
+    """A BERT tokenizer, by remembered words; `encoder_of` decides which tokenizers qualify."""
 
     def __init__(self, tokenizer: Tokenizer, described: Mapping[str, Any]) -> None:
         self._library = LibraryEncoder(tokenizer)
@@ -107,7 +87,6 @@ class WordEncoder:
         self._held_bytes = 0
 
     def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]:
-        """Returns the token ids of all texts one after the other, and (N,) how many each has."""
         split = self._split(texts)
         per_text = np.fromiter(map(len, split), np.int64, len(split))
         words = np.fromiter(
@@ -133,7 +112,6 @@ class WordEncoder:
         ]
 
     def _learn(self) -> None:
-        """Encodes the words that are new, in the order of their numbers."""
         new, self._words.new = self._words.new, []
         if not new:
             return
@@ -154,7 +132,7 @@ class WordEncoder:
         self._held_bytes += sum(map(len, new)) + _WORD_BYTES * len(new)
 
     def _divide(self, word: str) -> Sequence[str]:
-        """What the tokenizer looks at one by one: in plain ASCII, runs of letters and digits, and signs."""
+        """Returns what the tokenizer treats separately: of plain ASCII, runs of letters and digits, and signs."""
         if _PRINTABLE.fullmatch(word) and not self._added.search(word):
             return _PIECES.findall(word.lower() if self._lowercase else word)
         return (word,)
@@ -171,7 +149,7 @@ class WordEncoder:
 
 
 class _Numbered(dict[str, int]):
-    """Numbers words in the order in which they are first asked for."""
+    """Numbers words in the order in which they are first looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,18 +162,16 @@ class _Numbered(dict[str, int]):
 
 
 class _Growing:
-    """A flat array that grows at its end."""
+    """A flat array that grows at its end; a view of it is invalid once it has grown."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self._room: npt.NDArray[Any] = np.empty(1024, dtype=dtype)
         self._used = 0
 
     def view(self) -> npt.NDArray[Any]:
-        """Returns what it holds; not to be kept while it grows."""
         return self._room[: self._used]
 
     def extend(self, values: npt.NDArray[Any]) -> None:
-        """Appends values."""
         wanted = self._used + len(values)
         if wanted > len(self._room):
             room = np.empty(2 * wanted, dtype=self._room.dtype)
@@ -205,7 +181,6 @@ class _Growing:
         self._used = wanted
 
     def cut(self, length: int) -> None:
-        """Drops what stands beyond a length."""
         self._used = length
 
 
@@ -217,7 +192,6 @@ def ends_of(counts: Counts) -> Counts:
 
 
 def _splits_at_spaces(described: Mapping[str, Any]) -> bool:
-    """Returns whether a tokenizer is one whose words `WordEncoder` may treat on their own."""
     normalizer, splitter = described["normalizer"] or {}, described["pre_tokenizer"] or {}
     return (
         normalizer.get("type") == "BertNormalizer"

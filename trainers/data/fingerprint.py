@@ -1,4 +1,4 @@
-"""What a dataset's bytes are, as a hash that the cache and the checkpoints go by.
+"""Hashes of a dataset's bytes, by which caches and checkpoints recognise it.
 
 Hashing 50,000 small files takes seconds, so a digest is remembered under the files' names,
 sizes and modification times. A set of files changed within the last two seconds is not
@@ -26,13 +26,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """Files that make up one part of a dataset, and what they hold.
-
-    Attributes:
-        files: number of files.
-        size_bytes: their total size.
-        sha256: over names (relative to `root`) and bytes.
-    """
+    """Files of one part of a dataset; `sha256` is over names (relative to a root) and bytes."""
 
     files: int
     size_bytes: int
@@ -40,7 +34,6 @@ class FileSet:
 
 
 def digest_text(text: str) -> str:
-    """Returns SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -50,12 +43,7 @@ def digest_of(value: object) -> str:
 
 
 def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    """Returns the fingerprint of `files`, read or remembered.
-
-    Args:
-        root: folder that names are relative to.
-        files: Files in any order.
-        memory: folder in which digests are remembered.
+    """Returns the fingerprint of files, read or remembered in the folder `memory`.
 
     Raises:
         BadDataError: one of them is a folder, device or pipe; opening a pipe would wait for its writer.

@@ -1,6 +1,6 @@
 """Readers of files of rows: JSON lines, delimited text, Parquet, plain text, and one file per text.
 
-Every reader yields `Row`s with the fields as the file has them; an error names file, line and
+Every reader yields `Row`s with the fields as the file has them and raises `BadDataError` with file, line and
 field. JSON lines, delimited and plain text may be compressed with gzip.
 """
 
@@ -31,13 +31,10 @@ that is never closed may take of memory."""
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    r"""Rows of a file with one JSON object per line.
+    r"""Yields rows of a file with one JSON object per line.
 
     Lines end at `\n` only: texts may hold U+0085 and other characters that Python's
     `splitlines` takes for line ends.
-
-    Raises:
-        BadDataError: naming file and line.
     """
     with closing(_raw_lines(path)) as lines:
         for number, raw in enumerate(lines, 1):
@@ -60,37 +57,20 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def read_csv(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Rows of a comma-separated file; a quoted field may span lines.
+    """Yields rows of a comma-separated file; a quoted field may span lines.
 
-    Args:
-        path: File to read.
-        header: whether the first line names the columns; else they are named `0`, `1`, ...
-
-    Raises:
-        BadDataError: naming file and line.
+    Without a header columns are named `0`, `1`, ...
     """
     yield from _delimited(path, {"delimiter": ",", "strict": True}, header=header)
 
 
 def read_tsv(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Rows of a tab-separated file; quotes have no meaning.
-
-    Args:
-        path: File to read.
-        header: whether the first line names the columns; else they are named `0`, `1`, ...
-
-    Raises:
-        BadDataError: naming file and line.
-    """
+    """Yields rows of a tab-separated file, as `read_csv`; quotes have no meaning."""
     yield from _delimited(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, header=header)
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Rows of a Parquet file, in batches that keep memory bounded.
-
-    Raises:
-        BadDataError: naming the file.
-    """
+    """Yields rows of a Parquet file, in batches that keep memory bounded."""
     # Imported here: only runs on Parquet files pay for the import.
     import pyarrow
     import pyarrow.parquet
@@ -136,26 +116,17 @@ HEADERLESS = {
 
 
 def ending(path: Path) -> str:
-    """Returns the end of a file's name that says its format: `.jsonl`, or `.jsonl.gz`."""
+    """Returns the end of a file's name that tells its format: `.jsonl`, or `.jsonl.gz`."""
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
 def read_plain(path: Path) -> Iterator[Row]:
-    r"""Rows of a plain text file, one text per line, in the field `text`; blank lines are rows too.
-
-    Raises:
-        BadDataError: naming file and line.
-    """
+    """Yields rows of a plain text file, one text per line, in the field `text`; blank lines are rows too."""
     for line, number in read_lines(path):
         yield Row({"text": line}, f"{path}, line {number}")
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a file that holds one text.
-
-    Raises:
-        BadDataError: naming the file.
-    """
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -169,11 +140,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, int]]:
-    r"""Yields lines of a text file, without their `\n`, and their numbers from 1.
-
-    Raises:
-        BadDataError: naming file and line.
-    """
+    r"""Yields lines of a text file, without their `\n`, and their numbers from 1."""
     with closing(_raw_lines(path)) as lines:
         for number, line in enumerate(_decoded(lines, path), 1):
             yield line.rstrip("\r\n"), number

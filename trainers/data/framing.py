@@ -21,7 +21,7 @@ class Framed:
         tokens: Tokens of all examples, concatenated.
         lengths: (N,) tokens of each.
         second_at: (N,) place of the second text in its example; 0 when there is none.
-        cut: (N,) whether some of the texts is lost.
+        cut: (N,) whether part of the texts is lost.
     """
 
     tokens: Ids
@@ -32,21 +32,15 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Special tokens around one text or two.
-
-    Attributes:
-        specials: token ids before, between and after the texts; one more than there are texts.
-    """
+    """Special tokens before, between and after one text or two."""
 
     specials: tuple[tuple[int, ...], ...]
 
     def around(self, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
-        """Cuts examples to a length and puts the special tokens around them.
+        """Cuts examples to `max_length` and puts the special tokens around them.
 
-        Args:
-            columns: Per text of an example: the tokens of N examples and their counts (N,).
-            max_length: most tokens of an example, special ones included; of two texts the longer
-                is cut first, as the tokenizers library does.
+        `columns` has, per text of an example, the tokens of N examples and their counts (N,). Of two texts
+        the longer is cut first, as the tokenizers library does.
         """
         room = max(0, max_length - sum(map(len, self.specials)))
         whole = [counts for _, counts in columns]
@@ -73,12 +67,7 @@ class Frame:
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
-    """Returns what a tokenizer puts around a text, or around two.
-
-    Args:
-        tokenizer: without padding.
-        pairs: two texts.
-    """
+    """Returns what a tokenizer puts around a text, or around a pair."""
     encoded = tokenizer.encode("a", "a") if pairs else tokenizer.encode("a")
     texts = [i for i, text in enumerate(encoded.sequence_ids) if text is not None]
     belongs = [-1, *(encoded.sequence_ids[i] for i in texts), 2]

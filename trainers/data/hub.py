@@ -18,9 +18,9 @@ class HubDataset:
     """A dataset by hub id.
 
     Args:
-        identifier: Such as `stanfordnlp/imdb`, or with the name of one of its configurations
+        identifier: Such as `stanfordnlp/imdb`, or with one of its configurations
             `Salesforce/wikitext:wikitext-2-raw-v1`.
-        offline: use the local hub cache alone.
+        offline: Use the local hub cache alone.
         test: `task.test`.
     """
 
@@ -44,7 +44,6 @@ class HubDataset:
         return found
 
     def rows(self, part: str) -> Iterator[Row]:
-        """Yields the rows of a part, numbered from 1."""
         for number, row in enumerate(self._tables[part], 1):
             yield Row(row, f"{self.name} ({part}), row {number}")
 

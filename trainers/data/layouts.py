@@ -15,13 +15,6 @@ from trainers.errors import BadDataError
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """One part of a dataset on disk.
-
-    Attributes:
-        files: all files that the rows come from.
-        read: yields the rows.
-    """
-
     files: Sequence[Path]
     read: Callable[[], Iterator[Row]]
 
@@ -37,31 +30,27 @@ Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 
 
 def tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
+    """Finds one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
     return _tables(path, READERS)
 
 
 def headerless_tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns the same of delimited files whose first line is a row."""
+    """Finds the same of delimited files whose first line is a row."""
     return _tables(path, HEADERLESS)
 
 
 def published_tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns tables whose names contain `train`, `dev`, `test` or the like, such as `SICK_train.txt`."""
+    """Finds tables whose names contain `train`, `dev`, `test` or the like, such as `SICK_train.txt`."""
     return _published(path, _PUBLISHED)
 
 
 def headerless_published_tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Returns the same of delimited files whose first line is a row."""
+    """Finds the same of delimited files whose first line is a row."""
     return _published(path, _PUBLISHED_HEADERLESS)
 
 
 def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, Path]:
-    """Returns the file of each part whose name contains one of the part's names as a word.
-
-    Args:
-        folder: Folder to look into.
-        accept: whether a file can be read.
+    """Returns the acceptable file of each part whose name contains one of the part's names as a word.
 
     Raises:
         BadDataError: two files could be one part.
@@ -82,7 +71,6 @@ def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, 
 
 
 def table(path: Path) -> SourcePart:
-    """Returns a part that is one file of rows."""
     return _table(path, READERS)
 
 

@@ -3,7 +3,7 @@
 The draw is a pure function of seed, epoch, the example's number and the token's place: random bits
 come from hashing these counters (SplitMix64, Steele et al., OOPSLA 2014), not from a generator with
 a state. So masks are the same for every number of workers and size of micro-batch, and a resumed
-run needs no state to draw the ones that come next.
+run needs no state to draw the next ones.
 """
 
 from __future__ import annotations
@@ -37,14 +37,9 @@ class Masking:
 
     Exactly round(`fraction` x maskable tokens), and at least one, are to be guessed in each
     sequence. Of these 80% are replaced by `[MASK]`, 10% by a random token, and 10% stay. Special
-    tokens, `[UNK]` among them, are never chosen and never put in.
-
-    Args:
-        tokenizer: Tokenizer of the sequences.
-        special: its special tokens, which are never guessed.
-        fraction: share of a sequence's tokens, in (0, 1).
-        whole_word: choose all pieces of a word together. Where the last word would be too many,
-            words of one piece fill the number up; it falls short when there are none.
+    tokens, `[UNK]` among them, are never chosen and never put in. `whole_word` chooses all pieces of a word
+    together. Where the last word would be too many, words of one piece make up the number; it falls short
+    when there are none.
 
     Raises:
         BadSpecError: the tokenizer has no token that masks.
@@ -66,10 +61,7 @@ class Masking:
         self._ordinary = np.flatnonzero(self._maskable)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """Returns the batch with tokens masked.
-
-        Labels become (B, S) token ids, `IGNORED` where nothing is masked, and `guessed` the other positions.
-        """
+        """Labels become (B, S) token ids, `IGNORED` where nothing is masked; `guessed` the other places."""
         ids = batch.input_ids.numpy()
         maskable = self._maskable[ids]
         cells = _cells(batch.rows.numpy(), ids.shape[1], seed, epoch)
@@ -143,7 +135,7 @@ def _bits(cells: Bits, purpose: int) -> Bits:
 
 
 def _mixed(state: Bits) -> Bits:
-    """SplitMix64: the next output of a generator in each state. Wraps around on purpose."""
+    """Returns SplitMix64's next output of a generator in each state. Wraps around on purpose."""
     bits = state + np.uint64(_STEP)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

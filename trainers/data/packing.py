@@ -9,16 +9,11 @@ from trainers.data.encoding import Counts, Ids
 
 
 class Packer:
-    """Fills sequences `[CLS] text [SEP] text ... [SEP]` of exactly `length` tokens.
+    """Fills sequences `[CLS] text [SEP] text ... [SEP]` of exactly `length` tokens, special ones included.
 
     The texts form one stream with a `[SEP]` after each, which is cut wherever a sequence is full:
     a text that does not fit continues in the next sequence. A text that ends with its sequence
     shares the closing `[SEP]`. No token is lost; only the last sequence of all may be shorter.
-
-    Args:
-        length: tokens of a sequence, special ones included.
-        begin, separator: token ids of `[CLS]` and `[SEP]`.
-        dtype: Dtype of the sequences.
     """
 
     def __init__(self, length: int, *, begin: int, separator: int, dtype: npt.DTypeLike) -> None:
@@ -27,15 +22,7 @@ class Packer:
         self._stream: Ids = np.empty(0, dtype=dtype)
 
     def add(self, tokens: Ids, counts: Counts) -> Ids:
-        """Lays texts at the end of the stream.
-
-        Args:
-            tokens: Tokens of N texts, concatenated.
-            counts: (N,) tokens of each; a text without any leaves no trace.
-
-        Returns:
-            (K, length) the sequences that are full now.
-        """
+        """Lays N texts with `counts` (N,) tokens at the end; returns (K, length), the sequences now full."""
         ends = np.cumsum(counts)[counts > 0]
         self._stream = np.concatenate([self._stream, np.insert(tokens, ends, self._separator)])
         body = self._length - 2

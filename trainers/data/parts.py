@@ -1,4 +1,4 @@
-"""The three parts of a dataset, what its files may call them, and how a missing one comes about.
+"""The three parts of a dataset, what its files may call them, and how a missing one is made.
 
 Imports no torch: the service fingerprints a dataset by the same rules.
 """
@@ -36,11 +36,7 @@ class SplitRule(StrEnum):
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
-    """Returns the parts of a dataset that exist.
-
-    Args:
-        find: looks a part up by one of its names; None = there is none.
-    """
+    """Returns the parts that exist; `find` looks one up by one of its names."""
     parts: dict[str, Found] = {}
     for part, names in NAMES.items():
         found = next((one for one in map(find, names) if one is not None), None)
@@ -50,11 +46,9 @@ def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
 
 
 def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Mapping[str, Found]:
-    """The parts that a run reads; without a test part the test file stands in for a missing validation file.
+    """Returns the parts that a run reads.
 
-    Args:
-        parts: Parts of the dataset.
-        test: `task.test`.
+    Without a test part (`task.test`) the test file stands in for a missing validation file.
     """
     if test == "auto":
         return parts
@@ -66,12 +60,6 @@ def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Map
 
 
 def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> SplitRule:
-    """Returns where a run's test part comes from.
-
-    Args:
-        parts: Parts of the dataset.
-        test: `task.test`.
-    """
     if test == "none":
         return SplitRule.none
     if TEST in parts:
@@ -80,5 +68,4 @@ def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> Sp
 
 
 def rule_identity(parts: Mapping[str, object], test: Literal["auto", "none"]) -> dict[str, str | int | float]:
-    """Returns the split as a fact about a run's data."""
     return {"test.rule": f"{split_rule(parts, test)} (version {_RULES})"}

@@ -1,7 +1,6 @@
 """Which files a spec may name and a run may open: those in a configured root.
 
-The service refuses a path by this rule when a spec is submitted; a worker applies it again before it opens
-anything.
+The service applies this rule when a spec is submitted; a worker applies it again before it opens anything.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ class OutsideRoots(UnusablePath):
 
 
 def id_on_hub(text: str, what: str) -> str:
-    """Returns the id in `hub:<id>`, which never names a folder of this machine.
-
-    Args:
-        text: Identifier with its prefix, as written in the spec.
-        what: `dataset` or `model`.
+    """Returns the id in `hub:<id>`, which never names a folder of this machine; `what` is dataset or model.
 
     Raises:
         UnusablePath: naming the id and its form.
@@ -54,14 +49,11 @@ def id_on_hub(text: str, what: str) -> str:
 def find(text: str, roots: Sequence[Path]) -> Path:
     """Returns the file or folder that a path means: absolute, or relative to the first root that has it.
 
-    Links are resolved before a path is compared, so that none leads out of a root; nothing is opened.
-
-    Args:
-        text: path as the spec has it.
-        roots: folders that it may lie in, resolved.
+    Links are resolved before a path is compared with the resolved roots, so that none leads out of a root;
+    nothing is opened.
 
     Raises:
-        OutsideRoots: it lies in none of them.
+        OutsideRoots: it is in none of them.
         UnusablePath: it does not exist, or cannot be read.
     """
     shown = ", ".join(map(str, roots))
@@ -87,11 +79,6 @@ def _lies_in(path: str, root: str) -> bool:
 
 def resolve(text: str, roots: Sequence[str], what: str) -> Path:
     """Returns what a worker may open, as `find` does.
-
-    Args:
-        text: path as the spec has it.
-        roots: folders that it may lie in.
-        what: `dataset` or `model`, for the message.
 
     Raises:
         UnusablePath: naming the path, the roots and what to do.

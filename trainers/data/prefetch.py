@@ -14,14 +14,9 @@ AHEAD = 3
 
 
 class Prefetcher(Generic[T]):
-    """Calls `make(step)` for consecutive steps ahead of their use.
+    """Calls `make(step)` for the steps from `start` up to `end` ahead of their use.
 
     Making a batch draws no random numbers, so being ahead changes nothing.
-
-    Args:
-        make: makes what a step needs.
-        start: first step.
-        end: one past the last step.
     """
 
     def __init__(self, make: Callable[[int], T], start: int, end: int) -> None:
@@ -34,18 +29,13 @@ class Prefetcher(Generic[T]):
         self._thread.start()
 
     def next(self) -> T:
-        """Returns the next step's item.
-
-        Raises:
-            BaseException: what `make` raised.
-        """
+        """Returns the next step's item, or raises what `make` raised."""
         item = self._ready.get()
         if isinstance(item, BaseException):
             raise item
         return item
 
     def close(self) -> None:
-        """Ends the thread; what is ready is dropped."""
         self._closed.set()
         while self._thread.is_alive():
             try:

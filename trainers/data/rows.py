@@ -13,12 +13,12 @@ from trainers.errors import BadDataError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row and where it stands.
+    """A row; its readers raise `BadDataError` naming place and field.
 
     Attributes:
-        fields: values by name, as the file has them.
+        fields: Values by name, as the file has them.
         where: `file, line n` for messages.
-        columns: what the file calls a field, where `task.columns` says so.
+        columns: What the file calls a field, where `task.columns` renames it.
     """
 
     fields: Mapping[str, Any]
@@ -26,11 +26,7 @@ class Row:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        """Returns a field that must be a text with something in it.
-
-        Raises:
-            BadDataError: missing, of another type, empty, or not encodable.
-        """
+        """Returns a field that must be a text that is not blank and can be encoded."""
         value = self._present(name)
         if not isinstance(value, str):
             raise self.refusal(name, f"a {type(value).__name__}, not a string")
@@ -43,22 +39,14 @@ class Row:
         return value
 
     def label(self, name: str) -> str | int:
-        """Returns a field that must be a class: a name or a number.
-
-        Raises:
-            BadDataError: missing, or of another type.
-        """
+        """Returns a field that must be a class: a name or a number."""
         value = self._present(name)
         if not isinstance(value, str | int):
             raise self.refusal(name, f"{value!r} is neither a name nor a number; write one of the two")
         return value
 
     def number(self, name: str) -> float:
-        """Returns a field that must be a number, written as one or as a text.
-
-        Raises:
-            BadDataError: missing, or not a finite number.
-        """
+        """Returns a field that must be a finite number, written as one or as a text."""
         value = self._present(name)
         try:
             number = math.nan if isinstance(value, bool) else float(value)
@@ -69,11 +57,7 @@ class Row:
         return number
 
     def values(self, name: str) -> list[Any]:
-        """Returns a field that must be a list, written as one or as a text with JSON.
-
-        Raises:
-            BadDataError: missing, or of another type.
-        """
+        """Returns a field that must be a list, written as one or as a text with JSON."""
         value = self._present(name)
         if isinstance(value, str):
             try:
@@ -85,18 +69,10 @@ class Row:
         return value
 
     def refusal(self, name: str, problem: str) -> BadDataError:
-        """Returns the error that says what is wrong with a field of this row."""
         return BadDataError(f"{self.where}, field {self.columns.get(name, name)}: {problem}")
 
     def renamed(self, columns: Mapping[str, str]) -> Row:
-        """Returns the row with fields under the names that the task knows.
-
-        Args:
-            columns: what the file calls each of them.
-
-        Raises:
-            BadDataError: the row lacks such a column.
-        """
+        """Returns the row with fields under the task's names; `columns` has the file's name of each."""
         for name, column in columns.items():
             if column not in self.fields:
                 raise BadDataError(

@@ -14,12 +14,7 @@ _LABEL_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the first rows.
-
-    Attributes:
-        name: its name, or its position in a file without a header.
-        values: Values that are not null, in the order of the rows.
-    """
+    """Values of one column that are not null, under its name, or its position in a file without a header."""
 
     name: str | int
     values: Sequence[Any]
@@ -61,36 +56,24 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first rows of a part.
-
-    Attributes:
-        columns: Columns in the order of the file.
-        lists: lines of short text files next to the data, such as names of classes.
-    """
+    """The first rows of a part; `lists` are lines of short text files next to it, such as class names."""
 
     columns: Sequence[Column]
     lists: Sequence[Sequence[str]] = ()
 
     @property
     def names(self) -> set[str | int]:
-        """Names of the columns."""
         return {column.name for column in self.columns}
 
     @property
     def texts(self) -> list[Column]:
-        """Columns that look like texts."""
         return [column for column in self.columns if column.is_text]
 
     def column(self, name: str) -> Column | None:
-        """Returns a column by name."""
         return next((column for column in self.columns if column.name == name), None)
 
     def mapped(self, **fields: Column | None) -> dict[str, str | int]:
-        """Returns `task.columns` for these fields; columns that have the field's name are left out.
-
-        Args:
-            fields: Column of each field; None = the data have none for it.
-        """
+        """Returns `task.columns` for fields with a column; columns with the field's name are left out."""
         found = {name: column.name for name, column in fields.items() if column is not None}
         if any(isinstance(column, int) for column in found.values()):
             return found
@@ -102,7 +85,7 @@ class Guess:
     """How a task would read the data.
 
     Attributes:
-        fields: fields of the section `task` besides `name` and `path`.
+        fields: Fields of the section `task` besides `name` and `path`.
         certainty: 3 = the task's own format, 2 = columns of the right kind, 1 = it would do.
     """
 
@@ -116,12 +99,7 @@ def columns(mapped: Mapping[str, str | int]) -> dict[str, Any]:
 
 
 def looks_like_a_header(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
-    """Returns whether the first line of a delimited file names its columns.
-
-    Args:
-        names: Cells of the line.
-        rows: Cells of the lines that follow.
-    """
+    """Returns whether the first line of a delimited file names its columns."""
     if len(set(names)) < len(names) or not all(names):
         return False
     if any(len(name) > 64 or len(name.split()) > 3 or _number(name) is not None for name in names):

@@ -26,11 +26,10 @@ class Segments:
         token_type_ids: (1, T) 1 in the second text of a pair; None when all is one text.
         cu_seqlens: (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
         first: (B,) place of each example's first token in the row.
-        places: (N,) for each token of an example, in the order of the row, its place in the flattened (B, S)
-            batch.
+        places: (N,) place in the flattened (B, S) batch of each example's token, in the order of the row.
         guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
-        lengths: tokens of each segment, on the host: no layer has to wait for them.
-        at_most: bound of every segment of every row of this shape; None = the longest of this row.
+        lengths: Tokens of each segment, on the host: no layer has to wait for them.
+        at_most: Bound of every segment of every row of this shape; None = the longest of this row.
     """
 
     input_ids: torch.Tensor
@@ -45,53 +44,35 @@ class Segments:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest segment, or what bounds them, on the host."""
         return max(self.lengths) if self.at_most is None else self.at_most
 
     def counted(self, pad_id: int) -> torch.Tensor:
-        """Returns (1, T) the number of each token among its segment's, from 1; padding is 0 and not counted.
-
-        A text may have padding inside, where someone wrote it.
-        """
+        """(1, T) number of each token in its segment, from 1; padding, also within texts, is 0, not counted."""
         counts = (self.input_ids != pad_id).long()
         before = counts.cumsum(1) - counts
         places = torch.arange(counts.shape[1], device=counts.device)
         return (before - before.gather(1, places - self.position_ids) + 1) * counts
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
-        """Returns the same row with its tensors changed."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
         return replace(self, **changed)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields its tensors by name."""
         for field in fields(self):
             if isinstance(value := getattr(self, field.name), torch.Tensor):
                 yield field.name, value
 
     def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Returns values of the row's tokens as values of the batch's.
-
-        Args:
-            values: (1, T, ...) of each token.
-            shape: (B, S) of the batch.
-
-        Returns:
-            (B, S, ...), 0 on padding.
-        """
+        """Returns values (1, T, ...) of the row's tokens as (B, S, ...), 0 on padding."""
         flat = values.new_zeros((shape.numel(), *values.shape[2:]))
         placed = flat.index_copy(0, self.places, values[0, : self.places.shape[0]])
         return torch.unflatten(placed, 0, tuple(shape))
 
 
 def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:
-    """Returns a batch with its examples also as one row, in their order.
+    """Returns a batch, on the CPU, with its examples also as one row, in their order.
 
-    Args:
-        batch: on the CPU.
-        pad_id: token id of the last segment.
-        multiple: T is rounded up to a multiple of this.
-        length: T, where there are fewer tokens.
+    T is rounded up to a multiple of `multiple`, or is `length` where there are fewer tokens.
     """
     count, width = batch.input_ids.shape
     if batch.attention_mask is None:
@@ -130,20 +111,13 @@ def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Ba
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs each batch, after what its task does to it; a `Transform`.
-
-    Attributes:
-        before: what the task does to a batch; None = nothing.
-        pad_id: token id of padding.
-        multiple: rows are as long as a multiple of this, in tokens.
-    """
+    """Packs each batch, after what its task does to it; a `Transform`. Rows are a multiple of tokens long."""
 
     before: Transform | None
     pad_id: int
     multiple: int
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """Returns the batch with `segments`."""
         if self.before is not None:
             batch = self.before(batch, seed=seed, epoch=epoch)
         return pack(batch, pad_id=self.pad_id, multiple=self.multiple)

@@ -1,6 +1,8 @@
 """Which examples a run sees: deterministic, balanced by label, independent of the run's seed.
 
 The test part depends on the examples alone: neither on `task.split_seed` nor on the order of the files.
+Functions that split return ascending indices of the larger and of the held-out part, and raise
+`BadDataError` where there are too few examples.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _DRAWS = {"train": 0, "validation": 1, "test": 2}
 
 
 def normal(text: str) -> str:
-    """Returns what two spellings of the same text have in common: case and white space do not count."""
+    """Returns what spellings of the same text have in common: case and white space do not count."""
     return " ".join(text.casefold().split())
 
 
@@ -38,12 +40,6 @@ def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
     Args:
         units: (N,) hash of each example's unit, which is never divided.
         strata: (N,) what the halves are balanced by; a unit has the smallest of its examples.
-
-    Returns:
-        Ascending indices of the validation and of the test part.
-
-    Raises:
-        BadDataError: fewer than two units.
     """
     distinct, _ = _laid_out(units, strata)
     if len(distinct) < 2:
@@ -56,20 +52,10 @@ def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
 
 
 def held_out_by_hash(units: Hashes, strata: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Splits a training part into training and test, with the same share of every stratum.
+    """Splits a training part into training and test, with the same share of every stratum; see `halved`.
 
     Of each stratum's units, in the order of their hashes, the first is always trained on; of the others,
     laid stratum after stratum, every k-th is held out.
-
-    Args:
-        units, strata: see `halved`.
-        fraction: share of the units in the test part.
-
-    Returns:
-        Ascending indices of the training and of the test part.
-
-    Raises:
-        BadDataError: no stratum has two units.
     """
     distinct, of_unit = _laid_out(units, strata)
     eligible = distinct[1:][of_unit[1:] == of_unit[:-1]]
@@ -94,16 +80,10 @@ def _laid_out(units: Hashes, strata: Indices) -> tuple[Hashes, Indices]:
 
 
 def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:
-    """Indices of `count` examples with the labels' shares as equal as the data allow, ascending.
-
-    Args:
-        labels: (N,) label of each example.
-        count: Number of examples to draw; None = all.
-        seed: Seed of the draw.
-        part: gives each its own draw, and the error its field.
+    """Returns `count` examples (None = all), the shares of the labels (N,) as equal as possible, ascending.
 
     Raises:
-        BadDataError: there are fewer examples than asked for.
+        BadDataError: there are fewer examples than requested of the part.
     """
     if count is None or count == len(labels):
         return np.arange(len(labels))
@@ -123,14 +103,7 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Splits examples into training and validation, with the same share of every label.
-
-    Returns:
-        Ascending indices of the training and of the validation part.
-
-    Raises:
-        BadDataError: too few examples for both parts.
-    """
+    """Splits examples into training and validation, with the same share of every label."""
     rng = np.random.default_rng([seed, 2])
     chosen = []
     for label in np.unique(labels):
@@ -149,17 +122,6 @@ def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indice
     """Splits examples into training and validation, so that no group is in both.
 
     Groups are drawn in turn; each that brings the validation part closer to its share goes there.
-
-    Args:
-        groups: (N,) number of each example's group.
-        fraction: share of the examples in the validation part.
-        seed: Seed of the draw.
-
-    Returns:
-        Ascending indices of the training and of the validation part.
-
-    Raises:
-        BadDataError: fewer than two groups.
     """
     numbers, sizes = np.unique(groups, return_counts=True)
     if len(numbers) < 2:
@@ -187,22 +149,9 @@ def held_out_by_text(
 ) -> tuple[Indices, Indices]:
     """Splits examples into training and validation by their texts, with the same share of every label.
 
-    A text is in one part with all its labels. Of each label's texts, in random order, the first is
-    always trained on; of the others, laid label after label, every k-th is held out. So the
-    validation part has its share of texts however few each label has.
-
-    Args:
-        texts: (N,) number of each example's text.
-        labels: (N,) what parts are balanced by; a text's first label counts.
-        fraction: share of the texts in the validation part.
-        seed: Seed of the draw.
-        advice: Fix named in the error when no label has two texts.
-
-    Returns:
-        Ascending indices of the training and of the validation part.
-
-    Raises:
-        BadDataError: no label has two texts.
+    A text is in one part with all its labels; its first one counts. Of each label's texts, in random order,
+    the first is always trained on; of the others, laid label after label, every k-th is held out. So the
+    validation part has its share of texts however few each label has. `advice` is the fix named in the error.
     """
     rng = np.random.default_rng([seed, 5])
     distinct, first = np.unique(texts, return_index=True)

@@ -25,8 +25,6 @@ from trainers.errors import BadDataError
 
 
 class RowSource(Protocol):
-    """Rows of a training part and perhaps a validation and a test part."""
-
     @property
     def name(self) -> str:
         """What people call it: the path or hub id."""
@@ -34,36 +32,22 @@ class RowSource(Protocol):
 
     @property
     def parts(self) -> Mapping[str, object]:
-        """What is known of each part that a run reads: `train`, and `validation` and `test` if they exist."""
+        """Facts of each part that a run reads: `train`, and `validation` and `test` if they exist."""
         ...
 
-    def rows(self, part: str) -> Iterator[Row]:
-        """Rows of a part, in the order of the files.
-
-        Raises:
-            BadDataError: naming file, line and field.
-        """
-        ...
+    def rows(self, part: str) -> Iterator[Row]: ...
 
 
 class Source(RowSource, Protocol):
-    """A dataset whose files are known."""
-
     @property
-    def parts(self) -> Mapping[str, FileSet]:
-        """Fingerprint of each part."""
-        ...
+    def parts(self) -> Mapping[str, FileSet]: ...
 
 
 def open_source(task: Task, workspace: Workspace) -> Source:
-    """Finds the dataset of a run.
-
-    Args:
-        task: names the path; unset = the task's dataset on the hub.
-        workspace: roots and cache.
+    """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub.
 
     Raises:
-        BadDataError: missing, empty, unreadable, outside the roots, no id, or of no known layout.
+        BadDataError: missing, empty, unreadable, outside the roots, not an id, or of no known layout.
     """
     source = _open(task, workspace)
     return Renamed(source, task.columns) if task.columns else source
@@ -88,7 +72,7 @@ def _open(task: Task, workspace: Workspace) -> Source:
 
 
 def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
-    """Returns the parts that a run reads of a file or folder, unread.
+    """Returns the parts of a file or folder that a run reads, unread.
 
     Raises:
         BadDataError: it is empty, or of no known layout.
@@ -116,13 +100,6 @@ def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, SourcePart]:
 
 
 class FileSource:
-    """Parts that are files on disk.
-
-    Raises:
-        BadDataError: a part is empty.
-        OSError: a file cannot be read.
-    """
-
     def __init__(self, path: Path, parts: Mapping[str, SourcePart], memory: Path) -> None:
         self.name = path.name
         root = path if path.is_dir() else path.parent
@@ -130,48 +107,29 @@ class FileSource:
         self.parts = {name: _fingerprint(root, part.files, memory) for name, part in parts.items()}
 
     def rows(self, part: str) -> Iterator[Row]:
-        """Yields the rows of a part in the order of its files."""
         return self._parts[part].read()
 
 
 class Renamed:
-    """A dataset whose columns have other names than the task's fields.
-
-    Args:
-        source: Dataset as it is.
-        columns: `task.columns`.
-    """
-
     def __init__(self, source: Source, columns: Mapping[str, str | int]) -> None:
         self.name = source.name
         self._source, self._columns = source, columns
 
     @property
     def parts(self) -> Mapping[str, FileSet]:
-        """Fingerprint of each part."""
         return self._source.parts
 
     def rows(self, part: str) -> Iterator[Row]:
-        """Yields the rows of a part under the task's names."""
         return renamed(self._source.rows(part), self._columns)
 
 
 def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
-    """Yields rows under the task's names.
-
-    Args:
-        rows: Rows as the files have them.
-        columns: `task.columns`.
-
-    Raises:
-        BadDataError: a row lacks such a column.
-    """
+    """Yields rows under the task's names, by `task.columns`."""
     written = {name: str(column) for name, column in columns.items()}
     return (row.renamed(written) for row in rows) if columns else rows
 
 
 def source_identity(source: Source) -> dict[str, str | int | float]:
-    """Returns the number, size and hash of a dataset's files, by part."""
     return {
         f"{part}.{name}": value
         for part, files in source.parts.items()

@@ -26,11 +26,7 @@ class StaticShape:
     weights of 0, so that neither loss nor gradients count them. The mask is always there.
 
     Attributes:
-        before: what the task does to a batch; None = nothing.
-        pad_id: token id of padding.
-        rows: examples of a batch, stand-ins included.
-        width: positions of an example.
-        labels_tokens: labels are of tokens, (B, S).
+        labels_tokens: Labels are of tokens, (B, S).
     """
 
     before: Transform | None
@@ -40,7 +36,6 @@ class StaticShape:
     labels_tokens: bool = False
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """Returns the batch in the shape of all others."""
         if self.before is not None:
             batch = self.before(batch, seed=seed, epoch=epoch)
         count = len(batch.input_ids)
@@ -64,12 +59,10 @@ class StaticShape:
         )
 
     def _positions(self, values: torch.Tensor, filling: float) -> torch.Tensor:
-        """Returns (B, S) as (rows, width)."""
         count, width = values.shape
         return functional.pad(values, (0, self.width - width, 0, self.rows - count), value=filling)
 
     def _rows(self, values: torch.Tensor, filling: float) -> torch.Tensor:
-        """Returns (B, ...) as (rows, ...)."""
         return functional.pad(
             values, (0, 0) * (values.dim() - 1) + (0, self.rows - len(values)), value=filling
         )
@@ -80,10 +73,10 @@ class StaticRow:
     """Packs each batch into a row of one of a few lengths, with as many segments as others; a `Transform`.
 
     Attributes:
-        shape: what a batch is padded to first. It has more rows than there are examples: where the row is
+        shape: What a batch is padded to first. It has more rows than there are examples: where the row is
             padding, it stands for the last position of the last stand-in.
-        multiple: rows are as long as a multiple of this, in tokens.
-        longest: length of the longest row, in tokens.
+        multiple: Rows are as long as a multiple of this, in tokens.
+        longest: Length of the longest row, in tokens.
     """
 
     shape: StaticShape
@@ -91,7 +84,6 @@ class StaticRow:
     longest: int
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """Returns the batch with `segments`, whose tensors have the shape of all rows as long."""
         static = self.shape(batch, seed=seed, epoch=epoch)
         assert static.attention_mask is not None
         tokens = int(static.attention_mask.sum())
@@ -120,5 +112,4 @@ class StaticRow:
 
 
 def up_to_multiple(number: int, multiple: int) -> int:
-    """Returns the first multiple that is not less than a number."""
     return -(-number // multiple) * multiple

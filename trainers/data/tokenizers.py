@@ -76,7 +76,6 @@ def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
 
 
 def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """Returns the most frequent characters of the texts as the tokenizer sees them, in order."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.normalizer.normalize_str(text))
@@ -85,7 +84,7 @@ def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """Rows that a model needs: one more than the largest id, as numbers may be left out."""
+    """Returns the rows that a model needs: one more than the largest id, as numbers may be left out."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
@@ -94,10 +93,8 @@ class SpecialTokens:
     """Special tokens of a tokenizer.
 
     Attributes:
-        folder: Folder of the tokenizer.
-        names: by what they are for, such as `mask_token`; without those that it lacks.
-        ids: the same, as token ids.
-        every: ids of all special tokens, also of those that are for nothing in particular.
+        names: By what they are for, such as `mask_token`; without those that it lacks.
+        every: Ids of all special tokens, also of those that are for nothing in particular.
     """
 
     folder: Path
@@ -107,12 +104,6 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
-        """Returns the special tokens of the tokenizer in a folder.
-
-        Args:
-            tokenizer: from `load`.
-            folder: Folder of its files.
-        """
         settings, vocabulary = _settings(folder), tokenizer.get_vocab()
         names = {}
         for role, usual in _ROLES.items():
@@ -129,11 +120,7 @@ class SpecialTokens:
         )
 
     def id_of(self, role: str) -> int:
-        """Returns the id of the token for something.
-
-        Raises:
-            BadSpecError: there is none.
-        """
+        """Returns the id of the token for something; raises `BadSpecError` where there is none."""
         if role not in self.ids:
             names = " or ".join(_ROLES[role])
             raise BadSpecError(
@@ -144,7 +131,6 @@ class SpecialTokens:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Returns what the files next to a tokenizer say of it."""
     found: dict[str, Any] = {}
     for file in (folder / name for name in SETTINGS):
         if not file.is_file():
@@ -188,7 +174,6 @@ def load(folder: Path) -> Tokenizer:
 
 
 def _converted(folder: Path) -> Tokenizer:
-    """Returns what transformers makes of a tokenizer in another format."""
     # Imported here: it loads the registry of all models, and few folders lack a tokenizer.json.
     from transformers import AutoTokenizer
 
@@ -213,7 +198,6 @@ def _converted(folder: Path) -> Tokenizer:
 
 
 def _installed(package: str) -> bool:
-    """Returns whether a package can be imported here."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # of the package that it is in
@@ -221,20 +205,11 @@ def _installed(package: str) -> bool:
 
 
 def file_in(folder: Path) -> Path:
-    """Returns the file that a model folder's tokenizer comes from."""
     return next((file for name in _SOURCES if (file := folder / name).is_file()), folder / "vocab.txt")
 
 
 def write(folder: Path, file: Path) -> None:
-    """Writes a tokenizer as `tokenizer.json`, whatever it comes from, and the names of its special tokens.
-
-    Args:
-        folder: Folder to write into.
-        file: Tokenizer file of a model folder, from `file_in`.
-
-    Raises:
-        BadSpecError: it cannot be read.
-    """
+    """Writes a tokenizer as `tokenizer.json`, whatever it comes from, and the names of its special tokens."""
     if file.name == FILE:
         (folder / FILE).write_bytes(file.read_bytes())
     else:
@@ -268,7 +243,6 @@ def _bert(model: models.WordPiece, *, lowercase: bool) -> Tokenizer:
 
 
 def _framed(tokenizer: Tokenizer) -> Tokenizer:
-    """Puts `[CLS]` before and `[SEP]` after each text."""
     separator, begin = (tokenizer.token_to_id(token) for token in ("[SEP]", "[CLS]"))
     if separator is None or begin is None:
         missing = "[SEP]" if separator is None else "[CLS]"

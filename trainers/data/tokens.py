@@ -26,14 +26,13 @@ class TokenSet:
     """Examples of one part.
 
     Attributes:
-        tokens: token ids of all examples, one after the other.
+        tokens: Token ids of all examples, one after the other.
         offsets: (N+1,) example i is `tokens[offsets[i]:offsets[i+1]]`.
         labels: (N, ...) what the task learns of each example: its class, its number, its span, or nothing.
         second_at: (N,) position of each example's second text (token type 1 from there on), or
             None when every example is one text.
-        columns: (N, ...) further arrays by name: what the task's scoring needs, and what `cut` and `weights`
-            say.
-        token_labels: label of each of `tokens`, `IGNORED` where nothing is learned; None = tokens have none.
+        columns: (N, ...) further arrays by name: those of the task's scoring, `cut` and `weights`.
+        token_labels: Label of each of `tokens`, `IGNORED` where nothing is learned; None = tokens have none.
     """
 
     tokens: npt.NDArray[np.integer]
@@ -48,7 +47,6 @@ class TokenSet:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """(N,) tokens of each example."""
         return np.diff(self.offsets)
 
     @property
@@ -59,11 +57,10 @@ class TokenSet:
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:
-        """(N, ...) what the loss of each label is multiplied by, shaped as the labels; None = 1."""
+        """(N, ...) factors of each label's loss, shaped as the labels; None = 1."""
         return self.columns.get(_WEIGHT)
 
     def weighted(self, weights: npt.NDArray[np.float32]) -> TokenSet:
-        """Returns the same examples with `weights`."""
         return replace(self, columns={**self.columns, _WEIGHT: weights})
 
     @classmethod
@@ -85,7 +82,6 @@ class TokenSet:
         )
 
     def save(self, folder: Path, part: str) -> None:
-        """Writes the arrays of a part."""
         np.save(folder / f"{part}.tokens.npy", self.tokens)
         np.save(folder / f"{part}.offsets.npy", self.offsets)
         np.save(folder / f"{part}.labels.npy", self.labels)
@@ -98,12 +94,7 @@ class TokenSet:
 
 
 class TokenWriter:
-    """Writes the tokens of a part as they come, so that memory does not grow with the data.
-
-    Args:
-        folder, part: See `TokenSet.open`.
-        dtype: Dtype of the tokens.
-    """
+    """Writes the tokens of a part as they come, so that memory does not grow with the data."""
 
     def __init__(self, folder: Path, part: str, dtype: npt.DTypeLike) -> None:
         self._folder, self._part, self._dtype = folder, part, np.dtype(dtype)
@@ -119,7 +110,7 @@ class TokenWriter:
         self.tokens += tokens.size
 
     def finish(self) -> None:
-        """Completes the part; nothing is to be learned of its examples but their tokens."""
+        """Completes the part, whose examples have no labels but their tokens."""
         self._file.seek(0)
         self._begin()
         self._file.close()
@@ -128,7 +119,7 @@ class TokenWriter:
         np.save(self._folder / f"{self._part}.labels.npy", np.empty((len(lengths), 0), dtype=np.int64))
 
     def close(self) -> None:
-        """Gives up the file, finished or not."""
+        """Closes the file, finished or not."""
         self._file.close()
 
     def _begin(self) -> None:
@@ -144,14 +135,9 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Tokenises texts in batches.
+    """Tokenises N texts, or N pairs, and cuts them to `max_length` tokens, special ones included.
 
-    Args:
-        texts: N texts, or N pairs of texts, of which the longer one is cut first.
-        labels: (N, ...) what is learned of them.
-        tokenizer: with its frame of special tokens.
-        max_length: longer examples are cut to this many tokens, special ones included.
-        progress: called with the number of texts done so far.
+    `labels` is (N, ...); `progress` receives the number of texts done so far.
     """
     pairs = bool(texts) and isinstance(texts[0], tuple)
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
