@@ -1,1 +1,1 @@
-"""The database: engine, tables, statements and migrations; `migrate` is its door for the command line."""
+"""The database: engine, tables and migrations; `migrate` is the command line's entry."""

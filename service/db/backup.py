@@ -50,18 +50,7 @@ class BackupError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a backup holds.
-
-    Attributes:
-        file: of the archive.
-        created_s: when it was begun, Unix time.
-        release: of the program that made it.
-        database: `sqlite` or `postgresql`.
-        contents: of the database.
-        checkpoints: whether the files of experiments are in it.
-        files: how many there are, the database's included.
-        size_bytes: of all of them.
-    """
+    """`created_s` is when it was begun; `files` and `size_bytes` include the database's dump."""
 
     file: Path
     created_s: float
@@ -74,17 +63,7 @@ class Backup:
 
 
 def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
-    """Writes a backup of a running or stopped installation: whole, or not at all.
-
-    Args:
-        settings: Settings of the installation.
-        file: of the archive; does not exist yet.
-        checkpoints: include checkpoints, predictions and traces.
-
-    Raises:
-        BackupError: the file exists or cannot be written.
-        StoreError: the database cannot be read.
-    """
+    """Writes a backup of a running or stopped installation: whole, or not at all."""
     if file.exists():
         raise BackupError(f"{file} exists; give another name or remove it")
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -124,21 +103,14 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
 
 
 def restore(settings: Settings, file: Path, *, replace: bool) -> Backup:
-    """Puts a backup in the place of an installation, which must not be running.
+    """Replaces an installation, which must not be running, by a backup.
 
     The archive is unpacked and verified before anything is changed. Files of experiments, runs and attempts
     that the restored database does not have are moved to `<data_dir>/set-aside-<time>`, because their numbers
     will be used again.
 
     Args:
-        settings: Settings of the installation.
-        file: written by `back_up`.
         replace: do so although there are experiments already.
-
-    Raises:
-        BackupError: the archive is damaged, or of another kind of database or a newer release.
-        Conflict: there are experiments already, or the service is running.
-        StoreError: the database cannot be written.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     staging = settings.data_dir / f".restore-{uuid.uuid4().hex[:8]}"
@@ -185,7 +157,7 @@ def _restore_alone(
 
 
 def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:
-    """Names in the archive and place of each file; the manifest of a checkpoint after its other files."""
+    """Names in the archive and places of files; the manifest of a checkpoint follows its other files."""
     hardware = settings.data_dir / _HARDWARE
     if hardware.is_file():
         yield _HARDWARE, hardware
@@ -222,25 +194,18 @@ def _add_manifest(archive: tarfile.TarFile, document: Mapping[str, Any]) -> None
 
 
 class _Hashed:
-    """A file whose bytes are hashed while they are read."""
-
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes."""
         chunk = self._stream.read(size)
         self.digest.update(chunk)
         return chunk
 
 
 def _unpack(file: Path, folder: Path) -> Backup:
-    """Writes the archive's files to a folder and verifies them.
-
-    Raises:
-        BackupError: it is not a backup, or damaged.
-    """
+    """Writes the archive's files to a folder and verifies them."""
     found: dict[str, dict[str, Any]] = {}
     document: dict[str, Any] | None = None
     try:
@@ -315,7 +280,7 @@ def _write(stream: Any, path: Path) -> dict[str, Any]:
 
 
 def _refuse_live(database: Database, *, replace: bool) -> None:
-    """Raises for a database that someone works with or that holds experiments."""
+    """Raises for a database that is in use or holds experiments."""
     if database.path is not None and not database.path.exists():
         return
     try:

@@ -34,7 +34,6 @@ _NOW = sa.select(DatabaseNow())
 
 
 def database_time(connection: Connection) -> float:
-    """Returns Unix seconds by the clock of the database's server."""
     return float(connection.execute(_NOW).scalar_one())
 
 

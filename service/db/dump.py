@@ -28,12 +28,7 @@ class DumpError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a database holds, to be compared after it was put back.
-
-    Attributes:
-        revision: form of its tables; None = it has none.
-        experiments, runs: how many there are.
-    """
+    """What a database holds, compared after a restore. `revision` is None without tables."""
 
     revision: str | None
     experiments: int
@@ -41,7 +36,6 @@ class Contents:
 
 
 def contents(connection: Connection) -> Contents:
-    """Returns what a database holds."""
     revision = migrate.revision_of(connection)
     if revision is None:
         return Contents(None, 0, 0)
@@ -53,32 +47,14 @@ def contents(connection: Connection) -> Contents:
 
 
 def dump(database: Database, file: Path) -> Contents:
-    """Copies a database into a file, as it is at one moment; others may write meanwhile.
-
-    Args:
-        database: to be copied.
-        file: does not exist yet.
-
-    Raises:
-        DumpError: it cannot be copied.
-        UnusableDatabase: it is missing or damaged.
-    """
+    """Copies a database into a new file, as it is at one moment; others may write meanwhile."""
     if database.path is not None:
         return _dump_sqlite(database.path, file)
     return _dump_postgresql(database, file)
 
 
 def load(database: Database, file: Path) -> Contents:
-    """Puts a dump in the place of what a database holds: the whole of it, or nothing.
-
-    Args:
-        database: of the kind that the dump was made of.
-        file: written by `dump`.
-
-    Raises:
-        DumpError: it cannot be put back; the database is as it was.
-        StoreUnavailable: others hold the database locked.
-    """
+    """Replaces what a database holds by a dump of the same kind: the whole of it, or nothing."""
     if database.path is not None:
         _load_sqlite(database, database.path, file)
     else:
@@ -160,7 +136,7 @@ def _snapshot(database: Database) -> Iterator[tuple[Connection, str]]:
 
 
 def _address(database: Database) -> str:
-    """URL without the password, which everybody could read among a process' arguments."""
+    """URL without the password, which everyone could read among a process's arguments."""
     bare = database.url.set(drivername="postgresql", password=None)
     return bare.render_as_string(hide_password=False)
 

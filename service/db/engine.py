@@ -56,12 +56,9 @@ class Database:
     """The engine of one process; thread-safe.
 
     Args:
-        url: SQLAlchemy URL.
+        url: a SQLite file or PostgreSQL; ValueError for anything else.
         statement_timeout_s: longest statement on PostgreSQL; None = no limit, for maintenance.
-        present: whether it keeps `alone` from being had while it has connections.
-
-    Raises:
-        ValueError: the URL names neither a SQLite file nor PostgreSQL.
+        present: whether `alone` is refused to others while this has connections.
     """
 
     def __init__(
@@ -100,25 +97,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection in a transaction that sees one state of the database and writes nothing.
-
-        Raises:
-            StoreUnavailable: the database is unavailable.
-            UnusableDatabase: it is damaged.
-        """
+        """A connection in a transaction that sees one state of the database and writes nothing."""
         with translated(self.path), self.readers.connect() as connection, connection.begin():
             yield connection
 
     def write(self, body: Callable[[Connection], Result]) -> Result:
         """Runs `body` in one transaction and commits it; what it raises rolls everything back.
 
-        `body` may be run more than once: it touches nothing but the connection.
-
-        Raises:
-            StoreUnavailable: the database is locked or unavailable.
-            Unconfirmed: it was lost during the commit.
-            StoreFull: its disk is full.
-            UnusableDatabase: it is damaged.
+        `body` may be run more than once: it must touch nothing but the connection. `Unconfirmed` is raised
+        when the database was lost during the commit.
         """
         started_s = time.perf_counter()
         with translated(self.path):
@@ -182,23 +169,13 @@ class Database:
         raise AssertionError("unreachable")
 
     def connect(self) -> None:
-        """Opens a connection, which tells `alone` that the database is in use.
-
-        Raises:
-            StoreUnavailable: the database is unavailable, or being restored.
-        """
+        """Opens a connection, which shows `alone` that the database is in use."""
         with self.read():
             pass
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keeps all other programs out of the database meanwhile; yields False when one has it open.
-
-        For a database that is not `present` itself.
-
-        Raises:
-            StoreUnavailable: the database is unavailable.
-        """
+        """Keeps all other programs out of the database; yields False when one has it open."""
         with (
             translated(self.path),
             self._presence.alone() if self.path is not None else postgresql.alone(self.writers) as had,
@@ -206,7 +183,6 @@ class Database:
             yield had
 
     def close(self) -> None:
-        """Closes all connections."""
         if self.path is not None and not self.path.parent.exists():
             return  # Nothing was ever opened, and the lock's files have no place to be.
         with self.lock.held() if self.lock is not None else nullcontext():
@@ -219,7 +195,7 @@ class Database:
 
 
 def driver_connection(connection: Connection) -> Any:
-    """Returns the driver's own connection: `sqlite3.Connection` or `psycopg.Connection`."""
+    """The driver's own connection: `sqlite3.Connection` or `psycopg.Connection`."""
     return connection.connection.driver_connection
 
 
@@ -255,11 +231,7 @@ def _sqlite_engine(
 
 @contextmanager
 def translated(database: Path | None) -> Iterator[None]:
-    """Turn the drivers' errors into the store's.
-
-    Args:
-        database: the SQLite file; None for PostgreSQL.
-    """
+    """Turns the drivers' errors into the store's; `database` is the SQLite file, None for PostgreSQL."""
     try:
         yield
     except StoreError:
@@ -279,7 +251,7 @@ def translated(database: Path | None) -> Iterator[None]:
 
 
 def _translation(error: BaseException | None, database: Path | None) -> StoreError | None:
-    """Returns the store's error for a driver's; None = the statement or its values are wrong."""
+    """None = the statement or its values are wrong."""
     if _sqlstate(error) == _OUT_OF_RANGE:
         return OutOfRange()
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -310,7 +282,7 @@ def _disk_is_full(database: Path | None) -> bool:
 
 
 def has_room(database: Path) -> bool:
-    """Returns whether the disk of a SQLite file takes more of it."""
+    """Whether the disk of a SQLite file takes more of it."""
     try:
         with tempfile.TemporaryFile(dir=database.parent) as file:
             os.posix_fallocate(file.fileno(), 0, _SPARE_BYTES)

@@ -128,28 +128,20 @@ _BY_SQLITE_CODE: dict[str, type[StoreError]] = {
 
 
 def kind_of_sqlstate(sqlstate: str) -> type[StoreError] | None:
-    """Returns the store's error for one of PostgreSQL; None = the statement or its values are wrong."""
+    """None = the statement or its values are wrong."""
     return _BY_SQLSTATE.get(sqlstate) or _BY_SQLSTATE_CLASS.get(sqlstate[:2])
 
 
 def leaves_commit_open(name: str) -> bool:
-    """Returns whether a COMMIT that failed so may be found in SQLite's log after a crash.
+    """Whether a COMMIT that failed with this extended result code may be found in SQLite's log after a crash.
 
     The log's last frame was written by then. Errors of the writing itself come before that.
-
-    Args:
-        name: extended result code.
     """
     return name.startswith(("SQLITE_IOERR", "SQLITE_NOMEM")) and name != "SQLITE_IOERR_WRITE"
 
 
 def kind_of_sqlite_error(name: str, message: str) -> type[StoreError] | None:
-    """Returns the store's error for one of SQLite; None = the statement or its values are wrong.
-
-    Args:
-        name: extended result code, such as `SQLITE_IOERR_WRITE`.
-        message: of the error.
-    """
+    """None = the statement or its values are wrong. `name` is the extended result code."""
     if name == "SQLITE_ERROR" and message.startswith(("no such table", "no such column")):
         return UnusableDatabase  # Tables of another version of the program.
     return _BY_SQLITE_CODE.get(name.removeprefix("SQLITE_").partition("_")[0])

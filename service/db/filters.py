@@ -52,16 +52,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A column, or an axis by its dotted name."""
-
     name: str
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`name operator value`."""
-
     name: Name
     operator: Literal["=", "!=", "<", "<=", ">", ">="]
     value: Value
@@ -69,8 +65,6 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`name LIKE pattern`."""
-
     name: Name
     pattern: str
     ignore_case: bool
@@ -78,37 +72,27 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """`name IN (values)`."""
-
     name: Name
     values: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """`name IS NULL`."""
-
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The condition does not hold."""
-
     condition: Condition
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every condition holds."""
-
     conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    """Some condition holds."""
-
     conditions: tuple[Condition, ...]
 
 
@@ -124,11 +108,9 @@ class Order:
 
 
 def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> Condition | None:
-    """Parses a filter.
+    """Parses a filter over these columns; a blank one is None.
 
     Args:
-        text: the filter; blank = none.
-        names: columns that may be named, with what they hold.
         axes: whether `axis.<name>` may be named.
 
     Raises:
@@ -146,11 +128,7 @@ def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> 
 
 
 def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> tuple[Order, ...]:
-    """Parses `name`, `name asc` or `name desc`, several of them separated by commas.
-
-    Raises:
-        FilterError: a column is unknown, given twice, or one too many.
-    """
+    """Parses `name`, `name asc` or `name desc`, several of them separated by commas."""
     if text is None or not text.strip():
         return (default,)
     columns = tuple(_parse_column(part, names) for part in text.split(","))

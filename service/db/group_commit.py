@@ -24,15 +24,13 @@ class _Ticket(Generic[Item, Answer]):
 
 
 class GroupCommit(Generic[Item, Answer]):
-    """Whoever comes first commits for all that wait; each is answered after the commit.
+    """The first to come commits for all that wait; each is answered after the commit.
 
     Args:
-        commit: stores a group and answers each item, with an exception for an item that failed. It
-            asks for the group by calling what it is given: best where it has its turn at the
-            database, so that who comes while it waits for that is still in the group. A further
-            call gives the same group.
-        weight: Returns what an item counts towards `limit`.
-        limit: heaviest group.
+        commit: stores a group and answers each item, with an exception for an item that failed. It is given a
+            function that returns the group, to be called once it has its turn at the database, so that
+            latecomers are still in the group. A further call returns the same group.
+        weight: what an item counts towards `limit`, the heaviest group.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class GroupCommit(Generic[Item, Answer]):
         self._waiting: list[_Ticket[Item, Answer]] = []
 
     def __call__(self, item: Item) -> Answer:
-        """Store an item; returns when it is committed."""
+        """Stores an item; returns when it is committed."""
         ticket: _Ticket[Item, Answer] = _Ticket(item)
         with self._mutex:
             self._waiting.append(ticket)
@@ -68,7 +66,6 @@ class GroupCommit(Generic[Item, Answer]):
         return ticket.answer
 
     def _lead(self) -> None:
-        """Commits a group, which holds one's own item, then leaves the lead to the first who waits."""
         group: list[_Ticket[Item, Answer]] = []
 
         def take() -> list[Item]:

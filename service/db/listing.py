@@ -1,8 +1,8 @@
-"""Lists in pages: a parsed filter and order become one SELECT, a place in the list a token.
+"""Lists in pages: a parsed filter and order become one SELECT, a place in the list becomes a token.
 
-Pages are cut by key, not by offset: a page begins after the last row of the page before it, so
-that rows that arrive meanwhile move nothing. Rows without a value in the sorted column come last;
-they are a second walk, so that both walks follow an index.
+Pages are cut by key, not by offset: a page begins after the last row of the page before it, so that new rows
+move nothing. Rows without a value in the sorted column come last, in a second walk, so that both walks follow
+an index.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPERATORS = {
 
 
 def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
-    """Returns columns of a table that a filter may name."""
+    """Columns of a table that a filter may name."""
     kinds: dict[str, Kind] = {}
     for column in table.columns:
         if column.name in hidden:
@@ -74,11 +74,7 @@ class Listing:
 def read_page(
     connection: Connection, listing: Listing, page_size: int, page_token: str | None
 ) -> tuple[list[sa.RowMapping], str | None]:
-    """Returns one page of rows, and the token of the next.
-
-    Raises:
-        BadPageToken: the token was not made for this list.
-    """
+    """One page of rows, and the token of the next."""
     place = None if page_token is None else _Place.read(page_token, listing)
     statement = _selected(connection, listing)
     if len(listing.order) == 1:
@@ -114,8 +110,6 @@ def _rows(connection: Connection, statement: sa.Select[Any], limit: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The row that a page begins after: its values in the sorted columns, and its id."""
-
     values: tuple[str | int | float | None, ...]
     id: int
 
@@ -143,7 +137,7 @@ class _Place:
 
 
 def _fits(listing: Listing, order: Order, value: object) -> bool:
-    """Returns whether a column can hold the value, in either database."""
+    """Whether a column can hold the value, in either database."""
     if value is None:
         return _nullable(listing, order)
     if _kind(listing, order) is Kind.text:
@@ -199,7 +193,6 @@ def _seen(connection: Connection, listing: Listing) -> ColumnElement[bool]:
 def _by_one_column(
     statement: sa.Select[Any], listing: Listing, place: _Place | None, *, without_value: bool
 ) -> sa.Select[Any]:
-    """Returns the rows after a place along the column's index: those with a value in it, or those without."""
     (column,) = listing.order
     key = _key(listing, column)
     keys: list[ColumnElement[Any]] = [listing.table.c.id]
@@ -251,7 +244,7 @@ def _after(listing: Listing, columns: Sequence[Order], values: Sequence[Any]) ->
 
 
 def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnElement[bool]:
-    """Returns a parsed filter as an SQL expression; every literal is a bound parameter."""
+    """A parsed filter as SQL; every literal is a bound parameter."""
     match condition:
         case filters.All(parts):
             return sa.and_(*(condition_sql(part, table, dialect) for part in parts))
@@ -307,7 +300,7 @@ def _operand(
 
 
 def _axis(name: str, table: Table, dialect: str, value: filters.Value | None) -> ColumnElement[Any]:
-    """Returns the value of an axis, as text or as a number by what it is compared with; else NULL."""
+    """The value of an axis, as text or as a number by what it is compared with; else NULL."""
     text: ColumnElement[Any] = sa.type_coerce(table.c.point, sa.Text())
     if dialect == "sqlite":
         path = "$." + json.dumps(name)

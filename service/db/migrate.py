@@ -1,4 +1,4 @@
-"""Bring the database up to date, and say what is wrong with it: at start and on the command line."""
+"""Brings the database up to date, and lists what is wrong with it: at start and on the command line."""
 
 from __future__ import annotations
 
@@ -32,15 +32,10 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 
 
 def upgrade(settings: Settings) -> None:
-    """Creates the tables, or bring them to the newest form; does nothing when they have it.
+    """Creates the tables, or brings them to the newest form; does nothing when they have it.
 
-    Processes that start at once take turns; the step is one transaction, so that a process that
-    dies in it leaves the old form.
-
-    Raises:
-        UnusableDatabase: the tables are newer than this program, or lie on a network file system.
-        StoreUnavailable: the database is unavailable or locked.
-        StoreFull: its disk is full.
+    Processes that start at once take turns; the step is one transaction, so that a process that dies in it
+    leaves the old form.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = Database(settings.resolved_database_url(), statement_timeout_s=None)
@@ -79,7 +74,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def check(settings: Settings) -> list[str]:
-    """Everything that is wrong with the database; empty when nothing is. Reads all of a SQLite file."""
+    """Everything that is wrong with the database. Reads all of a SQLite file."""
     problems: list[str] = []
     database = Database(settings.resolved_database_url(), statement_timeout_s=None)
     try:
@@ -101,12 +96,7 @@ def check(settings: Settings) -> list[str]:
 
 
 def readiness_problems(database: Database) -> list[str]:
-    """Returns why the database cannot serve now, found in moments; `check` looks at everything.
-
-    Raises:
-        StoreUnavailable: it is unavailable.
-        UnusableDatabase: it is damaged.
-    """
+    """Why the database cannot serve now, found in moments; `check` looks at everything."""
     with database.read() as connection:
         problems = _revision_problems(connection)
         if database.path is None and connection.execute(sa.text("SELECT pg_is_in_recovery()")).scalar():
@@ -117,18 +107,13 @@ def readiness_problems(database: Database) -> list[str]:
 
 
 def differences(connection: Connection) -> list[Any]:
-    """Returns what the tables in the database have and `service.db.schema` has not, or the reverse."""
+    """What the tables in the database have and `service.db.schema` has not, or the reverse."""
     context = MigrationContext.configure(connection, opts={"compare_type": same_type})
     return list(compare_metadata(context, metadata))
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Checks at start what can be checked in moments; `check` does the rest.
-
-    Raises:
-        UnusableDatabase: with the first problem, and what to do.
-        StoreUnavailable: the database is unavailable.
-    """
+    """Raises `UnusableDatabase` for what can be checked in moments at start; `check` does the rest."""
     database = Database(settings.resolved_database_url())
     problems: list[str] = []
     try:
@@ -159,7 +144,6 @@ def _report_log_damage(path: Path) -> None:
 
 
 def newest_revision() -> str:
-    """Returns the form of the tables that this program works with."""
     return _newest_revision(MIGRATIONS)
 
 
@@ -173,7 +157,7 @@ def _newest_revision(migrations: Path) -> str:
 def same_type(
     context: object, inspected: object, declared: object, inspected_type: Any, declared_type: Any
 ) -> bool | None:
-    """Alembic's question whether a column's type differs; our decorators are compared by what they store."""
+    """Whether a column's type differs, for Alembic; our decorators are compared by what they store."""
     if isinstance(declared_type, WordOf | Document):
         return not isinstance(inspected_type, sa.String)
     return None
@@ -192,7 +176,6 @@ def _form_problems(connection: Connection) -> list[str]:
 
 
 def missing_triggers(connection: Connection) -> list[str]:
-    """Returns the names of the triggers that the schema declares and the database does not have."""
     names = {
         "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
         "postgresql": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'D'",
@@ -219,13 +202,13 @@ def _refuse_newer(connection: Connection) -> None:
 
 
 def is_newer(revision: str) -> bool:
-    """Returns whether a form of the tables is unknown to this program, which knows all earlier ones."""
+    """Whether a revision is unknown to this program, which knows all earlier ones."""
     known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
     return revision not in known
 
 
 def revision_of(connection: Connection) -> str | None:
-    """Returns the form of the tables in a database; None = it has none."""
+    """Revision of the tables in a database; None = it has none."""
     return MigrationContext.configure(connection).get_current_revision()
 
 

@@ -44,20 +44,11 @@ class ServerSilent(psycopg.OperationalError):
 
 
 class LimitedConnection(psycopg.Connection[Any]):
-    """A connection that closes when the server sends nothing for `silence_s` while an answer is due.
-
-    Attributes:
-        silence_s: the limit; None = none.
-    """
+    """Closes when the server is silent for `silence_s` while an answer is due; None = no limit."""
 
     silence_s: float | None = None
 
     def wait(self, gen: PQGen[Returned], interval: float = 0.1, timeout: float | None = None) -> Returned:
-        """Runs a generator of psycopg on this connection.
-
-        Raises:
-            ServerSilent: the server sent nothing for `silence_s`.
-        """
         if self.silence_s is not None:
             gen = _limited(gen, self.silence_s)
         try:
@@ -85,13 +76,7 @@ def _limited(gen: PQGen[Returned], silence_s: float) -> PQGen[Returned]:
 
 
 def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bool = True) -> Engine:
-    """Returns an engine whose every wait is limited.
-
-    Args:
-        url: of the database.
-        statement_timeout_s: longest statement; None = no limit, for maintenance.
-        present: whether its connections keep `alone` from being had.
-    """
+    """An engine whose every wait is limited; for the arguments see `Database`."""
     settings = {
         "lock_timeout": int(LOCK_TIMEOUT_S * 1000),
         "statement_timeout": int((statement_timeout_s or 0) * 1000),
@@ -138,12 +123,11 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bo
 
 
 def snapshot_reads(engine: Engine) -> Engine:
-    """Returns the engine for transactions that see one state of the database and cannot write; same pool."""
+    """For transactions that see one state of the database and cannot write; same pool."""
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
 def _hold_presence(connection: LimitedConnection) -> None:
-    """Holds the lock that tells who has the database open, until the connection ends."""
     try:
         connection.autocommit = True
         connection.execute(f"SELECT pg_advisory_lock_shared({_PRESENCE})")
@@ -158,11 +142,7 @@ def _hold_presence(connection: LimitedConnection) -> None:
 
 @contextmanager
 def alone(engine: Engine) -> Iterator[bool]:
-    """Keeps all others out of the database meanwhile; yields False when one has it open.
-
-    Args:
-        engine: one whose connections are not `present`.
-    """
+    """For an engine whose connections are not `present`, see `Database.alone`."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         try:
             yield bool(connection.execute(sa.text(f"SELECT pg_try_advisory_lock({_PRESENCE})")).scalar_one())
@@ -187,7 +167,7 @@ def flush_early(connection: sa.Connection) -> None:
 
     By default they pile up in the system's cache until the next checkpoint, whose fsync makes every commit
     wait for all of them: 0.26 s when ten million rows had been removed. Autovacuum evicts many of them, so
-    that this is a setting of the database. What an operator has set stays.
+    this is a setting of the database. What an operator has set stays.
     """
     name = connection.execute(_LETS_DIRTY_PAGES_PILE_UP).scalar()
     if name is not None:

@@ -58,15 +58,9 @@ class RoleError(StoreError):
 
 
 def make_driver_role(settings: Settings) -> str | None:
-    """Makes the role that `driver_database_url` names, or brings its password and grants up to date.
+    """Creates the role that `driver_database_url` names, or brings its password and grants up to date.
 
-    Returns:
-        Name of the role; None where there is nothing to do: no URL, or SQLite.
-
-    Raises:
-        RoleError: the URL names no role, the service's own, or another database; or the service's role may
-            not make roles.
-        StoreUnavailable: the database is unavailable.
+    Returns its name; None where there is nothing to do: no URL, or SQLite.
     """
     if settings.driver_database_url is None:
         return None

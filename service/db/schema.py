@@ -45,11 +45,9 @@ class WordOf(TypeDecorator[Word]):
         self.vocabulary = vocabulary
 
     def process_bind_param(self, value: Word | None, dialect: Dialect) -> str | None:
-        """Returns the word as text."""
         return None if value is None else str(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Word | None:
-        """Returns the word that the text stands for."""
         return None if value is None else self.vocabulary(value)
 
 
@@ -60,11 +58,9 @@ class Document(TypeDecorator[dict[str, Any]]):
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, Any] | None, dialect: Dialect) -> str | None:
-        """Returns the mapping as JSON text."""
         return None if value is None else dump_document(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
-        """Returns the mapping that the text holds."""
         return None if value is None else load_document(value)
 
 
@@ -80,7 +76,6 @@ def dump_document(value: object) -> str:
 
 
 def load_document(text: str) -> Any:
-    """Returns the inverse of `dump_document`."""
     return json.loads(text, object_hook=_untagged if _TAG in text else None)
 
 

@@ -56,9 +56,9 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 class WriterLock:
     """One writer of a database at a time, over threads and processes, taking turns.
 
-    Two advisory locks on files next to the database: who waits for the second holds the first, so
-    that a process that writes without pause meets a closed door after its transaction. The
-    operating system releases both when a process dies.
+    Two advisory locks on files next to the database: a process that waits for the second holds the first, so
+    that one that writes without pause has to wait after its transaction. The operating system releases both
+    when a process dies.
     """
 
     def __init__(self, database: Path) -> None:
@@ -69,11 +69,6 @@ class WriterLock:
 
     @contextmanager
     def held(self, timeout_s: float = BUSY_TIMEOUT_S) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            StoreUnavailable: when others held it for `timeout_s`.
-        """
         deadline = time.monotonic() + timeout_s
         if not self._threads.acquire(timeout=timeout_s):
             raise StoreUnavailable("the database is locked by another writer; try again later")
@@ -101,7 +96,6 @@ class WriterLock:
         return self._files
 
     def close(self) -> None:
-        """Closes the lock's files."""
         with self._threads:
             if self._owner_pid == os.getpid():
                 for descriptor in self._files:
@@ -110,7 +104,7 @@ class WriterLock:
 
 
 class Presence:
-    """Tells which processes have a database open: each holds an advisory lock on a file next to it.
+    """Shows which processes have a database open: each holds an advisory lock on a file next to it.
 
     The operating system releases it when a process dies; a forked child holds it with its parent.
     """
@@ -121,11 +115,7 @@ class Presence:
         self._file: int | None = None
 
     def hold(self) -> None:
-        """Holds the lock from now on.
-
-        Raises:
-            StoreUnavailable: the database is being restored.
-        """
+        """Raises `StoreUnavailable` while the database is being restored."""
         with self._mutex:
             if self._file is not None:
                 return
@@ -143,7 +133,6 @@ class Presence:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keeps all others out of the database meanwhile; yields False when one has it open."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._open()
         try:
@@ -160,7 +149,6 @@ class Presence:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def release(self) -> None:
-        """Gives the lock back."""
         with self._mutex:
             if self._file is not None:
                 os.close(self._file)  # Not unlocked: a forked child may hold it too.
@@ -186,13 +174,12 @@ def _lock(
 
 
 def prepare_reader(connection: sqlite3.Connection) -> None:
-    """Sets up a connection that never writes."""
     _prepare(connection)
     connection.execute("PRAGMA query_only = ON")
 
 
 def prepare_writer(connection: sqlite3.Connection) -> None:
-    """Sets up the connection that writes: durable commits, checkpoints only by `Checkpoints`."""
+    """Durable commits; checkpoints only by `Checkpoints`."""
     _prepare(connection)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -214,12 +201,7 @@ def _busy_timeout(seconds: float) -> str:
 
 
 class Checkpoints:
-    """Copies the write-ahead log into the database when it has grown; for one writing process.
-
-    Args:
-        database: the file.
-        at_least: growth of the log after which it is copied, in bytes; None = `CHECKPOINT_BYTES`.
-    """
+    """Copies the write-ahead log into the database when it has grown by `at_least` bytes; for one process."""
 
     def __init__(self, database: Path, at_least: int | None = None) -> None:
         self._at_least = CHECKPOINT_BYTES if at_least is None else at_least
@@ -233,7 +215,6 @@ class Checkpoints:
         """Copies what can be copied now, if it is time; call under `WriterLock`.
 
         It follows a commit, which stands whatever happens here: a full disk is logged, and does not raise.
-
         Readers that still need the old pages are never waited for, because all writers would wait with them:
         the log keeps growing, and the next try comes after a pause that doubles up to `LONGEST_PAUSE_S`.
         """
@@ -271,14 +252,10 @@ class Checkpoints:
 
 
 def log_damage(database: Path) -> str | None:
-    """Reads back the write-ahead log that a crash has left, and returns in one line what of it is unreadable.
+    """Reads back the write-ahead log that a crash has left; returns in one line what of it is unreadable.
 
-    SQLite drops the log silently from the first unreadable frame on. Call under `WriterLock`, before
-    the database is used: what was dropped is overwritten by the next commit, so a copy of the log is kept.
-
-    Raises:
-        sqlite3.Error: the database cannot be opened.
-        OSError: the log cannot be read.
+    SQLite drops the log silently from the first unreadable frame on. Call under `WriterLock`, before the
+    database is used: what was dropped is overwritten by the next commit, so a copy of the log is kept.
     """
     log = database.with_name(database.name + "-wal")
     if not log.exists() or log.stat().st_size == 0:
@@ -319,7 +296,6 @@ def _unreadable_frames(log: Path, page_size: int, readable: int) -> int:
 
 
 def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str | None:
-    """Returns what is to be said about this version of SQLite, if anything."""
     if version >= _FIXED_VERSION:
         return None
     ours, fixed = (".".join(map(str, of)) for of in (version, _FIXED_VERSION))
@@ -331,7 +307,7 @@ def version_warning(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> s
 
 
 def file_system_problem(database: Path) -> str | None:
-    """Returns why the database must not lie where it lies: write-ahead logging needs shared memory."""
+    """Why the database must not be where it is: write-ahead logging needs shared memory."""
     folder = database.resolve().parent
     best = ""
     kind = ""
@@ -348,7 +324,6 @@ def file_system_problem(database: Path) -> str | None:
 
 
 def integrity_problems(connection: sqlite3.Connection) -> list[str]:
-    """Returns what `PRAGMA quick_check` finds; empty when the database is sound."""
     try:
         rows = connection.execute("PRAGMA quick_check(10)").fetchall()
         found = [line for (text,) in rows for line in str(text).splitlines() if not line.startswith("***")]
@@ -358,7 +333,6 @@ def integrity_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def refuse_unsafe_place(database: Path) -> None:
-    """Raises `UnusableDatabase` for a file system on which SQLite is not safe."""
     problem = file_system_problem(database)
     if problem is not None:
         raise UnusableDatabase(problem)

@@ -19,7 +19,7 @@ _ACCEPTED = select(accepted_writers.c.oldest, accepted_writers.c.newest)
 
 
 def refusal(connection: Connection) -> str | None:
-    """Returns why the database does not take what this program writes; None = it does."""
+    """Why the database does not take what this program writes; None = it does."""
     row = connection.execute(_ACCEPTED).one_or_none()
     if row is None:
         return "the database does not say which writers it takes; restore a backup"

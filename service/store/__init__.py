@@ -116,13 +116,7 @@ class Store(
     Sessions,
     Views,
 ):
-    """The database of one installation.
-
-    Args:
-        database: Database with the rows.
-        settings: Settings of this installation; the catalogue prices the runs.
-        clock: Unix seconds of a simulation, in place of every clock; None = the real clocks.
-    """
+    """The database of one installation. `clock` replaces all clocks in a simulation."""
 
     def __init__(
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
@@ -133,17 +127,13 @@ class Store(
     def open(
         cls, settings: Settings, *, migrate: bool = False, clock: Callable[[], float] | None = None
     ) -> Store:
-        """Connect, and check that the database can be used.
+        """Connects, and checks that the database can be used.
 
         Args:
-            settings: Settings of this installation.
             migrate: bring the tables up to date first, and create them in an empty database.
-            clock: see the class.
 
         Raises:
-            UnusableDatabase: migrations are missing, the file is damaged, or lies on a network
-                file system.
-            StoreUnavailable: the database is unavailable.
+            UnusableDatabase: migrations are missing, the file is damaged, or is on a network file system.
         """
         from service.db import migrate as migration
 
@@ -160,6 +150,5 @@ class Store(
         return self.database.path
 
     def close(self) -> None:
-        """Closes all connections."""
         self.write_token_uses()
         self.database.close()

@@ -1,4 +1,4 @@
-"""What experiments and runs have used: totals out of running sums, ledgers out of every measurement."""
+"""What experiments and runs have used: totals from running sums, ledgers from every measurement."""
 
 from __future__ import annotations
 
@@ -34,20 +34,14 @@ _ROUNDING = 1e-9
 
 
 class Accounting(StorePart):
-    """The part of the store that adds up time, money and energy."""
-
     def experiment_totals(self, experiment_id: int) -> Totals:
-        """Returns what the experiment has used so far: the sum of its ledger.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """What the experiment has used so far: the sum of its ledger."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             return _totals(connection, [experiment_id], self.clock())[experiment_id]
 
     def experiment_costs(self, experiment_ids: Collection[int]) -> dict[int, ExperimentCost]:
-        """Returns what several experiments cost so far, and will cost, in two statements for all of them."""
+        """What several experiments cost so far, and will cost, in two statements for all of them."""
         if not experiment_ids:
             return {}
         now = self.clock()
@@ -64,11 +58,7 @@ class Accounting(StorePart):
         }
 
     def ledger(self, experiment_id: int) -> Ledger:
-        """Returns what every attempt at the experiment's runs is charged; open attempts count up to now.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """What every attempt at the experiment's runs is charged; open attempts count up to now."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
@@ -77,11 +67,7 @@ class Accounting(StorePart):
         return ledger(experiment_id, used, placements, now_s=self.clock())
 
     def account(self, run_id: int) -> Account:
-        """Returns what every attempt at a run is charged; an open one counts up to now.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """What every attempt at a run is charged; an open one counts up to now."""
         with self.database.read() as connection:
             run = read_run(connection, run_id)
             used = _usage(connection, schema.runs.c.id == run_id)
@@ -93,7 +79,7 @@ class Accounting(StorePart):
             return list(connection.execute(usage_statements.experiments_with_usage()).scalars())
 
     def wrong_usage(self, experiment_id: int) -> list[tuple[int, int]]:
-        """Attempts of an experiment, by (run, number), whose running sums differ from what they sum up."""
+        """Attempts, by (run, number), whose running sums differ from what they sum up."""
         with self.database.read() as connection:
             used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
             stored = connection.execute(usage_statements.usage_of(experiment_id)).mappings().all()
@@ -106,11 +92,7 @@ class Accounting(StorePart):
         )
 
     def recount(self, experiment_id: int) -> None:
-        """Adds up the running sums of an experiment again from its attempts and measurements.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """Adds up the running sums of an experiment again from its attempts and measurements."""
 
         def body(connection: Connection) -> None:
             lock_experiment(connection, experiment_id)
@@ -124,7 +106,6 @@ class Accounting(StorePart):
 
 
 def _totals(connection: Connection, experiment_ids: Collection[int], now: float) -> dict[int, Totals]:
-    """Returns what each of these experiments has used so far."""
     parts: dict[int, list[Sequence[float | None]]] = {id: [(0.0,) * 4] for id in experiment_ids}
     chosen = {"experiments": list(experiment_ids), "now": now}
     for id, *figures in connection.execute(usage_statements.TOTALS, chosen):
@@ -140,7 +121,7 @@ def _totals(connection: Connection, experiment_ids: Collection[int], now: float)
 
 
 def _usage(connection: Connection, chosen: sa.ColumnElement[bool]) -> list[AttemptUsage]:
-    """Returns all attempts at chosen runs, with what their windows sum up to."""
+    """All attempts at chosen runs, with the sums of their windows."""
     told: dict[tuple[int, int], list[sa.Row[Any]]] = {}
     for row in connection.execute(ledger_statements.windows_for_ledger(chosen, WINDOWS)):
         told.setdefault((row.run_id, row.attempt), []).append(row)
@@ -172,7 +153,7 @@ def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
 
 
 def _usage_row(experiment_id: int, used: AttemptUsage) -> dict[str, Any]:
-    """Returns the row of `attempt_usage` that an attempt should have."""
+    """The row of `attempt_usage` that an attempt should have."""
     measured = used.measured
     return {
         "experiment_id": experiment_id,

@@ -36,8 +36,6 @@ from trainers.errors import FailureClass
 
 
 class Attempts(StorePart):
-    """The part of the store that drivers open and end the attempts at runs through."""
-
     def open_attempt(
         self,
         run_id: int,
@@ -52,17 +50,12 @@ class Attempts(StorePart):
         """queued -> starting under a new attempt of the run; returns its number.
 
         Args:
-            run_id: the run.
-            experiment_attempt: the experiment's attempt.
             workers: processes of this attempt; None = as many as the run had before.
             placement: id of the devices that it runs on; None = it never gets to run.
-            node: host of its worker.
-            pid: process of its worker.
-            number: of the new attempt, so that the call may be repeated when its answer was lost;
-                None = the next.
+            number: of the new attempt, so that the call may be repeated when its answer was lost; None = the
+                next.
 
         Raises:
-            NotFound: the run does not exist.
             StaleAttempt: the experiment's attempt is over.
             Conflict: the run is not queued any more, or cancel or pause was requested.
         """
@@ -128,18 +121,7 @@ class Attempts(StorePart):
         return self.database.write(body)
 
     def refuse_run(self, run_id: int, experiment_attempt: int, failure: tuple[FailureClass, str]) -> None:
-        """queued -> failed, under an attempt that never ran: nothing could train the run.
-
-        Args:
-            run_id: the run.
-            experiment_attempt: the experiment's attempt.
-            failure: class and one line.
-
-        Raises:
-            NotFound: the run does not exist.
-            StaleAttempt: the experiment's attempt is over.
-            Conflict: the run is not queued any more.
-        """
+        """queued -> failed, under an attempt that never ran: nothing could train the run."""
         now = self.clock()
 
         def body(connection: Connection) -> None:
@@ -192,19 +174,12 @@ class Attempts(StorePart):
         resumed_from_step: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """starting -> running, with what the worker found out about itself.
+        """starting -> running, with the worker's own findings.
 
         Args:
-            run_id: the run.
-            attempt: the run's attempt.
             total_steps: optimizer updates of the whole run.
-            resumed_from_step: step of the restored checkpoint; points of older attempts beyond
-                it are hidden from now on.
+            resumed_from_step: points of older attempts beyond it are hidden from now on.
             facts: reproducibility; JSON values.
-
-        Raises:
-            StaleAttempt: another attempt is current.
-            Conflict: the attempt has ended.
         """
         now = self.clock()
 
@@ -262,25 +237,15 @@ class Attempts(StorePart):
         failure: tuple[FailureClass, str] | None = None,
         retry_delay_s: float | None = None,
     ) -> RunState:
-        """Ends an attempt: the one transition out of starting and running.
+        """Ends an attempt: the one transition out of starting and running. Returns where the run went.
 
         A cancellation that was requested beats retry and pause. A run that stopped for a request that was
         withdrawn meanwhile is queued again, with its checkpoint.
 
         Args:
-            run_id: the run.
-            attempt: the run's attempt.
             state: succeeded, stopped, cancelled, paused or failed; with `retry_delay_s`, failed.
-            summary: final figures.
             failure: class and one line, for failed.
             retry_delay_s: queue the run again after this delay instead of failing it for good.
-
-        Returns:
-            Where the run went.
-
-        Raises:
-            StaleAttempt: another attempt is current.
-            Conflict: the attempt has ended already.
         """
         now = self.clock()
 
@@ -324,20 +289,9 @@ class Attempts(StorePart):
         return self.database.write(body)
 
     def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
-        """Queues the runs again that an older attempt at the experiment left starting or running.
+        """Queues runs that an older attempt at the experiment left starting or running; returns their ids.
 
-        Called by the next driver at its start. A run whose cancellation was requested is
-        cancelled instead.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: the present attempt at the experiment.
-
-        Returns:
-            Ids of the runs that were left over.
-
-        Raises:
-            StaleAttempt: `attempt` is over.
+        Called by the next driver at its start. A run whose cancellation was requested is cancelled instead.
         """
         now = self.clock()
 
@@ -358,18 +312,8 @@ class Attempts(StorePart):
         """Queues the runs again that have an open attempt of this driver which no worker carries out.
 
         The answer of a transaction can be lost with the connection: the attempt is then open, and the driver
-        does not know. A run whose cancellation was requested is cancelled instead.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: the present attempt at the experiment.
-            alive: runs whose attempts the driver knows of.
-
-        Returns:
-            Ids of the runs that were reset.
-
-        Raises:
-            StaleAttempt: `attempt` is over.
+        does not know. A run whose cancellation was requested is cancelled instead. `alive` are the runs whose
+        attempts the driver knows of.
         """
         now = self.clock()
 
@@ -390,7 +334,6 @@ def _active(connection: Connection, experiment_id: int) -> Sequence[sa.Row[Any]]
 def _queue_lost(
     connection: Connection, experiment_id: int, lost: Sequence[sa.Row[Any]], why: str, now: float
 ) -> None:
-    """Closes open attempts as lost and queue their runs again, or cancel them where that was requested."""
     failure = (FailureClass.lost, why)
     for run in lost:
         target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
@@ -419,13 +362,12 @@ def _queue_lost(
 
 
 def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
-    """Returns whether an attempt is open under this number already: the call is a repeated one."""
     found = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
     return found is not None and found.experiment_attempt == experiment_attempt
 
 
 def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
-    """Returns where a run goes, given what people ask for by now."""
+    """Where a run goes, given what people have requested by now."""
     cancelled = row.cancel_requested_s is not None or run.cancel_requested_s is not None
     if wanted in (RunState.queued, RunState.paused, RunState.cancelled) and cancelled:
         return RunState.cancelled
@@ -444,7 +386,7 @@ def _refused_run(connection: Connection, run_id: int, attempt: int) -> StaleAtte
 
 
 def _resized(had: int, has: int) -> dict[str, Any]:
-    """Returns the columns of a run that follow the number of workers of its newest attempt."""
+    """Columns of a run that follow the number of workers of its newest attempt."""
     columns = schema.runs.c
     return {
         "workers": has,

@@ -29,16 +29,8 @@ def note_change(
 ) -> None:
     """Adds a row to the audit log, in the transaction of the change.
 
-    Fields that are the same before and after are left out.
-
-    Args:
-        connection: in a transaction.
-        actor: who makes the change.
-        action: kind of the object and a verb, `token.revoke` for instance.
-        object_id: its name or number.
-        now: Unix seconds.
-        before: fields as they were; None = it is new.
-        after: fields as they are now; None = it is gone.
+    `action` is the kind of the object and a verb, such as `token.revoke`. Fields that are the same before and
+    after are left out; `before` None = it is new, `after` None = it is gone.
     """
     if before is not None and after is not None:
         changed = [name for name in after if name not in before or before[name] != after[name]]
@@ -60,8 +52,6 @@ def note_change(
 
 
 class Audit(StorePart):
-    """The part of the store that shows the audit log."""
-
     def audit(
         self,
         *,
@@ -74,15 +64,9 @@ class Audit(StorePart):
         object_kind: str | None = None,
         object_id: str | None = None,
     ) -> AuditPage:
-        """Returns rows of the audit log, the oldest first.
+        """Rows of the audit log, the oldest first, that follow the id `after`.
 
-        Args:
-            after: id that they follow.
-            limit: most rows.
-            since_s, until_s: bounds of when, Unix seconds.
-            actor: by whom.
-            action: an action, or the part before its dot for all of that kind.
-            object_kind, object_id: done to what.
+        `action` is an action, or the part before its dot for all of that kind.
         """
         statement = access_statements.audit_rows(
             after=after,
@@ -100,7 +84,7 @@ class Audit(StorePart):
         return AuditPage(page, page[-1].id if len(rows) > limit else None)
 
     def audit_rows(self, **chosen: Any) -> Iterator[AuditRow]:
-        """Yields all rows of the audit log that `audit` would answer with these arguments."""
+        """Yields all rows that `audit` would return for these arguments."""
         after: int | None = 0
         while after is not None:
             page = self.audit(after=after, limit=ROWS_AT_A_TIME, **chosen)

@@ -36,13 +36,7 @@ class NewEvent:
 
 
 class StorePart:
-    """Base of the parts of the store.
-
-    Args:
-        database: Database with the rows.
-        settings: Settings of this installation.
-        simulated: Unix seconds of a simulation, in place of every clock; None = the real clocks.
-    """
+    """Base of the parts of the store. `simulated` replaces every clock; None = the real clocks."""
 
     def __init__(
         self, database: Database, settings: Settings, simulated: Callable[[], float] | None = None
@@ -88,20 +82,10 @@ def announce(
     now: float,
     actor: Actor | None = None,
 ) -> sa.Row[Any]:
-    """Locks the experiment, numbers the events and stores them; returns where the experiment stands.
+    """Locks the experiment, numbers the events and stores them; returns the experiment's standing.
 
-    Every transition begins here: the lock on the experiment's row puts transitions of one
-    experiment in an order, and makes that order the order of its events.
-
-    Args:
-        connection: in a transaction.
-        experiment_id: the experiment.
-        new: its events, in order.
-        now: Unix seconds.
-        actor: who caused them; None = the service itself.
-
-    Raises:
-        NotFound: when there is no such experiment.
+    Every transition begins here: the lock on the experiment's row puts transitions of one experiment in an
+    order, and makes that order the order of its events.
     """
     if actor is not None:
         new = [replace(event, actor=storable(actor.user)) for event in new]
@@ -111,11 +95,7 @@ def announce(
 
 
 def lock_experiment(connection: Connection, experiment_id: int, event_count: int = 0) -> sa.Row[Any]:
-    """Locks the experiment's row and reserve the next event numbers.
-
-    Raises:
-        NotFound: when there is no such experiment.
-    """
+    """Locks the experiment's row and reserves the next event numbers."""
     row = connection.execute(
         statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": event_count}
     ).one_or_none()
@@ -186,7 +166,7 @@ _REQUESTS: Final[Mapping[EventKind, frozenset[EventKind]]] = {
 
 
 def _with_requester(connection: Connection, experiment_id: int, event: NewEvent) -> NewEvent:
-    """Returns an event of a request that was carried out later with whom it came from."""
+    """Adds the person to an event that carries out a request later."""
     if event.actor is not None or event.kind not in _REQUESTS:
         return event
     asked = statements.newest_actor(experiment_id, _REQUESTS[event.kind], event.run_id)
@@ -194,11 +174,6 @@ def _with_requester(connection: Connection, experiment_id: int, event: NewEvent)
 
 
 def read_experiment(connection: Connection, id: int) -> Experiment:
-    """Returns one experiment.
-
-    Raises:
-        NotFound: when there is none.
-    """
     row = connection.execute(statements.experiment_by_id(id)).mappings().one_or_none()
     if row is None:
         raise NotFound("experiment", id)
@@ -206,11 +181,6 @@ def read_experiment(connection: Connection, id: int) -> Experiment:
 
 
 def read_run(connection: Connection, id: int) -> Run:
-    """Returns one run.
-
-    Raises:
-        NotFound: when there is none.
-    """
     row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
     if row is None:
         raise NotFound("run", id)
@@ -218,11 +188,7 @@ def read_run(connection: Connection, id: int) -> Run:
 
 
 def source_of(connection: Connection, run_id: int) -> int:
-    """Returns the run whose points, logs and record a run shows: another that it reuses, or itself.
-
-    Raises:
-        NotFound: when the run does not exist.
-    """
+    """The run whose points, logs and record a run shows: another that it reuses, or itself."""
     found: int | None = connection.execute(reuse_statements.source_of_run(run_id)).scalar()
     if found is None:
         raise NotFound("run", run_id)
@@ -230,11 +196,6 @@ def source_of(connection: Connection, run_id: int) -> int:
 
 
 def experiment_id_of(connection: Connection, run_id: int) -> int:
-    """Returns the experiment of a run.
-
-    Raises:
-        NotFound: when the run does not exist.
-    """
     found: int | None = connection.execute(statements.experiment_of_run(run_id)).scalar()
     if found is None:
         raise NotFound("run", run_id)
@@ -242,11 +203,7 @@ def experiment_id_of(connection: Connection, run_id: int) -> int:
 
 
 def check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:
-    """The fence of whoever drives an experiment.
-
-    Raises:
-        StaleAttempt: another attempt is current, or this one has ended.
-    """
+    """The fence of whoever drives an experiment; raises `StaleAttempt`."""
     if row.attempt != attempt:
         raise StaleAttempt(
             f"experiment {experiment_id}: attempt {attempt} has ended; the current one is {row.attempt}"

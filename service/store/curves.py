@@ -35,12 +35,7 @@ class BegunRun:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a run's devices cost and draw.
-
-    Attributes:
-        price_usd_per_hour: Price of all its devices.
-        power_w: Rated power of all its devices.
-    """
+    """Price and rated power of all devices of a run."""
 
     price_usd_per_hour: float
     power_w: float
@@ -48,14 +43,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Points of one run in a range of steps.
+    """Points of one run in a range of steps; buckets of one number cover the same range in every run.
 
-    Attributes:
-        number: Number of the bucket, from 0, the same range of steps for every run.
-        count: values in it.
-        step: mean of their steps.
-        active_s: mean of the time that the run's attempts had lasted by then; None = not known.
-        mean, low, high: mean, least and greatest value; None = none of them is a number.
+    `active_s` is the mean of the time that the run's attempts had lasted by then; None = not known. `mean`,
+    `low` and `high` are None when no value is a number.
     """
 
     number: int
@@ -69,12 +60,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A metric of several runs.
+    """A metric of several runs, by run id in the order of steps; runs without points are left out.
 
-    Attributes:
-        of_runs: by run id, in the order of steps; runs without points are left out.
-        width: steps of a bucket.
-        exact: the means are means of all points; else of least and greatest values of `BUCKET_STEPS` steps.
+    `exact`: the means are means of all points; else of least and greatest values of `BUCKET_STEPS` steps.
     """
 
     of_runs: dict[int, list[Bucket]]
@@ -83,15 +71,8 @@ class Buckets:
 
 
 class Curves(StorePart):
-    """The part of the store that reads curves of many runs."""
-
     def begun_runs(self, experiment_id: int, filter: str | None = None) -> list[BegunRun]:
-        """Returns the runs of an experiment that have begun, in grid order, without reference runs.
-
-        Raises:
-            NotFound: there is no such experiment.
-            FilterError: the filter cannot be understood.
-        """
+        """Runs of an experiment that have begun, in grid order, without reference runs."""
         condition = parse_filter(filter or "", RUN_NAMES)
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
@@ -101,13 +82,7 @@ class Curves(StorePart):
             return [BegunRun(*row) for row in rows]
 
     def buckets(self, run_ids: Sequence[int], name: str, most: int) -> Buckets:
-        """Returns a metric of runs in at most `most` buckets of steps.
-
-        Args:
-            run_ids: runs that have points themselves, not runs that reuse them.
-            name: the metric.
-            most: most buckets.
-        """
+        """A metric of runs that have points themselves (reuse none) in at most `most` buckets of steps."""
         ids = sorted(set(run_ids))
         with self.database.read() as connection:
             known = connection.execute(curve_statements.name_id(name)).scalar()
@@ -135,18 +110,16 @@ class Curves(StorePart):
         )
 
     def rates(self, run_ids: Sequence[int]) -> dict[int, Rates]:
-        """Returns what the devices of runs cost and draw, by run id."""
         with self.database.read() as connection:
             rows = connection.execute(curve_statements.rates(run_ids))
             return {id: Rates(price, power) for id, price, power in rows}
 
     def point_names(self, experiment_ids: Sequence[int]) -> list[str]:
-        """Returns the metrics that runs of experiments have points of, by name."""
         with self.database.read() as connection:
             return list(connection.execute(curve_statements.point_names(experiment_ids)).scalars())
 
     def figure_names(self, experiment_ids: Sequence[int]) -> list[str]:
-        """Returns the numeric figures that the newest finished runs of experiments ended with."""
+        """Numeric figures that the newest finished runs of experiments ended with."""
         with self.database.read() as connection:
             summaries = connection.execute(
                 curve_statements.some_summaries(experiment_ids, _SUMMARIES)
@@ -162,7 +135,7 @@ class Curves(StorePart):
 
 
 def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Returns when each attempt began, and how long the attempts before it had lasted."""
+    """When each attempt began, and how long the attempts before it had lasted."""
     found: dict[tuple[int, int], tuple[float, float]] = {}
     lasted_s: dict[int, float] = {}
     for run, number, started_s, until_s in connection.execute(curve_statements.attempts_of(run_ids)):
@@ -172,12 +145,11 @@ def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, i
 
 
 def _newer(attempt: int, bucket: Bucket, other_attempt: int, other: Bucket) -> Bucket:
-    """Returns what the newer attempt reported of a step that both did."""
     return bucket if attempt > other_attempt else other
 
 
 def _merged(one: Bucket, other: Bucket) -> Bucket:
-    """Returns the bucket in which one attempt ended and another went on."""
+    """The bucket in which one attempt ended and another continued."""
     if not one.count or not other.count:
         return one if one.count else other
     assert one.mean is not None and other.mean is not None

@@ -43,13 +43,9 @@ _LEFT_OVER = {
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked of a running experiment, by people and by the scheduler.
+    """What people and the scheduler ask of a running experiment.
 
-    Attributes:
-        cancel: end it.
-        pause: end it at a step boundary, to go on later.
-        cancel_attempts: attempts to end one by one, as (run, number).
-        allowances: what it may hold, by hardware; hardware that is missing is not limited.
+    `cancel_attempts` are to end one by one, as (run, number). Hardware without an allowance is not limited.
     """
 
     cancel: bool
@@ -59,23 +55,10 @@ class Requests:
 
 
 class Driving(StorePart):
-    """The part of the store that drivers and schedulers write through."""
-
     def driver_started(
         self, experiment_id: int, attempt: int, node: str, pid: int, *, lease_s: float | None = None
     ) -> None:
-        """starting -> running. The same driver may repeat the call.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: the experiment's attempt that the driver was started for.
-            node: host of the driver.
-            pid: process of the driver.
-            lease_s: length of the lease; None = as configured.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
-        """
+        """starting -> running. The same driver may repeat the call. `lease_s` None = as configured."""
         now = self.clock()
         length_s = self.settings.lease_s if lease_s is None else lease_s
         owner = storable(f"{node}:{pid}")
@@ -113,7 +96,7 @@ class Driving(StorePart):
         self.database.write(body)
 
     def renew_lease(self, experiment_id: int, attempt: int, lease_s: float) -> Requests:
-        """Returns the driver's heartbeat: keep the experiment, and hear what people asked for.
+        """The driver's heartbeat: keeps the experiment, and returns what people asked for.
 
         Raises:
             StaleAttempt: the attempt is over, its lease was withdrawn, or the database takes no writers of
@@ -133,11 +116,7 @@ class Driving(StorePart):
         return self.database.write(body)
 
     def requests(self, experiment_id: int, attempt: int) -> Requests:
-        """Returns what people asked of a running experiment, without writing anything.
-
-        Raises:
-            StaleAttempt: as for `renew_lease`.
-        """
+        """What people asked of a running experiment, without writing anything."""
         with self.database.read() as connection:
             asked = {"experiment": experiment_id, "current": attempt}
             row = connection.execute(statements.REQUESTS, asked).one_or_none()
@@ -153,26 +132,12 @@ class Driving(StorePart):
         all_ended: bool = False,
         on_request: bool = False,
     ) -> ExperimentState:
-        """Ends an experiment's attempt: succeeded, failed, cancelled or paused.
+        """Ends an experiment's attempt: succeeded, failed, cancelled or paused. Returns where it went.
 
-        Runs that have not ended go with it: to stopped (a budget was reached), failed,
-        cancelled or paused. People may have retried runs or withdrawn the pause since the caller looked:
-        `all_ended` and `on_request` check that.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: its attempt that is over.
-            state: where it goes.
-            failure: class and one line, for failed.
-            all_ended: refuse while a run has not ended.
-            on_request: refuse a pause whose request was withdrawn.
-
-        Returns:
-            Where the experiment went: a cancellation that was requested beats a pause.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
-            Conflict: refused by `all_ended` or `on_request`; look again and carry on.
+        A cancellation that was requested beats a pause. Runs that have not ended go with it: to stopped (a
+        budget was reached), failed, cancelled or paused. People may have retried runs or withdrawn the pause
+        since the caller looked: `all_ended` refuses while a run has not ended, `on_request` refuses a pause
+        whose request was withdrawn, both with `Conflict`: look again and carry on.
         """
         now = self.clock()
 
@@ -203,22 +168,14 @@ class Driving(StorePart):
         failure: tuple[FailureClass, str] | None = None,
         yielded: str | None = None,
     ) -> ExperimentState:
-        """Gives the experiment back to the queue for another attempt.
+        """Gives the experiment back to the queue for another attempt, or cancels or pauses it as requested.
 
         Its runs stay as they are: the next driver resets those of this attempt.
 
         Args:
-            experiment_id: the experiment.
-            attempt: its attempt that is over.
             delay_s: earliest next claim, from now.
-            failure: why, when something failed; shown with the experiment while it waits.
+            failure: shown with the experiment while it waits.
             yielded: who has the devices that it could use, in words: the attempt is over, but not lost.
-
-        Returns:
-            queued; or cancelled or paused, when that was requested.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
         """
         now = self.clock()
 
@@ -270,11 +227,7 @@ class Driving(StorePart):
         kind: EventKind = EventKind.experiment_note,
         run_id: int | None = None,
     ) -> None:
-        """Adds an event to a running experiment, about one of its runs if that is given.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
-        """
+        """Adds an event to a running experiment, about one of its runs if that is given."""
         now = self.clock()
 
         def body(connection: Connection) -> None:

@@ -21,13 +21,7 @@ _f = schema.figures.c
 
 @dataclass(frozen=True, slots=True)
 class QueueAge:
-    """What one project has in the queue.
-
-    Attributes:
-        project: the project.
-        experiments: how many wait.
-        oldest_s: for how long the oldest has been queued, in seconds.
-    """
+    """What one project has in the queue, and for how long its oldest experiment has waited."""
 
     project: str
     experiments: int
@@ -35,14 +29,10 @@ class QueueAge:
 
 
 class FigureRows(StorePart):
-    """The part of the store that keeps processes' figures."""
-
     def add_figures(self, rows: Sequence[FigureRow], *, source: str) -> None:
-        """Adds sums to those of all processes, and replaces the gauges of one.
+        """Adds sums to those of all processes, and replaces the gauges of the process `source`.
 
-        Args:
-            rows: in the order of their keys, so that two processes lock them in one order.
-            source: name of the process, for its gauges.
+        Rows come in the order of their keys, so that two processes lock them in one order.
         """
         if not rows:
             return
@@ -62,12 +52,10 @@ class FigureRows(StorePart):
         self.database.write(body)
 
     def drop_gauges(self, source: str) -> None:
-        """Removes the gauges of a process that ends."""
         statement = sa.delete(schema.figures).where(_f.source == source)
         self.database.write(lambda connection: connection.execute(statement))
 
     def queue_ages(self) -> list[QueueAge]:
-        """Returns how many experiments each project has in the queue, and for how long the oldest waits."""
         x = schema.experiments.c
         statement = (
             sa.select(x.project, sa.func.count(), sa.func.min(x.queued_s))
@@ -83,7 +71,7 @@ class FigureRows(StorePart):
             ]
 
     def figures(self) -> list[FigureRow]:
-        """Returns the sums, and the gauges of processes that live."""
+        """Sums, and the gauges of processes that live."""
         with self.database.read() as connection:
             since_s = self.database_time(connection) - GAUGE_LASTS_S
             rows = connection.execute(

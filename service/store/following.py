@@ -16,16 +16,12 @@ COMMIT_S = 10.0
 
 
 class Change(NamedTuple):
-    """An experiment that has changed."""
-
     id: int
     number: int
     """Of its last event."""
 
 
 class Followed(NamedTuple):
-    """An experiment as its followers see it."""
-
     id: int
     project: str
     experiment: ListedExperiment | None
@@ -33,15 +29,11 @@ class Followed(NamedTuple):
 
 
 class Following(Reading, Accounting):
-    """The part of the store that followers of all experiments read."""
-
     def changes(self, since_s: float | None, *, limit: int) -> tuple[float, list[Change]]:
-        """Returns the database's time, and what has changed since an earlier such time, the latest first.
+        """The database's time, and what has changed since an earlier such time, the latest first.
 
-        Args:
-            since_s: a time that this returned; None = now. Changes of the last `COMMIT_S` before it are
-                returned again, as one of them may only now have been committed.
-            limit: most changes.
+        `since_s` None = now. Changes of the last `COMMIT_S` before it are returned again, as one of them may
+        only now have been committed.
         """
         with self.database.read() as connection:
             # Not the clock of a simulation: changes are dated in SQL.
@@ -51,7 +43,7 @@ class Following(Reading, Accounting):
             return now_s, [Change(*row) for row in rows]
 
     def followed_experiments(self, ids: Collection[int]) -> list[Followed]:
-        """Returns several experiments as they are now; those whose rows are gone are left out."""
+        """Several experiments as they are now; those whose rows are gone are left out."""
         if not ids:
             return []
         with self.database.read() as connection:
@@ -61,7 +53,7 @@ class Following(Reading, Accounting):
         return [Followed(row["id"], row["project"], listed.get(row["id"])) for row in rows]
 
     def listed(self, experiments: Collection[Experiment], *, costs: bool) -> list[ListedExperiment]:
-        """Returns experiments with the states of their runs, and on request with what they cost."""
+        """Experiments with the states of their runs, and on request with their costs."""
         ids = [one.id for one in experiments]
         states, found = self.run_counts_of(ids), self.experiment_costs(ids if costs else [])
         return [ListedExperiment.of(one, states[one.id], cost=found.get(one.id)) for one in experiments]
@@ -76,6 +68,6 @@ class Following(Reading, Accounting):
         return [(id, project, costs[id]) for id, project in projects.items()]
 
     def queue_counts(self) -> QueueCounts:
-        """Returns how many experiments wait and how many are at work, in all pools."""
+        """How many experiments wait and how many are at work, in all pools."""
         with self.database.read() as connection:
             return QueueCounts(*connection.execute(queue_statements.COUNT_WAITING_AND_ACTIVE).one())

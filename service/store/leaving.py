@@ -29,13 +29,6 @@ def leave_runs(
 
     Comes before the move of the experiment itself: the database refuses to end an experiment with a run that
     has not ended. The caller holds the experiment's lock.
-
-    Args:
-        connection: in a transaction.
-        experiment_id: the experiment.
-        state: where the runs go.
-        now: Unix seconds.
-        failure: why the runs failed.
     """
     # An attempt that is still open has not reported its end: it went with its driver.
     connection.execute(
@@ -59,7 +52,6 @@ def leave_runs(
 
 
 def failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:
-    """Returns the columns of a failure, empty ones for none."""
     if failure is None:
         return {"failure_class": None, "failure_message": None}
     return {"failure_class": failure[0], "failure_message": storable(failure[1])[:LONGEST_MESSAGE]}

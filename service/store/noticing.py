@@ -36,16 +36,7 @@ _OUT_OF_SIGHT = "not sent: the subscriber does not see the project any more, or 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A delivery that this process is to attempt.
-
-    Attributes:
-        id: of the delivery.
-        subscription_id: of its subscription.
-        message_id: by which receivers drop what comes twice.
-        attempt: 1 for the first.
-        body: JSON text, the same in every attempt.
-        channel, target, secret: of the subscription.
-    """
+    """A delivery that this process is to attempt. Receivers drop what comes twice by `message_id`."""
 
     id: int
     subscription_id: int
@@ -59,22 +50,12 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A user, as far as their subscriptions go.
-
-    Attributes:
-        email: their address; None = unknown.
-        administrator: whether they see every project.
-        disabled: whether they are told nothing any more.
-    """
-
     email: str | None
     administrator: bool
     disabled: bool
 
 
 class Noticing(StorePart):
-    """The part of the store that knows who is told what."""
-
     def subscribe(
         self,
         owner: str,
@@ -86,16 +67,12 @@ class Noticing(StorePart):
         secret: str | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> Subscription:
-        """Stores a subscription; it receives the events that follow.
+        """Stores a subscription to the events that follow.
 
         Args:
-            owner: user who is told.
-            channel: name of a channel.
-            target: address in it, checked.
-            topics: what is told.
             project: all experiments of it; None = the owner's own.
-            secret: that messages are signed with.
-            actor: who subscribes; it tells of what their token may see, and ends when that is revoked.
+            secret: signs the messages.
+            actor: the subscription covers what their token may see, and ends when that is revoked.
         """
         now = self.clock()
         values = {
@@ -120,7 +97,7 @@ class Noticing(StorePart):
         return self.database.write(body)
 
     def subscriptions(self, owner: str | None = None) -> list[Subscription]:
-        """Returns the subscriptions of a user, or of all, in the order they were made."""
+        """Subscriptions of a user, or of all, in the order they were made."""
         statement = queries.SUBSCRIPTIONS.order_by(schema.subscriptions.c.id)
         if owner is not None:
             statement = statement.where(schema.subscriptions.c.owner == owner)
@@ -128,20 +105,11 @@ class Noticing(StorePart):
             return [Subscription.from_row(row) for row in connection.execute(statement).mappings()]
 
     def subscription(self, id: int) -> Subscription:
-        """Returns one subscription.
-
-        Raises:
-            NotFound: there is none.
-        """
         with self.database.read() as connection:
             return _read(connection, id)
 
     def unsubscribe(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
-        """Removes a subscription with the log of its deliveries; pending ones are not sent.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """Removes a subscription with the log of its deliveries; pending ones are not sent."""
         now = self.clock()
 
         def body(connection: Connection) -> None:
@@ -157,12 +125,8 @@ class Noticing(StorePart):
     def notice(self, key: str, kind: str, project: str, message: str, data: Mapping[str, Any]) -> bool:
         """Writes a notice about a project, once; False when one of that key was written before.
 
-        Args:
-            key: says which happening this is, `budget:nlp:2026-11:usd:80` for instance.
-            kind: one of `service.domain.topics.TOPICS`.
-            project: whose subscribers are told.
-            message: one line.
-            data: the figures behind it.
+        `key` names the occurrence, `budget:nlp:2026-11:usd:80` for instance; `kind` is one of
+        `service.domain.topics.TOPICS`.
         """
         values = {
             "key": key,
@@ -183,19 +147,19 @@ class Noticing(StorePart):
         return self.database.write(body)
 
     def subscriber(self, owner: str) -> Subscriber | None:
-        """Returns what decides on a user's subscriptions; None = the name is no user's."""
+        """None = there is no such user."""
         with self.database.read() as connection:
             row = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
         return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
 
     def sees_project(self, owner: str, project: str) -> bool:
-        """Returns whether a user may be told of a project, which exists."""
+        """Whether a user may be told of a project, which exists."""
         with self.database.read() as connection:
             exists = connection.execute(queries.PROJECT, {"project": project}).first() is not None
             return exists and self._may_be_told(connection, owner, project)
 
     def address_notices(self) -> int:
-        """Writes the deliveries of notices that have none yet; returns how many notices it took.
+        """Writes the deliveries of notices that have none yet; returns the number of notices.
 
         Several processes may do this at once: each notice is taken by one.
         """
@@ -223,9 +187,9 @@ class Noticing(StorePart):
         return self.database.write(body)
 
     def _may_be_told(self, connection: Connection, owner: str, project: str | None) -> bool:
-        """Returns whether a subscriber still sees a project: memberships end, subscriptions stay.
+        """Whether a subscriber still sees a project: memberships end, subscriptions stay.
 
-        A name that is no user's is that of whoever works without accounts.
+        A name that is no user's belongs to someone who works without accounts.
         """
         user = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
         if user is None or user.disabled_s is not None:
@@ -236,11 +200,7 @@ class Noticing(StorePart):
         return connection.execute(queries.SEES, asked).first() is not None
 
     def test_subscription(self, id: int) -> Delivery:
-        """Writes a test message to one subscription.
-
-        Raises:
-            NotFound: there is no such subscription.
-        """
+        """Writes a test message to one subscription."""
         now = self.clock()
         subscription = self.subscription(id)
         message = f"a test of subscription {id}, which tells of {', '.join(subscription.topics)}"
@@ -281,18 +241,17 @@ class Noticing(StorePart):
         return self.database.write(body)
 
     def delivered(self, outgoing: Outgoing, answer: str) -> None:
-        """Notes that the receiver took a message."""
         self._end(outgoing, answer, state=DeliveryState.delivered, ended_s=self.clock())
 
     def not_delivered(self, outgoing: Outgoing, why: str, retry_in_s: float | None) -> None:
-        """Notes that an attempt failed; None = there is no other."""
+        """Notes that an attempt failed; `retry_in_s` None = there is no other."""
         if retry_in_s is None:
             self._end(outgoing, why, state=DeliveryState.failed, ended_s=self.clock())
         else:
             self._end(outgoing, why, retry_in_s=retry_in_s)
 
     def disable_subscription(self, outgoing: Outgoing, why: str) -> None:
-        """Ends a subscription whose receiver wants no more messages, and fails the one it answered so."""
+        """Ends a subscription whose receiver wants no more messages, and fails the delivery."""
         now = self.clock()
 
         def body(connection: Connection) -> None:
@@ -326,7 +285,7 @@ class Noticing(StorePart):
         within: str | None = None,
         limit: int = 50,
     ) -> list[Delivery]:
-        """Returns the newest deliveries, of a user's subscriptions, of one, or of those within a project."""
+        """The newest deliveries, of a user's subscriptions, of one, or of those within a project."""
         with self.database.read() as connection:
             rows = connection.execute(queries.latest(owner, subscription_id, within, limit)).mappings()
             return [Delivery.from_row(row) for row in rows]
@@ -343,11 +302,6 @@ class Noticing(StorePart):
 
 
 def _read(connection: Connection, id: int) -> Subscription:
-    """Returns one subscription.
-
-    Raises:
-        NotFound: there is none.
-    """
     statement = queries.SUBSCRIPTIONS.where(schema.subscriptions.c.id == id)
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
@@ -356,7 +310,7 @@ def _read(connection: Connection, id: int) -> Subscription:
 
 
 def _shown(subscription: Subscription) -> dict[str, Any]:
-    """Returns what the audit log says of a subscription: of a URL its host, for its path may be a secret."""
+    """For the audit log: of a URL only its host, as the path may be a secret."""
     names = ("owner", "project", "channel", "limited_to")
     shown = {name: getattr(subscription, name) for name in names}
     host = urlsplit(subscription.target).hostname
@@ -400,7 +354,7 @@ def _body(notice: Mapping[Any, Any]) -> str:
 
 
 def _message(kind: str, at_s: float, data: Mapping[str, Any]) -> str:
-    """Returns the text that is sent: type, time and data, as Standard Webhooks has them."""
+    """The text that is sent: type, time and data, as Standard Webhooks has them."""
     timestamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
     return json.dumps({"type": kind, "timestamp": timestamp, "data": data}, separators=(",", ":"))
 

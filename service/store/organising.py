@@ -28,8 +28,6 @@ _TAG = re.compile(TAG_PATTERN)
 
 
 class Organising(StorePart):
-    """The part of the store that has what people add to experiments."""
-
     def tag(
         self,
         experiment_id: int,
@@ -38,12 +36,7 @@ class Organising(StorePart):
         remove: Collection[str] = (),
         actor: Actor = LOCAL_ACTOR,
     ) -> Experiment:
-        """Adds tags to an experiment and takes others away; what it has or lacks already stays so.
-
-        Raises:
-            NotFound: there is no such experiment.
-            BadValue: a tag is not valid, or there are too many.
-        """
+        """Adds tags to an experiment and takes others away."""
         for tag in add:
             if not _TAG.fullmatch(tag):
                 raise BadValue(
@@ -67,12 +60,7 @@ class Organising(StorePart):
         return self.database.write(body)
 
     def annotate(self, experiment_id: int, notes: str, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Replaces the notes of an experiment; empty = none.
-
-        Raises:
-            NotFound: there is no such experiment.
-            BadValue: they are too long.
-        """
+        """Replaces the notes of an experiment; empty = none."""
         if len(notes) > LONGEST_NOTES:
             raise BadValue(
                 "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
@@ -88,11 +76,7 @@ class Organising(StorePart):
         return self.database.write(body)
 
     def archive(self, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Archives an experiment, which lists then leave out unless asked, or takes it back.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """Archives an experiment, which lists then leave out unless asked, or takes it back."""
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -118,7 +102,7 @@ def _set(
     fields: dict[str, Any],
     columns: dict[str, Any],
 ) -> Experiment:
-    """Sets fields of an experiment, stored as these columns, unless they are so already."""
+    """Sets fields of an experiment, stored as these columns, unless they have these values already."""
     old = {name: getattr(before, name) for name in fields}
     if old == fields:
         return before

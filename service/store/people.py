@@ -43,18 +43,15 @@ _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
 
 
 def new_secret() -> str:
-    """Returns the text of a new token: its prefix and 256 random bits."""
+    """Text of a new token: its prefix and 256 random bits."""
     return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def secret_sha256(secret: str) -> str:
-    """Returns what is stored of a token: nothing that it could be computed from."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class People(StorePart):
-    """The part of the store that has users and tokens."""
-
     def __init__(
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
@@ -64,16 +61,10 @@ class People(StorePart):
         self._uses_lock = threading.Lock()
 
     def users(self) -> list[User]:
-        """Returns all users, by name."""
         with self.database.read() as connection:
             return [User.from_row(row) for row in connection.execute(access_statements.USERS).mappings()]
 
     def user(self, name: str) -> User:
-        """Returns one user.
-
-        Raises:
-            NotFound: there is none of this name.
-        """
         with self.database.read() as connection:
             return read_user(connection, name)
 
@@ -89,17 +80,8 @@ class People(StorePart):
     ) -> User:
         """Adds a user, who becomes a member of the project `default`.
 
-        Args:
-            name: which their experiments have as owner.
-            kind: person or service.
-            email: where messages go.
-            administrator: whether they may do everything.
-            subject: identity at an OpenID provider.
-            actor: who adds them.
-
-        Raises:
-            BadValue: the name or address is not valid.
-            Conflict: the name is taken, or the identity is another user's.
+        `subject` is their identity at an OpenID provider. Raises `Conflict` when the name is taken, or the
+        identity is another user's.
         """
         if not is_user_name(name):
             raise BadValue(
@@ -140,15 +122,8 @@ class People(StorePart):
         """Changes a user; None leaves a field as it is.
 
         Args:
-            name: the user.
             disabled: refuse their tokens and sessions; what they submitted stays and runs.
-            administrator: whether they may do everything.
             email: where messages go; empty = nowhere.
-            actor: who changes them.
-
-        Raises:
-            NotFound: there is no such user.
-            BadValue: the address is not valid.
         """
         _check_email(email or None)
         now = self.clock()
@@ -175,17 +150,12 @@ class People(StorePart):
         return self.database.write(body)
 
     def tokens(self, user: str | None = None) -> list[Token]:
-        """Returns the tokens of a user, or of everyone, the newest first, revoked ones included."""
+        """Tokens of a user, or of everyone, the newest first, revoked ones included."""
         with self.database.read() as connection:
             rows = connection.execute(access_statements.tokens_of(user)).mappings()
             return [Token.from_row(row) for row in rows]
 
     def token(self, id: int) -> Token:
-        """Returns one token.
-
-        Raises:
-            NotFound: there is none.
-        """
         with self.database.read() as connection:
             return _read_token(connection, id)
 
@@ -203,19 +173,14 @@ class People(StorePart):
         """Creates a token, and returns it with its secret, which is stored only as a hash.
 
         Args:
-            user: whom it stands for.
-            name: for people; one working token of a user has it.
-            scope: what it may be used for.
-            project: only project that it is for; None = all of the user's.
+            name: for people; unique among the working tokens of a user.
+            project: the only project that it is for; None = all of the user's.
             lasts_s: seconds until it expires; None = never.
-            device_sha256: of the approved device login that it is for, which gives one token.
-            actor: who creates it.
+            device_sha256: the approved device login that it is for, which gives one token.
 
         Raises:
-            BadValue: the name is not valid.
-            NotFound: there is no such user or project.
-            Conflict: the user is disabled, is not the administrator that scope `admin` needs, or has a
-                token of this name; or the device has its token.
+            Conflict: the user is disabled, is not the administrator that scope `admin` needs, or has a token
+                of this name; or the device has its token.
         """
         if not _TOKEN_NAME.fullmatch(name):
             raise BadValue(
@@ -261,11 +226,7 @@ class People(StorePart):
         return self.database.write(body)
 
     def revoke_token(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> Token:
-        """Ends a token, and the subscriptions made with it; one that was revoked before stays as it is.
-
-        Raises:
-            NotFound: there is no such token.
-        """
+        """Ends a token, and the subscriptions made with it; one that was revoked before stays as it is."""
         now = self.clock()
 
         def body(connection: Connection) -> Token:
@@ -292,7 +253,6 @@ class People(StorePart):
         self._write_uses(uses)
 
     def write_token_uses(self) -> None:
-        """Writes the uses of tokens that were noted and not written yet."""
         with self._uses_lock:
             uses, self._uses = self._uses, {}
         self._write_uses(uses)
@@ -308,11 +268,6 @@ class People(StorePart):
 
 
 def read_user(connection: Connection, name: str, *, lock: bool = False) -> User:
-    """Returns one user, locked against other changes on request.
-
-    Raises:
-        NotFound: there is none of this name.
-    """
     row = connection.execute(access_statements.user(name, lock=lock)).mappings().one_or_none()
     if row is None:
         raise NotFound("user", name)
@@ -336,5 +291,4 @@ def _shown(user: User) -> dict[str, Any]:
 
 
 def _granted(token: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the audit log says of a token."""
     return {name: token[name] for name in ("user", "name", "scope", "project", "prefix", "expires_s")}

@@ -32,19 +32,8 @@ class Held:
 
 
 class Placing(StorePart):
-    """The part of the store that knows who holds which devices."""
-
     def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:
-        """Stores placements as they are now; repeating a call changes nothing.
-
-        Args:
-            experiment_id: the experiment.
-            attempt: its attempt that holds them.
-            changed: new ones, and those that became ready, were seen again or were released.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
-        """
+        """Stores placements that are new, became ready, were seen again or were released; may be repeated."""
         rows = [
             {**asdict(placement), "experiment_id": experiment_id, "experiment_attempt": attempt}
             for placement in changed
@@ -60,11 +49,7 @@ class Placing(StorePart):
             self.database.write(body)
 
     def set_waiting(self, experiment_id: int, attempt: int, reasons: Mapping[int, str | None]) -> None:
-        """Stores what queued runs wait for, by run, and announce it; None = nothing any more.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
-        """
+        """Stores what queued runs wait for, by run, and announces it; None = nothing any more."""
         now = self.clock()
         texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
         new = [
@@ -82,13 +67,12 @@ class Placing(StorePart):
             self.database.write(body)
 
     def placements(self, experiment_id: int) -> list[Placement]:
-        """Returns all placements of an experiment, oldest first."""
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.placements_of(experiment_id)).mappings()
             return [Placement.from_row(row) for row in rows]
 
     def held_devices(self, *, limit: int, visible: Visibility = EVERYTHING) -> list[HeldDevices]:
-        """Returns what is held now, oldest first; what the reader does not see is without names."""
+        """What is held now, oldest first; experiments that the reader does not see are without names."""
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.held_now(limit)).all()
         found = []
@@ -110,7 +94,6 @@ class Placing(StorePart):
         return found
 
     def held_by_others(self, experiment_id: int) -> list[Held]:
-        """Returns what other experiments hold now, by experiment and hardware."""
         with self.database.read() as connection:
             rows = connection.execute(placement_statements.devices_held_by_others(experiment_id))
             return [Held(*row) for row in rows]

@@ -18,17 +18,8 @@ class Refused(Exception):
 
 
 class Principals(StorePart):
-    """The part of the store that tells who sends a request."""
-
     def principal_of_token(self, sha256: str) -> Principal:
-        """Returns whom a token belongs to, with what it is for.
-
-        Args:
-            sha256: hash of the token, in hexadecimal.
-
-        Raises:
-            Refused: it is unknown, expired or revoked, or its user is disabled.
-        """
+        """Raises `Refused` when the token is unknown, expired or revoked, or its user is disabled."""
         now = self.clock()
         with self.database.read() as connection:
             row = connection.execute(principal_statements.token_by_hash(sha256)).one_or_none()
@@ -46,21 +37,17 @@ class Principals(StorePart):
         return replace(principal, restricted_to=row.project, token_id=row.id, token_name=row.name)
 
     def principal_of_user(self, user: str, scope: Scope = Scope.admin) -> Principal:
-        """Returns a user who has proved their name.
-
-        Raises:
-            Refused: there is no such user, or they are disabled.
-        """
+        """A user who has proved their name."""
         with self.database.read() as connection:
             return _principal(connection, user, scope)
 
     def maintainers(self, project: str) -> list[str]:
-        """Returns who can grant roles in a project."""
+        """Who can grant roles in a project."""
         with self.database.read() as connection:
             return list(connection.execute(principal_statements.maintainers_of(project)).scalars())
 
     def limits_of_projects(self) -> dict[str, ProjectLimits | None]:
-        """Returns the limits of each project, by name; None = it is archived."""
+        """Limits of each project, by name; None = it is archived."""
         with self.database.read() as connection:
             return {
                 row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
@@ -68,7 +55,7 @@ class Principals(StorePart):
             }
 
     def queued_runs_of(self, project: str, owner: str) -> int:
-        """Returns how many runs of a user wait in a project."""
+        """How many runs of a user wait in a project."""
         with self.database.read() as connection:
             return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
 

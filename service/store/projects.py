@@ -27,20 +27,13 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 class Projects(StorePart):
-    """The part of the store that has projects and their members."""
-
     def projects(self) -> list[Project]:
-        """Returns all projects, by name, archived ones included."""
+        """All projects, by name, archived ones included."""
         with self.database.read() as connection:
             rows = connection.execute(access_statements.PROJECTS).mappings()
             return [Project.from_row(row) for row in rows]
 
     def project(self, name: str) -> ProjectDetail:
-        """Returns one project with its members.
-
-        Raises:
-            NotFound: there is none of this name.
-        """
         with self.database.read() as connection:
             return _detail(connection, name)
 
@@ -53,19 +46,7 @@ class Projects(StorePart):
         notes: str = "",
         actor: Actor = LOCAL_ACTOR,
     ) -> ProjectDetail:
-        """Creates a project without members.
-
-        Args:
-            name: which specs have as `project`.
-            title: for people.
-            visible_to_all: whether every user may see its experiments.
-            notes: of people.
-            actor: who creates it.
-
-        Raises:
-            BadValue: a field is not valid.
-            Conflict: the name is taken.
-        """
+        """Creates a project without members."""
         if not _NAME.fullmatch(name):
             raise BadValue(
                 "name",
@@ -97,17 +78,7 @@ class Projects(StorePart):
         notes: str | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> ProjectDetail:
-        """Changes a project; None leaves a field as it is.
-
-        Args:
-            name: the project.
-            title, visible_to_all, notes: as in `create_project`.
-            actor: who changes it.
-
-        Raises:
-            NotFound: there is no such project.
-            BadValue: a field is not valid.
-        """
+        """Changes a project; None leaves a field as it is."""
         _check_texts(title or "", notes or "")
         given = {
             "title": None if title is None else storable(title),
@@ -119,11 +90,6 @@ class Projects(StorePart):
         )
 
     def project_limits(self, name: str) -> ProjectLimits:
-        """Returns the limits of a project.
-
-        Raises:
-            NotFound: there is no such project.
-        """
         with self.database.read() as connection:
             return ProjectLimits.model_validate(_read(connection, name).settings)
 
@@ -135,16 +101,9 @@ class Projects(StorePart):
         fields: Collection[str] | None = None,
         actor: Actor = LOCAL_ACTOR,
     ) -> ProjectLimits:
-        """Replaces the limits of a project.
-
-        Args:
-            name: the project.
-            limits: the new ones.
-            fields: only fields that are replaced; None = all.
-            actor: who sets them.
+        """Replaces the limits of a project, or only these `fields` of them.
 
         Raises:
-            NotFound: there is no such project.
             Conflict: it is archived.
             BadValue: hardware is unknown, or a ceiling is below what is guaranteed or in use.
         """
@@ -180,20 +139,14 @@ class Projects(StorePart):
         return self.database.write(body)
 
     def spent(self, project: str) -> Spending:
-        """Returns what a project has used in this calendar month."""
+        """What a project has used in this calendar month."""
         with self.database.read() as connection:
             return spent_of(connection, project, self.database_time(connection))
 
     def project_use(self, project: str, month: str | None = None) -> ProjectUse:
-        """Returns what a project has used in a month, by user, and how far its budgets are used.
+        """What a project has used in a month, by user, and how far its budgets are used.
 
-        Args:
-            project: its name.
-            month: such as `2026-11`; None = the present one.
-
-        Raises:
-            NotFound: there is none of this name.
-            ValueError: `month` is not a month.
+        `month` is such as `2026-11` (ValueError if it is not); None = the present one.
         """
         with self.database.read() as connection:
             limits = ProjectLimits.model_validate(_read(connection, project).settings)
@@ -218,10 +171,6 @@ class Projects(StorePart):
         """Archives a project, or takes it back: an archived one accepts no new experiments.
 
         What was submitted before stays visible, and runs.
-
-        Raises:
-            NotFound: there is no such project.
-            Conflict: it is the default project.
         """
         if archived and name == DEFAULT_PROJECT:
             raise Conflict(f"project {name} is that of specs without one; it cannot be archived")
@@ -255,11 +204,7 @@ class Projects(StorePart):
         return self.database.write(body)
 
     def set_member(self, project: str, user: str, role: Role, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
-        """Gives a user a role in a project, in place of one that they have.
-
-        Raises:
-            NotFound: there is no such project or user.
-        """
+        """Gives a user a role in a project, in place of one that they have."""
         now = self.clock()
 
         def body(connection: Connection) -> ProjectDetail:
@@ -279,11 +224,7 @@ class Projects(StorePart):
         return self.database.write(body)
 
     def remove_member(self, project: str, user: str, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
-        """Takes a user's role in a project away; what they submitted stays.
-
-        Raises:
-            NotFound: there is no such project, or the user is not a member.
-        """
+        """Takes a user's role in a project away; what they submitted stays."""
         now = self.clock()
 
         def body(connection: Connection) -> ProjectDetail:
@@ -300,7 +241,7 @@ class Projects(StorePart):
 
 
 def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, Problem]:
-    """Returns why experiments cannot be submitted to projects, by name, where they cannot.
+    """Why experiments cannot be submitted to projects, by name, where they cannot.
 
     On PostgreSQL the projects stay as they are until the transaction ends.
     """
@@ -322,7 +263,7 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
 
 
 def spent_of(connection: Connection, project: str, until_s: float, month: Month | None = None) -> Spending:
-    """Returns what a project has used in a calendar month, by default that of `until_s`, until then."""
+    """What a project has used in a calendar month, by default that of `until_s`, until then."""
     start_s = (month or month_of(until_s)).start_s
     values = {"project": project, "start": start_s, "now": until_s}
     row = connection.execute(share_statements.SPENT, values).one()

@@ -31,8 +31,6 @@ _HASHES = 500
 
 
 class Belonging(NamedTuple):
-    """Whose an experiment is, and so its runs."""
-
     project: str
     owner: str
 
@@ -50,23 +48,12 @@ class QueuedRun(NamedTuple):
 
 
 class Reading(StorePart):
-    """The part of the store that reads records."""
-
     def experiment(self, id: int) -> Experiment:
-        """Returns one experiment.
-
-        Raises:
-            NotFound: there is none with this id.
-        """
         with self.database.read() as connection:
             return read_experiment(connection, id)
 
     def experiment_spec(self, id: int) -> tuple[str, str]:
-        """Returns the spec's text as submitted, and its canonical JSON.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """The spec's text as submitted, and its canonical JSON."""
         with self.database.read() as connection:
             row = connection.execute(statements.spec_of_experiment(id)).one_or_none()
         if row is None:
@@ -82,18 +69,13 @@ class Reading(StorePart):
         page_token: str | None = None,
         visible: Visibility = EVERYTHING,
     ) -> Page[Experiment]:
-        """Returns a page of experiments, newest first unless `order_by` says otherwise.
+        """A page of experiments, newest first unless `order_by` says otherwise.
 
         Args:
             filter: grammar of `service.db.filters`, over the fields of `Experiment`.
             order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
             page_size: 1 to 1000.
-            page_token: `next_page_token` of the page before.
-            visible: projects that the reader sees.
-
-        Raises:
-            FilterError: filter or order cannot be understood.
-            BadPageToken: the token is not of this list.
+            page_token: `next_page_token` of the page before; BadPageToken when it is not of this list.
         """
         listing = Listing(
             schema.experiments,
@@ -108,16 +90,11 @@ class Reading(StorePart):
         return Page([Experiment.from_row(row) for row in rows], token)
 
     def run(self, id: int) -> Run:
-        """Returns one run.
-
-        Raises:
-            NotFound: there is none with this id.
-        """
         with self.database.read() as connection:
             return read_run(connection, id)
 
     def belonging_of_experiments(self, ids: Collection[int]) -> dict[int, Belonging]:
-        """Returns whose several experiments are, by id; those that do not exist are left out."""
+        """Whose several experiments are, by id; those that do not exist are left out."""
         with self.database.read() as connection:
             return {
                 id: Belonging(project, owner)
@@ -125,29 +102,24 @@ class Reading(StorePart):
             }
 
     def belonging_of_run(self, id: int) -> Belonging | None:
-        """Returns whose a run is; None when there is none with this id."""
+        """None when there is no such run."""
         with self.database.read() as connection:
             row = connection.execute(statements.belonging_of_run(id)).one_or_none()
         return None if row is None else Belonging(row.project, row.owner)
 
     def find_run(self, id: int, visible: Visibility = EVERYTHING) -> Run | None:
-        """Returns one run; None when there is none with this id that the reader sees."""
+        """None when there is no run with this id that the reader sees."""
         with self.database.read() as connection:
             statement = statements.run_by_id(id).where(statements.run_in_sight(visible))
             row = connection.execute(statement).mappings().one_or_none()
         return None if row is None else Run.from_row(row)
 
     def source_of(self, run: Run) -> Run:
-        """Returns the run whose checkpoints and figures a run has: the one that it reuses, or itself."""
+        """The run whose checkpoints and figures a run has: the one that it reuses, or itself."""
         return run if run.reused_from is None else self.run(run.reused_from)
 
     def equal_runs(self, hashes: Collection[str], visible: Visibility = EVERYTHING) -> list[Equal]:
-        """Runs that have succeeded with any of these settings, the newest first.
-
-        Args:
-            hashes: Hashes of settings, by `service.specs.reuse.config_sha256`.
-            visible: projects whose runs may be reused.
-        """
+        """Runs in sight that have succeeded with any of these `config_sha256`, the newest first."""
         wanted, found = sorted(hashes), []
         with self.database.read() as connection:
             for first in range(0, len(wanted), _HASHES):
@@ -157,18 +129,17 @@ class Reading(StorePart):
         return found
 
     def reused_count(self, experiment_id: int) -> int:
-        """Returns how many runs of an experiment are reused: they were not started for it."""
+        """How many runs of an experiment are reused: they were not started for it."""
         with self.database.read() as connection:
             return int(connection.execute(reuse_statements.reused_runs(experiment_id)).scalar_one())
 
     def references(self, experiment_id: int) -> list[Reference]:
-        """Returns the runs that an experiment starts from, and how they stand."""
+        """The runs that an experiment starts from, and their states."""
         with self.database.read() as connection:
             rows = connection.execute(statements.references_of([experiment_id])).all()
         return [Reference(*row[1:]) for row in rows]
 
     def last_log_line(self, run_id: int) -> LogLine | None:
-        """Returns the newest line of a run's log; None when it has none."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             row = connection.execute(statements.last_log_line(source)).mappings().one_or_none()
@@ -184,20 +155,9 @@ class Reading(StorePart):
         page_token: str | None = None,
         visible: Visibility = EVERYTHING,
     ) -> Page[Run]:
-        """Returns a page of runs: of one experiment in grid order, or of all, newest first.
+        """A page of runs: of one experiment in grid order, or of all, newest first.
 
-        Args:
-            experiment_id: only runs of this experiment.
-            filter: grammar of `service.db.filters`, over the fields of `Run` and `axis.<name>`.
-            order_by: fields separated by commas, each with `asc` or `desc` or neither; no value = last.
-            page_size: 1 to 1000.
-            page_token: `next_page_token` of the page before.
-            visible: projects that the reader sees.
-
-        Raises:
-            NotFound: there is no such experiment.
-            FilterError: filter or order cannot be understood.
-            BadPageToken: the token is not of this list.
+        The filter is over the fields of `Run` and `axis.<name>`; for the other arguments see `experiments`.
         """
         default = Order("id", descending=True) if experiment_id is None else Order("index", descending=False)
         listing = Listing(
@@ -215,12 +175,7 @@ class Reading(StorePart):
         return Page([Run.from_row(row) for row in rows], token)
 
     def all_runs(self, experiment_id: int, filter: str | None = None) -> list[Run]:
-        """Returns every run of an experiment, in grid order.
-
-        Raises:
-            NotFound: there is no such experiment.
-            FilterError: the filter cannot be understood.
-        """
+        """Every run of an experiment, in grid order."""
         found: list[Run] = []
         token: str | None = None
         while True:
@@ -232,18 +187,17 @@ class Reading(StorePart):
                 return found
 
     def queued_runs(self, experiment_id: int) -> list[QueuedRun]:
-        """Returns what decides about the turns of an experiment's queued runs."""
         with self.database.read() as connection:
             now = self.database_time(connection)
             return [*map(QueuedRun._make, connection.execute(statements.queued_runs(experiment_id, now)))]
 
     def starting_runs(self, experiment_id: int) -> frozenset[int]:
-        """Returns the runs of an experiment whose attempt was opened and has not begun to train."""
+        """Runs of an experiment whose attempt was opened and has not begun to train."""
         with self.database.read() as connection:
             return frozenset(connection.execute(statements.starting_runs(experiment_id)).scalars())
 
     def runs_by_id(self, ids: Sequence[int]) -> list[Run]:
-        """Returns several runs; those that do not exist are left out."""
+        """Several runs; those that do not exist are left out."""
         found: list[Run] = []
         with self.database.read() as connection:
             for start in range(0, len(ids), MAX_PAGE_SIZE):
@@ -252,11 +206,7 @@ class Reading(StorePart):
         return found
 
     def run_config(self, id: int) -> str:
-        """Returns the canonical JSON of the run's spec with its axis values written in.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """Canonical JSON of the run's spec with its axis values written in."""
         with self.database.read() as connection:
             found: str | None = connection.execute(statements.spec_of_run(id)).scalar()
         if found is None:
@@ -264,18 +214,14 @@ class Reading(StorePart):
         return found
 
     def run_counts(self, experiment_id: int) -> dict[RunState, int]:
-        """Returns how many runs are in each state; every state is a key.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """How many runs are in each state; every state is a key."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             found = {row[0]: row[1] for row in connection.execute(statements.runs_by_state(experiment_id))}
         return {state: found.get(state, 0) for state in RunState}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
-        """Returns how many runs of each experiment are in each state that has any; for lists."""
+        """How many runs of each experiment are in each state that has any; for lists."""
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
             with self.database.read() as connection:
@@ -284,7 +230,7 @@ class Reading(StorePart):
         return counts
 
     def state_counts(self) -> tuple[dict[ExperimentState, int], dict[RunState, int]]:
-        """Returns how many experiments and how many runs are in each state, over everything."""
+        """How many experiments and how many runs are in each state, over everything."""
         with self.database.read() as connection:
             experiments = connection.execute(statements.COUNT_EXPERIMENTS_BY_STATE).all()
             runs = {row[0]: row[1] for row in connection.execute(statements.COUNT_RUNS_BY_STATE)}
@@ -293,33 +239,21 @@ class Reading(StorePart):
         return {row[0]: row[1] for row in experiments}, runs
 
     def attempts(self, run_id: int) -> list[Attempt]:
-        """Returns all attempts at a run, or at the one that it reuses, oldest first.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """All attempts at a run, or at the one that it reuses, oldest first."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             rows = connection.execute(statements.attempts_of_run(source)).mappings().all()
         return [Attempt.from_row(row) for row in rows]
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
-        """Returns all measurements of a run, of all attempts; one that is not a number is NaN.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """All measurements of a run, of all attempts; one that is not a number is NaN."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             rows = connection.execute(statements.measurements_of_run(source)).mappings().all()
         return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def summary(self, run_id: int) -> dict[str, float | int | str | None]:
-        """Returns all figures that the run ended with; empty until then.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """All figures that the run ended with; empty until then."""
         with self.database.read() as connection:
             found: dict[str, Any] | None = connection.execute(statements.summary_of_run(run_id)).scalar()
             if found is None:
@@ -336,18 +270,12 @@ class Reading(StorePart):
         attempt: int | None = None,
         containing: str | None = None,
     ) -> list[LogLine]:
-        """Logs lines of a run in order.
+        """Log lines of a run in order.
 
         Args:
-            run_id: the run.
             after: `LogLine.cursor` of the last line that the caller has; None = from the first.
             before: cursor of a line; the last lines before it, instead of the first after `after`.
-            limit: most lines.
-            attempt: only lines of this attempt.
             containing: only lines with this text, in upper or lower case.
-
-        Raises:
-            NotFound: the run does not exist.
         """
         place = (-1, -1) if after is None else divmod(after, 1 << 32)
         end = None if before is None else divmod(before, 1 << 32)
@@ -367,11 +295,7 @@ class Reading(StorePart):
         return lines if before is None else lines[::-1]
 
     def events(self, experiment_id: int, *, after: int = 0, limit: int = 500) -> list[Event]:
-        """Events of an experiment that follow number `after`; without gaps, in commit order.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """Events of an experiment that follow number `after`; without gaps, in commit order."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             rows = connection.execute(statements.events_after(experiment_id, after, limit)).mappings().all()
@@ -379,7 +303,7 @@ class Reading(StorePart):
 
 
 def as_float(value: float | None) -> float:
-    """Returns a stored figure: NULL stands for NaN."""
+    """A stored figure: NULL stands for NaN."""
     return float("nan") if value is None else value
 
 

@@ -40,13 +40,7 @@ _KEYS = 500
 class PointBatch:
     """Values of one metric of one attempt, by step; the three lists are of one length.
 
-    Attributes:
-        run_id: the run.
-        attempt: its attempt that reports.
-        name: name of the metric.
-        steps: optimizer updates done.
-        values: may be NaN or infinite.
-        at_s: Unix seconds of each value.
+    Values may be NaN or infinite; `at_s` are the Unix seconds of each.
     """
 
     run_id: int
@@ -57,7 +51,6 @@ class PointBatch:
     at_s: list[float]
 
     def halves(self) -> tuple[PointBatch, PointBatch]:
-        """Returns its first points, and the others."""
         middle = len(self.steps) // 2
         return (
             replace(self, steps=self.steps[:middle], values=self.values[:middle], at_s=self.at_s[:middle]),
@@ -67,8 +60,6 @@ class PointBatch:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRow:
-    """Where a run is."""
-
     run_id: int
     attempt: int
     step: int
@@ -78,8 +69,6 @@ class ProgressRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """A verified checkpoint that is complete on disk."""
-
     run_id: int
     attempt: int
     step: int
@@ -88,8 +77,6 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class AliveRow:
-    """An attempt was alive at a time, in Unix seconds."""
-
     run_id: int
     attempt: int
     at_s: float
@@ -97,8 +84,6 @@ class AliveRow:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """What a recorder writes at a time."""
-
     points: list[PointBatch] = field(default_factory=list)
     logs: list[LogLine] = field(default_factory=list)
     measurements: list[MeasurementRow] = field(default_factory=list)
@@ -114,7 +99,7 @@ class RecordBatch:
         return frozenset((row.run_id, row.attempt) for row in rows)
 
     def halves(self) -> tuple[RecordBatch, RecordBatch] | None:
-        """Returns the batch as two, with half of its rows each; None when it has no more than one."""
+        """Two batches with half of the rows each; None when there is no more than one."""
         names = [field.name for field in fields(self)]
         count = sum(len(getattr(self, name)) for name in names)
         if count == 1 and self.points and len(self.points[0].steps) > 1:
@@ -131,7 +116,7 @@ class RecordBatch:
         return parts
 
     def last_signs_of_life(self) -> dict[tuple[int, int], float]:
-        """Returns the latest time of anything in the batch by (run, attempt), in Unix seconds."""
+        """The latest time of anything in the batch by (run, attempt), in Unix seconds."""
         seen: dict[tuple[int, int], float] = {}
         for run_id, attempt, at_s in (
             *((row.run_id, row.attempt, max(row.at_s)) for row in self.points if row.at_s),
@@ -144,8 +129,6 @@ class RecordBatch:
 
 
 class Recording(StorePart):
-    """The part of the store that recorders write through."""
-
     def __init__(
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
@@ -159,14 +142,8 @@ class Recording(StorePart):
         Points, logs, measurements and checkpoints of an attempt that has ended are still taken (they may come
         late from a spool) until another attempt of the run opens; progress is not.
 
-        Returns:
-            (run, attempt) whose writers are to stop: the run has another attempt, and the rows were dropped,
-            or it waits for one.
-
-        Raises:
-            StoreUnavailable: locked or away, or upgraded for writers of another release; nothing was written,
-                keep the batch and repeat it.
-            StoreFull: the disk is full; as above.
+        Returns (run, attempt) whose writers are to stop: the run has another attempt, and the rows were
+        dropped, or it waits for one. On `StoreOutage` nothing was written: keep the batch and repeat it.
         """
         attempts = batch.attempts()
         if not attempts:
@@ -213,7 +190,6 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
 
 
 def _is_latest(run: point_statements.LockedRun | None, attempt: int) -> bool:
-    """Whether rows of an attempt are taken: none has opened after it."""
     return run is not None and run.attempt == attempt
 
 
@@ -302,7 +278,7 @@ def _count_measurements(
     stale: frozenset[tuple[int, int]],
     current: Mapping[int, point_statements.LockedRun],
 ) -> None:
-    """Adds what measurements tell that are not stored yet to the running sums of their attempts."""
+    """Adds measurements that are not stored yet to the running sums of their attempts."""
     new: dict[tuple[Any, ...], MeasurementRow] = {}
     for row in measured:
         if (row.run_id, row.attempt) not in stale and counts_towards_usage(row):
@@ -343,7 +319,7 @@ def _settle_ended(
     attempts: frozenset[tuple[int, int]],
     current: Mapping[int, point_statements.LockedRun],
 ) -> None:
-    """Charge attempts that have ended up to signs of life that came late."""
+    """Charges attempts that have ended up to signs of life that came late."""
     ended: dict[int, list[tuple[int, int]]] = {}
     for run_id, number in attempts:
         if current[run_id].state not in ACTIVE_RUN_STATES:
@@ -376,7 +352,7 @@ def _write_measurements(
 def _write_neighbours(
     connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
 ) -> None:
-    """Brings runs' shares of disturbed time up to date with all that their attempts told of it."""
+    """Brings runs' shares of disturbed time up to date with all measurements of their attempts."""
     told = {
         row.run_id
         for row in measured

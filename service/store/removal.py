@@ -80,34 +80,25 @@ class _Portions:
         self.rows = min(FEWEST_ROWS, ROWS_AT_A_TIME)
 
     def took(self, seconds: float) -> None:
-        """Adjusts the next portion to what the last one took, its commit included."""
         change = min(max(TRANSACTION_S / max(seconds, 1e-6), 0.5), 1.25)
         self.rows = min(max(int(self.rows * change), FEWEST_ROWS), ROWS_AT_A_TIME)
 
 
 class Removal(StorePart):
-    """The part of the store that removes."""
-
     def delete(
         self, experiment_id: int, *, at_once: bool = False, actor: Actor = LOCAL_ACTOR
     ) -> float | None:
         """Deletes an ended experiment: no one sees it from now on.
 
         It can be restored for `keep_deleted_days`; then `removing` frees what it takes. Its idempotency key
-        is kept, so that none takes it again.
+        is kept, so that none takes it again. With `at_once` it cannot be restored, even if it was deleted
+        before.
 
-        Args:
-            experiment_id: the experiment; with `at_once`, also one that was deleted before.
-            at_once: free what it takes now; it cannot be restored.
-            actor: who deletes it.
-
-        Returns:
-            Until when it can be restored, Unix seconds; None = it cannot.
+        Returns until when it can be restored, Unix seconds; None = it cannot.
 
         Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has not ended, or another that has not ended starts from one of its runs,
-                or another reuses one.
+            Conflict: it has not ended, or another that has not ended starts from one of its runs, or another
+                reuses one.
         """
         now = self.clock()
         kept_s = 0.0 if at_once else self.settings.keep_deleted_days * _DAY_S
@@ -146,12 +137,7 @@ class Removal(StorePart):
         return now + kept_s if kept_s else None
 
     def restore(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Shows a deleted experiment to everyone again, as it was.
-
-        Raises:
-            NotFound: there is no such experiment, not even a deleted one.
-            Conflict: it is not deleted, its time is over, or a run that it reuses is deleted.
-        """
+        """Shows a deleted experiment to everyone again, as it was."""
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -177,7 +163,7 @@ class Removal(StorePart):
         return self.database.write(body)
 
     def deleted_experiment(self, experiment_id: int) -> tuple[str, str] | None:
-        """Returns project and owner of a deleted experiment; None = it is not deleted, or is gone."""
+        """Project and owner of a deleted experiment; None = it is not deleted, or is gone."""
         with self.database.read() as connection:
             row = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
             return None if row is None else (row.project, row.owner)
@@ -185,7 +171,7 @@ class Removal(StorePart):
     def restorable_experiments(
         self, *, limit: int, visible: Visibility = EVERYTHING
     ) -> list[DeletedExperiment]:
-        """Returns the deleted experiments that can be restored, those first whose time ends first."""
+        """Deleted experiments that can be restored, those first whose time ends first."""
         found = removal_statements.restorable_experiments(self.clock(), visible.projects, limit)
         with self.database.read() as connection:
             return [DeletedExperiment(*row) for row in connection.execute(found)]
@@ -200,10 +186,6 @@ class Removal(StorePart):
 
         First it is made sure that no one restores it any more; one that was restored is left alone. Then
         files go: as long as one is left, so is the experiment, and the next call tries again.
-
-        Raises:
-            OSError: a file cannot be removed.
-            StoreUnavailable: as of any write.
         """
         begin = removal_statements.begin_removal(experiment_id, now=self.clock())
         if not self.database.write(lambda connection: connection.execute(begin).rowcount):
@@ -259,16 +241,12 @@ class Removal(StorePart):
             return [(row.id, row.ended_s) for row in found]
 
     def pruning(self, experiment_id: int, ended_s: float, keep_every: int) -> Iterator[int]:
-        """Thin the points of an ended experiment; yields the points gone after each transaction.
+        """Thins the points of an ended experiment; yields the points gone after each transaction.
 
-        What is kept of each series: the steps that are multiples of `keep_every`, its first and last point,
-        and the least, the greatest and the first NaN value of each `BUCKET_STEPS` steps. Samples of it look
-        as before, and doing it twice changes nothing.
-
-        Args:
-            experiment_id: the experiment.
-            ended_s: when it ended; one that was queued again meanwhile is not noted as done.
-            keep_every: steps.
+        Of each series it keeps the steps that are multiples of `keep_every`, its first and last point, and
+        the least, the greatest and the first NaN value of each `BUCKET_STEPS` steps. Samples of it look as
+        before, and doing it twice changes nothing. An experiment that was queued again since `ended_s` is not
+        noted as done.
         """
         with self.database.read() as connection:
             run_ids = list(connection.execute(removal_statements.runs_of(experiment_id)).scalars())
@@ -302,7 +280,7 @@ def _missing_words(run_id: int, reused: int, experiment_id: int | None) -> str:
 
 
 def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
-    """Thin the next points of a series; returns how many went, and the last step that was looked at."""
+    """Thins the next points of a series; returns how many went, and the last step that was looked at."""
     following = {name: bounds[name] for name in ("run", "name", "number", "after")}
     found = connection.execute(removal_statements.NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
     until: int = bounds["last"] if found is None else found

@@ -57,14 +57,8 @@ _FROM_THE_BEGINNING = {
 
 
 class Requesting(StorePart):
-    """The part of the store that takes people's requests."""
-
     def request_cancel(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended.
-
-        Raises:
-            NotFound: there is no such experiment.
-        """
+        """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended."""
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -93,12 +87,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def request_pause(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Pauses at once what waits in the queue; asks the driver to pause what runs.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has ended.
-        """
+        """Pauses at once what waits in the queue; asks the driver to pause what runs."""
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -124,14 +113,9 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def resume(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Queues a paused experiment again; withdraw a pause that the driver has not carried out.
+        """Queues a paused experiment again, or withdraws a pause that the driver has not carried out.
 
         Runs that have stopped for the pause already are queued again.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has ended, its cancellation was requested, or its owner would have too many queued
-                runs.
         """
         now = self.clock()
 
@@ -158,12 +142,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def retry(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Queues an ended experiment again with its failed, cancelled and stopped runs.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has not ended, every run has succeeded, or its owner would have too many queued runs.
-        """
+        """Queues an ended experiment again with its failed, cancelled and stopped runs."""
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -187,11 +166,6 @@ class Requesting(StorePart):
         """Queues an ended experiment again with those of its results that neighbours disturbed.
 
         They are measured from the beginning. Their figures stay with the attempts that they came from.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has not ended, no result can be measured again, or its owner would have too many
-                queued runs.
         """
         now = self.clock()
 
@@ -267,7 +241,6 @@ class Requesting(StorePart):
         runs: frozenset[RunState] | set[RunState],
         now: float,
     ) -> int:
-        """Queues the experiment and its runs in these states; returns how many runs."""
         connection.execute(
             statements.move_experiment(
                 experiment_id,
@@ -288,11 +261,6 @@ class Requesting(StorePart):
     def _queue_runs(
         self, connection: Connection, experiment_id: int, runs: frozenset[RunState] | set[RunState]
     ) -> int:
-        """Queues the runs in these states; returns how many.
-
-        Raises:
-            Conflict: their owner would have too many queued runs.
-        """
         queued = connection.execute(
             statements.move_runs(
                 experiment_id,
@@ -310,12 +278,6 @@ class Requesting(StorePart):
         return queued
 
     def set_priority(self, experiment_id: int, priority: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Moves the experiment in the queue; higher goes first.
-
-        Raises:
-            NotFound: there is no such experiment.
-            Conflict: it has ended.
-        """
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
@@ -334,11 +296,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def request_cancel_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
-        """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one."""
         now = self.clock()
 
         def body(connection: Connection) -> Run:
@@ -367,13 +325,7 @@ class Requesting(StorePart):
         return self.database.write(body)
 
     def retry_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
-        """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended.
-
-        Raises:
-            NotFound: the run does not exist.
-            Conflict: the run has not ended, has succeeded, its experiment is being cancelled, or its owner
-                would have too many queued runs.
-        """
+        """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended."""
         now = self.clock()
 
         def body(connection: Connection) -> Run:
@@ -412,11 +364,7 @@ class Requesting(StorePart):
 
 
 def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> None:
-    """Checks the limit of queued runs in the transaction that has queued some again.
-
-    Raises:
-        Conflict: the experiment's owner has more than their project allows.
-    """
+    """Checks the limit of queued runs in the transaction that has queued some again."""
     experiment = read_experiment(connection, experiment_id)
     project, owner = experiment.project, experiment.owner
     settings = connection.execute(access_statements.project(project)).mappings().one()["settings"]
@@ -432,7 +380,6 @@ def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> N
 
 
 def _standing(row: sa.Row[Any]) -> dict[str, Any]:
-    """Returns what a request may change of an experiment, as it is."""
     return {
         "state": row.state,
         "cancel_requested_s": row.cancel_requested_s,
@@ -459,7 +406,6 @@ def _carried_out(
 def _carried_out_on_run(
     connection: Connection, before: Run, new: Sequence[NewEvent], now: float, actor: Actor
 ) -> Run:
-    """As `_carried_out`, for one run."""
     announce(connection, before.experiment_id, new, now, actor)
     after = read_run(connection, before.id)
     note_change(

@@ -1,8 +1,7 @@
 """Series of points as people see them: one value per name and step, sampled where asked.
 
-An attempt that resumed from step S hides what older attempts reported beyond S; where two
-attempts report the same step, the newer one counts. Of a reused run they are those of the run that it
-reuses.
+An attempt that resumed from step S hides what older attempts reported beyond S; where two attempts report the
+same step, the newer one counts. A reused run shows those of the run that it reuses.
 
 A sample never reads a long series: the extremes of each `BUCKET_STEPS` steps are kept as points come in.
 """
@@ -41,14 +40,8 @@ class _Segment:
 
 
 class Series(StorePart):
-    """The part of the store that reads points."""
-
     def latest_points(self, run_id: int) -> list[PointRow]:
-        """Returns the latest point of each metric, by name.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """The latest point of each metric, by name."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
             rows = connection.execute(point_statements.latest_of_run(source)).mappings().all()
@@ -63,18 +56,7 @@ class Series(StorePart):
         max_step: int | None = None,
         max_points: int | None = None,
     ) -> dict[str, list[PointRow]]:
-        """Points by name, each in the order of steps.
-
-        Args:
-            run_id: the run.
-            names: metrics; None = all. A name without points gives an empty list.
-            min_step: first step, included.
-            max_step: last step, included.
-            max_points: sample each series down to about this many, see `sampled_points`; None = all.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """Points by name, each in the order of steps, sampled down to about `max_points` each if given."""
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
             return {
@@ -97,17 +79,9 @@ class Series(StorePart):
     ) -> dict[str, SampledSeries]:
         """Points by name: every one of a short series, of a long one the extremes of buckets of steps.
 
-        Args:
-            run_id: the run.
-            names: metrics; None = all. A name without points gives an empty series.
-            min_step: first step, included.
-            max_step: last step, included.
-            max_points: about how many points of each series, at least 4: the least, the greatest and the
-                first NaN value of each bucket, and both ends. Fewer where there are so many series that
-                the answer would hold more than `MOST_POINTS`.
-
-        Raises:
-            NotFound: the run does not exist.
+        `max_points` is about how many of each series, at least 4: the least, the greatest and the first NaN
+        value of each bucket, and both ends. Fewer where there are so many series that the answer would hold
+        more than `MOST_POINTS`. A name without points gives an empty series.
         """
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
@@ -124,11 +98,7 @@ class Series(StorePart):
         max_step: int | None = None,
         limit: int = 1000,
     ) -> tuple[list[PointRow], int | None]:
-        """The first points of a metric from `min_step` on, and the step at which the next page begins.
-
-        Raises:
-            NotFound: the run does not exist.
-        """
+        """The first points of a metric from `min_step` on, and the step at which the next page begins."""
         with self.database.read() as connection:
             run = _Run.of(connection, run_id, min_step, max_step)
             rows = run.rows(connection, name, limit + 1)
@@ -137,13 +107,7 @@ class Series(StorePart):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What is read of one run: its metrics, and which steps of which attempt are visible.
-
-    Attributes:
-        id: the run, or the one that it reuses.
-        names: ids of its metrics.
-        segments: what is visible of each attempt, newest first.
-    """
+    """The run, or the one that it reuses: ids of its metrics, and what is visible, newest attempt first."""
 
     id: int
     names: dict[str, int]
@@ -161,7 +125,6 @@ class _Run:
         )
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """Returns the names that are asked for, each once."""
         return list(self.names if names is None else dict.fromkeys(names))
 
     def _keys(self, name: str, **more: Any) -> Iterator[tuple[_Segment, dict[str, Any]]]:
@@ -171,7 +134,6 @@ class _Run:
                 yield segment, {**key, "low": segment.low, "high": segment.high, **more}
 
     def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
-        """Returns the visible points of a metric, or the first of them, in the order of steps."""
         statement = point_statements.SERIES if most is None else point_statements.SERIES_PAGE
         more: dict[str, Any] = {} if most is None else {"most": most}
         return self._merged(
@@ -260,7 +222,6 @@ def _outside_buckets(segment: _Segment) -> Iterator[tuple[int, int]]:
 
 
 def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int) -> list[_Segment]:
-    """Returns what is visible of each attempt, newest first."""
     segments: list[_Segment] = []
     ceiling = high
     for number, resumed_from_step in reversed(resumptions):
@@ -276,7 +237,6 @@ def _buckets(max_points: int) -> int:
 
 
 def _width(first: int, last: int, buckets: int) -> int:
-    """Steps of each of so many buckets."""
     return -(-(last - first + 1) // buckets)
 
 

@@ -36,8 +36,6 @@ class Polled(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """What someone grants to a device."""
-
     user: str
     scope: Scope
     project: str | None
@@ -47,8 +45,6 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Approved:
-    """The token that an approved device is to be given."""
-
     name: str
     user: str
     scope: Scope
@@ -57,8 +53,6 @@ class Approved:
 
 
 class Sessions(StorePart):
-    """The part of the store that knows who is logged in, and which command lines wait to be."""
-
     def begin_session(
         self,
         sha256: str,
@@ -72,18 +66,10 @@ class Sessions(StorePart):
         replaces: str | None,
         actor: Actor,
     ) -> None:
-        """Opens a session, and ends the one that the same browser held before.
+        """Opens a session, and ends the one that the same browser held before (`replaces`).
 
-        Args:
-            sha256: hash of what the browser holds.
-            user: who is logged in.
-            csrf: what its changes carry.
-            lasting_s: longest life.
-            idle_s: longest time between two requests; sessions beyond it are removed.
-            token_sha256: hash of the token that opened it.
-            agent: what the browser calls itself.
-            replaces: hash of the session that it held.
-            actor: who logs in, from where.
+        `sha256` is the hash of what the browser holds, `token_sha256` that of the token that opened it;
+        sessions that were idle beyond `idle_s` are removed.
         """
         now = self.clock()
 
@@ -110,13 +96,7 @@ class Sessions(StorePart):
         self.database.write(body)
 
     def open_session(self, sha256: str, idle_s: float, own_token_sha256: str | None) -> OpenSession | None:
-        """Returns a session by the hash of what a browser holds; None if it is not good any more.
-
-        Args:
-            sha256: the hash.
-            idle_s: longest time between two requests.
-            own_token_sha256: hash of the installation's own token.
-        """
+        """None if the session is not good any more. `own_token_sha256`: the installation's own token."""
         now = self.clock()
         with self.database.read() as connection:
             row = (
@@ -139,14 +119,7 @@ class Sessions(StorePart):
         *,
         within: str | None = None,
     ) -> list[Session]:
-        """Returns the sessions of a user, or everyone's, the last used first.
-
-        Args:
-            idle_s: longest time between two requests of one.
-            own_token_sha256: hash of the installation's own token.
-            user: whose; None = everyone's.
-            within: those opened with a token for this project alone; None = all.
-        """
+        """The last used first, of a user or everyone; `within`: opened with a token for this project."""
         statement = session_statements.live_sessions(self.clock(), idle_s, own_token_sha256, user, within)
         with self.database.read() as connection:
             return [Session.from_row(row) for row in connection.execute(statement).mappings()]
@@ -164,11 +137,6 @@ class Sessions(StorePart):
 
     def end_session_by_id(self, id: str, by: Principal, address: str | None = None) -> None:
         """Ends a session by its public id.
-
-        Args:
-            id: the public id.
-            by: who ends it.
-            address: from where.
 
         Raises:
             NotFound: there is none, or it is not theirs: not their user's, or one that may do more than they.
@@ -190,7 +158,6 @@ class Sessions(StorePart):
     def begin_device_login(
         self, device_sha256: str, user_code: str, name: str, scope: Scope, from_address: str | None
     ) -> DeviceGrant:
-        """Notes that a command line asks to be let in."""
         now, name = self.clock(), storable(name)
         row = {
             "device_sha256": device_sha256,
@@ -210,11 +177,7 @@ class Sessions(StorePart):
         return DeviceGrant(user_code, name, from_address, now, now + GRANT_LASTS_S, scope)
 
     def pending_device_login(self, user_code: str) -> DeviceGrant:
-        """Returns a device login that waits for a decision.
-
-        Raises:
-            NotFound: there is none with this code, or it has expired or been decided.
-        """
+        """A device login that waits for a decision and has not expired."""
         with self.database.read() as connection:
             row = (
                 connection.execute(session_statements.pending_grant(user_code, self.clock()))
@@ -226,16 +189,7 @@ class Sessions(StorePart):
         return DeviceGrant.from_row(row)
 
     def decide_device_login(self, user_code: str, approval: Approval | None, actor: Actor) -> None:
-        """Approves or denies a device login that waits for it.
-
-        Args:
-            user_code: the code that it shows.
-            approval: what it is given; None = it is denied.
-            actor: who decides.
-
-        Raises:
-            NotFound: there is none with this code, or it has expired or been decided.
-        """
+        """Approves a waiting device login, or denies it (None)."""
         now = self.clock()
         granted = None if approval is None else asdict(approval)
         values = {"denied_s": now} if granted is None else {"approved_s": now, **granted}
@@ -250,7 +204,7 @@ class Sessions(StorePart):
         self.database.write(body)
 
     def poll_device_login(self, device_sha256: str) -> Polled | Approved:
-        """Returns the token that an approved device login is to be given, or why it is given none yet."""
+        """The token that an approved device login is to be given, or why it is given none yet."""
         now = self.clock()
 
         def body(connection: Connection) -> Polled | Approved:
@@ -271,7 +225,7 @@ class Sessions(StorePart):
         return self.database.write(body)
 
     def user_of_subject(self, subject: str) -> User | None:
-        """Returns the user whom an OpenID provider knows by this identity."""
+        """The user with this identity at an OpenID provider."""
         with self.database.read() as connection:
             row = connection.execute(session_statements.user_of_subject(subject)).mappings().one_or_none()
         return None if row is None else User.from_row(row)

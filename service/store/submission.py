@@ -62,15 +62,12 @@ class NewExperiment:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A submission that names itself, so that sending it again replays the first answer."""
-
     owner: str
     key: str
     body_sha256: str
 
 
 def body_sha256(text: bytes) -> str:
-    """Returns what tells two submissions with the same key apart."""
     return hashlib.sha256(text).hexdigest()
 
 
@@ -124,8 +121,6 @@ _INITIAL_RUN = {
 
 
 class Submission(StorePart):
-    """The part of the store that takes experiments in."""
-
     def __init__(
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
@@ -178,12 +173,8 @@ class Submission(StorePart):
     ) -> list[tuple[Experiment, bool] | BaseException]:
         """Stores several experiments in one transaction; each is answered as `submit` answers it.
 
-        An exception in the list is what `submit` would have raised for that experiment alone; the
-        others are stored.
-
-        Raises:
-            StoreUnavailable: the database is locked or away; nothing is stored.
-            StoreFull: its disk is full; nothing is stored.
+        An exception in the list is what `submit` would have raised for that experiment alone; the others are
+        stored. On `StoreOutage` nothing is stored.
         """
         answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
         group: list[tuple[int, _Submitted]] = []
@@ -208,14 +199,9 @@ class Submission(StorePart):
         return [answers[number] for number in range(len(experiments))]
 
     def replays(self, requests: Sequence[Keyed]) -> list[Experiment | StoreError | None]:
-        """Returns what earlier submissions with the same keys were answered.
+        """Answers to requests whose keys were used before; None where the key is new.
 
-        Returns:
-            For each request its experiment, the error that `submit` raises for its key, or None when the
-            key is new.
-
-        Raises:
-            StoreUnavailable: the database is locked or away.
+        An answer is the earlier experiment, or the error that `submit` raises for the key.
         """
         if not requests:
             return []
@@ -301,15 +287,9 @@ class Submission(StorePart):
         """Gives runs that were stored without axis values theirs.
 
         Args:
-            experiment_id: their experiment.
             attempt: the experiment's attempt that decides.
-            indices: their positions; they differ by seed.
-            point: axis values.
+            indices: positions of the runs, which differ by seed.
             spec: the spec with the values written in.
-            message: Message for people.
-
-        Raises:
-            StaleAttempt: another attempt is current, or this one has ended.
         """
         now = self.clock()
         cell = cell_of(point)
@@ -329,7 +309,6 @@ class Submission(StorePart):
         self.database.write(body)
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
-        """Returns the columns that are known at submission."""
         hardware = lookup(spec.hardware, self._catalogue)
         workers = spec.worker_numbers[0]
         shared = spec.queue.share_device
@@ -425,7 +404,7 @@ def _insert_accepted(
 def _beyond_queue_caps(
     connection: Connection, group: list[_Submitted], refused: Collection[int]
 ) -> dict[int, Problem]:
-    """Returns why submissions would give their owners too many queued runs, by position."""
+    """Why submissions would give their owners too many queued runs, by position."""
     capped = [
         (position, item)
         for position, item in enumerate(group)
@@ -450,7 +429,6 @@ def _beyond_queue_caps(
 
 
 def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:
-    """Returns the experiments of stored keys that still exist, by id."""
     if not keepers:
         return {}
     ids = {keeper.experiment_id for keeper in keepers}
@@ -459,7 +437,6 @@ def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[in
 
 
 def _replay(keeper: Any, kept: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
-    """Returns the answer to a request whose key an earlier one holds."""
     if keeper.body_sha256 != sha256:
         return IdempotencyMismatch(keeper.key)
     return kept.get(keeper.experiment_id) or ReplayOfDeleted(keeper.key, keeper.experiment_id)
@@ -545,7 +522,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
 
 
 def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -> None:
-    """Gives runs of a new experiment the figures of others, and says of whom."""
+    """Gives runs of a new experiment the figures of others, with an event for each."""
     asked = item.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.
     found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()

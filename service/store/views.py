@@ -15,20 +15,13 @@ from service.store.base import StorePart, storable
 
 
 class Views(StorePart):
-    """The part of the store that keeps views."""
-
     def views(self, owner: str, visible: Visibility) -> list[View]:
-        """Returns someone's own views, and those that are shared with a project in sight, by name."""
+        """Someone's own views, and those that are shared with a project in sight, by name."""
         with self.database.read() as connection:
             rows = connection.execute(view_statements.visible_views(owner, visible)).mappings()
             return [View.from_row(row) for row in rows]
 
     def view(self, id: int) -> View:
-        """Returns one view, whoever it belongs to.
-
-        Raises:
-            NotFound: there is none with this id.
-        """
         with self.database.read() as connection:
             row = connection.execute(view_statements.view(id)).mappings().one_or_none()
         if row is None:
@@ -48,19 +41,8 @@ class Views(StorePart):
     ) -> View:
         """Saves a view, in the place of the owner's view of this name if there is one.
 
-        Args:
-            owner: user whom it belongs to.
-            name: for people.
-            query: filter, state, order and columns as the query of the list's address.
-            project: that it is meant for.
-            shared: whether whoever sees the project sees it.
-            within: only project whose views may be replaced; None = any.
-            actor: who saves it.
-
-        Raises:
-            BadValue: the name is empty, the query has other parameters, or it is shared with no project.
-            NotFound: there is no such project.
-            Conflict: the owner has too many views, or one of this name that may not be replaced.
+        `query` is filter, state, order and columns as in the list's address; `within` is the only project
+        whose views may be replaced, None = any.
         """
         name = " ".join(storable(name).split())
         if not name:
@@ -113,5 +95,4 @@ class Views(StorePart):
 
 
 def _shown(view: View) -> dict[str, Any]:
-    """Returns what the audit log says of a view."""
     return {name: getattr(view, name) for name in ("name", "owner", "project", "shared", "query")}

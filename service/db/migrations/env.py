@@ -1,5 +1,3 @@
-"""Alembic's entry: runs the steps on the connection that `service.db.migrate` gives."""
-
 from __future__ import annotations
 
 from alembic import context
