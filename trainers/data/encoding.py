@@ -132,7 +132,7 @@ class WordEncoder:
         self._held_bytes += sum(map(len, new)) + _WORD_BYTES * len(new)
 
     def _divide(self, word: str) -> Sequence[str]:
-        """Returns what the tokenizer treats separately: of plain ASCII, runs of letters and digits, and signs."""
+        """Returns what the tokenizer treats separately: of ASCII, runs of letters and digits, and signs."""
         if _PRINTABLE.fullmatch(word) and not self._added.search(word):
             return _PIECES.findall(word.lower() if self._lowercase else word)
         return (word,)

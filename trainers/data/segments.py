@@ -47,7 +47,7 @@ class Segments:
         return max(self.lengths) if self.at_most is None else self.at_most
 
     def counted(self, pad_id: int) -> torch.Tensor:
-        """(1, T) number of each token in its segment, from 1; padding, also within texts, is 0, not counted."""
+        """(1, T) number of each token in its segment, from 1; padding, also within texts, is 0."""
         counts = (self.input_ids != pad_id).long()
         before = counts.cumsum(1) - counts
         places = torch.arange(counts.shape[1], device=counts.device)
