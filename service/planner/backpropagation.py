@@ -1,13 +1,12 @@
 """The backward pass of data-parallel training, where layers communicate while others compute.
 
-Layers become ready in the order of the backward pass. A layer's gradients are exchanged when it
-has been computed and the exchange of the layer before it has ended:
+A layer's gradients are exchanged once it has been computed and the previous layer's exchange has ended:
 
     compute_end[i] = compute_end[i-1] + compute[i]
     exchange_end[i] = max(compute_end[i], exchange_end[i-1]) + communication[i]
 
-The pass ends with the last exchange, plus one constant overhead. (The iterative overlap model of
-the thesis that this project follows, sections 3.5.2 and 4.5.3.)
+The pass ends with the last exchange, plus a constant overhead (the iterative overlap model of the thesis that
+this project follows, sections 3.5.2 and 4.5.3).
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ class Layer:
     """A layer, or a bucket of layers that is exchanged at once.
 
     Attributes:
-        name: Display name.
-        compute_ms: its backward computation.
-        communication_ms: the exchange of its gradients; 0 = it has none.
-        gradient_bytes: Bytes to exchange; only `into_buckets` uses them.
-        sent_bytes: The same after compression; likewise.
+        communication_ms: exchange of its gradients; 0 = none.
+        gradient_bytes, sent_bytes: before and after compression; only `into_buckets` uses them.
     """
 
     name: str
@@ -57,15 +53,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class BackwardEstimate:
-    """A backward pass as the model sees it.
-
-    Attributes:
-        intervals: by layer, in the order of the backward pass.
-        total_ms: the whole pass, overhead included.
-        compute_ms: sum of the layers' computation.
-        communication_ms: sum of their exchanges.
-        exposed_ms: communication that no computation hides.
-    """
+    """A backward pass, overhead included; `exposed_ms` is communication that no computation hides."""
 
     intervals: tuple[Interval, ...]
     total_ms: float
@@ -75,15 +63,7 @@ class BackwardEstimate:
 
 
 def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> BackwardEstimate:
-    """Overlaps the layers' exchanges with the computation of the layers after them.
-
-    Args:
-        layers: Layers in the order of the backward pass, the output's first.
-        overhead_ms: constant added to the pass.
-
-    Raises:
-        ValueError: without layers.
-    """
+    """Overlaps each layer's exchange with the computation of the following ones, from the output layer on."""
     if not layers:
         raise ValueError("there are no layers; give at least one")
     computed = exchanged = 0.0
@@ -103,16 +83,7 @@ def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> Bac
 
 
 def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -> list[Layer]:
-    """Layers, or their tensors, as DDP exchanges them: gathered until a bucket is full.
-
-    Args:
-        layers: Layers in the order of the backward pass, with `gradient_bytes`.
-        first_bytes: capacity of the first bucket.
-        bucket_bytes: capacity of the others.
-
-    Returns:
-        One layer per bucket, `communication_ms` still 0.
-    """
+    """Gathers layers, or their tensors, into buckets as DDP does; `communication_ms` is still 0."""
     buckets: list[Layer] = []
     gathered: list[Layer] = []
 
@@ -140,17 +111,7 @@ def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -
 def ring_all_reduce_ms(
     size_bytes: float, workers: int, *, bandwidth_gb_s: float, latency_ms: float = 0.0
 ) -> float:
-    """Returns the time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns.
-
-    Args:
-        size_bytes: Size of the gradients.
-        workers: N; with one there is nothing to send.
-        bandwidth_gb_s: Bandwidth of one worker's link, in GB/s.
-        latency_ms: Latency of one turn.
-
-    Raises:
-        ValueError: fewer than one worker, or no bandwidth.
-    """
+    """Returns the time of a ring all-reduce: each worker sends 2(N-1)/N of the bytes, in 2(N-1) turns."""
     if workers < 1:
         raise ValueError(f"workers is {workers}; give at least 1")
     if bandwidth_gb_s <= 0:
@@ -162,11 +123,6 @@ def ring_all_reduce_ms(
 
 
 def compute_ms(flops: float, *, tflops: float) -> float:
-    """Returns the time of so many floating-point operations at an achieved rate, in TFLOP/s.
-
-    Raises:
-        ValueError: no rate.
-    """
     if tflops <= 0:
         raise ValueError(f"tflops is {tflops}; give a rate above 0")
     return flops / (tflops * 1e12) * 1e3

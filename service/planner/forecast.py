@@ -1,17 +1,14 @@
-"""What a grid will take before anybody runs it: time, money and energy with an interval and its basis.
-
-Pure. A run is forecast from finished runs that are like it, or, where there is none, from its counted
-arithmetic over the hardware's published peak.
+"""What a grid will take before it runs: time, money and energy with a 90% interval and its basis. Pure.
 
 - **Work** of a run is optimizer steps x global batch x `task.max_length`: the positions computed at most.
-- **Like**: the same task, dataset, student, teacher (or none), hardware, workers, CPUs per worker, strategy,
-  encoder and precision. Of those, the nearest that there are, by `LIKENESS`.
+- A run is forecast from finished runs of the same task, dataset, student, teacher (or none), hardware,
+  workers, CPUs per worker, strategy, encoder and precision; of those, from the nearest by `LIKENESS`.
 - **Time** = median start-up + work x median of (time - start-up - lost time) / work. Energy = time x median
   of energy / time; the price is the catalogue's.
-- **Interval**: 90%, Student's t on logarithms of the rates, and never narrower than the tier's `floor`.
-- **Without history** the time is arithmetic / (peak x devices x utilisation), with a utilisation between
+- **Interval**: Student's t on logarithms of the rates, and never narrower than the tier's `floor`.
+- **Without history**, time = arithmetic / (peak x devices x utilisation), with a utilisation between
   `LEAST_MFU` and `MOST_MFU`, and at the low end texts that fill a quarter of `max_length`.
-- Runs of one sweep are wrong in the same direction, so that ends of intervals are added, not averaged.
+- Runs of one sweep err in the same direction, so ends of intervals are added, not averaged.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class Likeness:
     """A tier of similarity.
 
     Attributes:
-        words: What is the same beyond the rule's fields.
+        words: what is the same beyond the rule's fields.
         floor: least factor between the estimate and an end of its interval.
     """
 
@@ -63,14 +60,7 @@ LIKENESS = (
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A finished run.
-
-    Attributes:
-        spec: with its axis values written in.
-        steps: optimizer updates.
-        total_time_s, setup_time_s: Times from its summary.
-        energy_kwh: None = not told.
-    """
+    """A finished run, its axis values written into the spec."""
 
     spec: ExperimentSpec
     steps: int
@@ -102,15 +92,6 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """One run of a cell.
-
-    Attributes:
-        time_s: Time from opening to end.
-        cost_usd, energy_kwh, device_hours: Resources used.
-        basis: Basis of the forecast, in words.
-        from_history: whether finished runs are behind it.
-    """
-
     time_s: Span
     cost_usd: Span
     energy_kwh: Span
@@ -149,12 +130,11 @@ class GridForecast(Forecast):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One grid point.
+    """A grid point, or a sample that stands for several.
 
     Attributes:
-        spec: with the axis values written in.
-        runs: Number of runs it stands for.
-        student: arithmetic of its student's encoder; None = not known unread.
+        runs: number of runs that it stands for.
+        student: arithmetic of its student's encoder; None = not known without reading the model.
     """
 
     spec: ExperimentSpec
@@ -165,14 +145,7 @@ class Cell:
 def forecast(
     spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
 ) -> GridForecast:
-    """Returns what a grid will take.
-
-    Args:
-        spec: Spec of the experiment, for its budget and its search.
-        cells: all grid points, or a sample of them that stands for all.
-        past: finished runs.
-        catalogue: known hardware.
-    """
+    """Returns the forecast of a grid; `cells` are all grid points, or a sample that stands for all."""
     total = {"cost_usd": NOTHING, "energy_kwh": NOTHING, "device_hours": NOTHING}
     basis: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -218,14 +191,7 @@ def forecast_run(
     past: Sequence[Past],
     catalogue: Mapping[str, Hardware],
 ) -> RunForecast | str:
-    """Returns one run of a resolved spec; or why it cannot be forecast.
-
-    Args:
-        spec: without axes.
-        student: arithmetic of its student's encoder; None = not known unread.
-        past: finished runs of its kind, see the module.
-        catalogue: known hardware.
-    """
+    """Returns the forecast of one run of a spec without axes, or why there is none."""
     hardware = find(spec.hardware, catalogue)
     if hardware is None:
         return f"hardware '{spec.hardware}' is not in the catalogue"
@@ -272,7 +238,6 @@ def forecast_run(
 
 
 def of_its_kind(spec: ExperimentSpec, past: Iterable[Past]) -> list[Past]:
-    """Returns the finished runs that a resolved spec may be forecast from, see the module."""
     kind = _kind(spec)
     return [one for one in past if _kind(one.spec) == kind]
 
@@ -326,13 +291,12 @@ def _from_history(work: float, like: Sequence[Past], tier: Likeness) -> Span:
 
 
 def _t90(freedom: int) -> float:
-    """Student's t at 95%, by which an interval holds 90%; between the freedoms of the table the wider."""
+    """Student's t at 95% (the interval holds 90%); between the table's degrees of freedom, the wider."""
     table = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 7: 1.895, 10: 1.812, 20: 1.725, 60: 1.671}
     return table[max(known for known in table if known <= freedom)]
 
 
 def _work(spec: ExperimentSpec, steps: int) -> float:
-    """Positions computed at most: of the steps, or in a run without any of the evaluation."""
     examples = steps * spec.batch.global_size if spec.trains else spec.task.validation_examples or 1
     return float(examples * spec.task.max_length)
 
@@ -422,11 +386,9 @@ def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> l
 
 
 def too_small(spec: ExperimentSpec, found: GridForecast) -> list[tuple[str, str]]:
-    """Limits of the budget that not even the smallest run fits into, with finished runs behind it.
+    """Returns (field, message) for each budget limit that not even the smallest run fits into, given history.
 
-    Returns:
-        (field, message) each; a sweep that only exceeds its budget is not refused, because a budget is
-        there to end it.
+    A sweep that merely exceeds its budget is not refused: a budget is there to end it.
     """
     one = found.shortest
     if one is None or not one.from_history:

@@ -1,4 +1,4 @@
-"""The forecast of a spec out of what this installation has run: reads history, then asks the planner."""
+"""Forecasts of a spec from what this installation has run."""
 
 from __future__ import annotations
 
@@ -52,26 +52,13 @@ def forecast_of(
     *,
     reused: Collection[int] = (),
 ) -> GridForecast:
-    """Returns what a spec's whole grid will take, out of what this installation has run.
-
-    Args:
-        spec: valid, axes included.
-        store: Store with finished runs.
-        catalogue: known hardware.
-        reused: positions of runs that are taken over instead of trained.
-    """
+    """Returns the forecast of a spec's whole grid; runs at the positions `reused` are not trained."""
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
     return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
 
 
 def run_time_of(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> Span | None:
-    """Returns how long one of a spec's runs takes, in seconds, whichever it is; None = not known.
-
-    Args:
-        spec: valid, axes included.
-        store: Store with finished runs.
-        catalogue: known hardware.
-    """
+    """Returns the seconds that one run of a spec takes, whichever it is; None = not known."""
     cells = _cells(spec, catalogue, (), store.settings.roots("model"), most=FEW_CELLS)
     past = read_past(store, [cell.spec for cell in cells])
     found = [forecast_run(cell.spec, cell.student, of_its_kind(cell.spec, past), catalogue) for cell in cells]
@@ -86,7 +73,7 @@ def run_time_of(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hard
 
 
 def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> list[Problem]:
-    """Limits of a spec's budget that not even its smallest run fits into; nothing is read without limits."""
+    """Returns budget limits that not even the smallest run fits into; reads nothing without limits."""
     if spec.budget == Budget(when_reached=spec.budget.when_reached, runs=spec.budget.runs):
         return []
     found = forecast_of(spec, store, catalogue)
@@ -94,7 +81,7 @@ def budget_problems(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, 
 
 
 def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) -> tuple[str, ...]:
-    """Returns a line for each of its project's budgets of the month that a grid would use up."""
+    """Returns a line for each of its project's monthly budgets that a grid would use up."""
     lines = []
     with contextlib.suppress(NotFound):
         use = store.project_use(spec.project)

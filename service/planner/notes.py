@@ -1,4 +1,4 @@
-"""What to know of a spec before it is submitted, though it is valid: what its hardware needs. Pure."""
+"""What to know about a valid spec before it is submitted: what its hardware needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from trainers.config import Precision
 
 
 def notes_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> tuple[str, ...]:
-    """Returns a line for each thing, over all hardware of the grid.
-
-    Args:
-        spec: the spec with its axes.
-        catalogue: known hardware.
-    """
     named = (find(str(name), catalogue) for name in dict.fromkeys(spec.values_of("hardware")))
     found = [hardware for hardware in named if hardware is not None]
     precisions = list(dict.fromkeys(map(str, spec.values_of("precision"))))

@@ -29,18 +29,7 @@ _AT_ONCE = Start(0.0, 0.0, 0.0)
 def planned_start(
     spec: ExperimentSpec, store: Store, cluster: ClusterSnapshot, *, owner: str, visible: Visibility
 ) -> PlannedStart | None:
-    """Returns when it would start.
-
-    Args:
-        spec: valid, axes included.
-        store: the database.
-        cluster: of its pool, as last seen.
-        owner: who would submit it.
-        visible: projects that they see.
-
-    Returns:
-        None where the cluster could not run it even when idle.
-    """
+    """Returns when it would start; None where the cluster could not run it even when idle."""
     catalogue = store.settings.catalogue()
     active = Queue(store, spec.pool).active()
     demand = _demand(spec, catalogue)
@@ -95,7 +84,7 @@ def _demand(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> dict[str
 def _yields(
     foreseen: Foreseen, id: int, whose: Mapping[int, tuple[str, str]], visible: Visibility
 ) -> list[Yields]:
-    """Returns whose runs stop for an experiment; those of hidden projects together, last."""
+    """Returns whose runs would stop; those of hidden projects are summed up, last."""
     found: list[Yields] = []
     hidden = 0
     for each in foreseen.division.preemptions:

@@ -1,7 +1,4 @@
-"""What a spec would run, before it is submitted: each run with its resources, price and obstacles.
-
-Pure. Any page of the grid is computed without the pages before it.
-"""
+"""What a spec would run: each run with its resources, price and obstacles. Pure."""
 
 from __future__ import annotations
 
@@ -104,7 +101,6 @@ class Validated(Serializable):
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> Validated:
-        """Returns the answer about a spec that passed every check."""
         return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
 
 
@@ -116,15 +112,7 @@ def planned_runs(
     start: int = 0,
     limit: int | None = None,
 ) -> Iterator[PlannedRun]:
-    """Yields the runs from position `start` on, in product order, each judged on its own.
-
-    Args:
-        spec: the spec with its axes.
-        catalogue: known hardware.
-        snapshot: the cluster as last seen; None = capacity is not judged.
-        start: first position.
-        limit: most runs; None = all.
-    """
+    """Yields the runs from position `start` on, in product order; without a snapshot, capacity is ignored."""
     seeds = spec.seeds
     first_point, skipped_seeds = divmod(start, len(seeds))
 
@@ -140,7 +128,6 @@ def planned_runs(
                 yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)
 
     def references() -> Iterator[PlannedRun]:
-        """Repetitions of the first run that could be measured."""
         count = spec.grid_count()
         wanted = range(max(start, count), spec.run_count())
         if not wanted:
@@ -159,7 +146,7 @@ def planned_runs(
 def _resolve(
     spec: ExperimentSpec, point: Point, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, str | None]:
-    """The spec at a grid point, or the spec as it stands with the reason why the point is not valid."""
+    """Returns the spec at a grid point; where the point is not valid, the spec as it stands, and why."""
     try:
         return spec.at(point, catalogue, named=False), None
     except SpecError as error:

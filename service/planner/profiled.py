@@ -1,4 +1,4 @@
-"""What a profile measured, as the estimate of a step takes it. Pure."""
+"""What a profile measured, as input to the estimate of a step. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ FP32_BYTES = 4
 
 
 def step_of(times: StepTimes, parallel: Parallel) -> Step:
-    """Returns the measured step, its gradients as the run compresses them."""
     layers = tuple(
         LayerCost(
             layer.name, layer.forward_ms, layer.backward_ms, layer.gradient_bytes, gradients(layer, parallel)
@@ -41,19 +40,13 @@ def payload_of(parallel: Parallel, element_bytes: int = FP32_BYTES) -> Callable[
 
 
 def link_of(cost: ExchangeCost) -> Link:
-    """Returns the link between the workers that were measured."""
     return Link.measured(
         cost.workers, message_ms=cost.message_ms, ms_per_mib=cost.ms_per_mib, taken=cost.taken
     )
 
 
 def exchange_of(parallel: Parallel, cost: CompressionCost | None) -> Exchange:
-    """Returns how a run exchanges gradients.
-
-    Args:
-        parallel: section of the run.
-        cost: measured; None = compression takes no time.
-    """
+    """Returns how a run exchanges gradients; without a measured cost, compression takes no time."""
     traits = TRAITS[parallel.compression]
     return Exchange(
         bucket_bytes=parallel.bucket_mib * MIB,
@@ -66,12 +59,7 @@ def exchange_of(parallel: Parallel, cost: CompressionCost | None) -> Exchange:
 
 
 def assumed_compression(parallel: Parallel, *, bandwidth_gb_s: float) -> CompressionCost:
-    """Returns what compression takes where its memory traffic decides.
-
-    Args:
-        parallel: section of the run.
-        bandwidth_gb_s: Bandwidth of a worker's memory.
-    """
+    """Returns the time of compression if it is bound by the worker's memory bandwidth."""
     ms_per_mib = MIB / (bandwidth_gb_s * 1e6)
     pack, unpack = TRAITS[parallel.compression].passes
     return CompressionCost(pack * ms_per_mib, unpack * ms_per_mib)

@@ -1,9 +1,8 @@
 """The step of a data-parallel run, estimated for any number of workers. Pure.
 
-A step is the forward passes of its micro-batches, the backward passes, and the rest (data, loss,
-optimizer, points). The gradients are exchanged in the last backward pass, in buckets as DDP makes
-them, besides the layers that are still to come: `service.planner.backpropagation` overlaps the two.
-With compression a bucket is packed before it is sent and unpacked afterwards.
+A step is the forward passes of its micro-batches, the backward passes, and the rest (data, loss, optimizer,
+points). Gradients are exchanged in the last backward pass, in buckets as DDP makes them, while later layers
+compute (`backpropagation`). With compression, a bucket is packed before it is sent and unpacked afterwards.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ BUCKET_BYTES = 25 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of a tensor.
-
-    Attributes:
-        size_bytes: Size in the format of the backward pass.
-        sent_bytes: Size of the all-reduce that sends as much as its exchange.
-    """
+    """The gradient of a tensor; `sent_bytes`: of an all-reduce that sends as much as its exchange."""
 
     size_bytes: int
     sent_bytes: float
@@ -39,10 +33,7 @@ class LayerCost:
     """A part of the model, for one micro-batch.
 
     Attributes:
-        name: Display name.
-        forward_ms, backward_ms: its computation.
-        gradient_bytes: Bytes to exchange.
-        gradients: Gradients of its tensors, in the order of the backward pass; empty = one, sent whole.
+        gradients: of its tensors, in the order of the backward pass; empty = one, sent whole.
     """
 
     name: str
@@ -52,7 +43,7 @@ class LayerCost:
     gradients: tuple[Gradient, ...] = ()
 
     def tensors(self) -> list[Layer]:
-        """Its gradients as they become ready: the backward time is divided by their sizes."""
+        """Returns its gradients as they become ready: the backward time is divided by their sizes."""
         gradients = self.gradients or (Gradient(self.gradient_bytes, self.gradient_bytes),)
         whole = sum(gradient.size_bytes for gradient in gradients)
         return [
@@ -71,10 +62,8 @@ class Step:
     """A step of one worker that exchanges nothing.
 
     Attributes:
-        layers: Layers in the order of the forward pass, for one micro-batch.
-        rest_ms: Time of the step outside its layers, independent of the number of examples.
-        micro_batches: Micro-batches per step.
-        examples: Examples per step.
+        layers: in the order of the forward pass, for one micro-batch.
+        rest_ms: time outside the layers, independent of the number of examples.
     """
 
     layers: tuple[LayerCost, ...]
@@ -83,7 +72,7 @@ class Step:
     examples: float
 
     def of(self, examples: float, micro_batches: int) -> Step:
-        """The step with other examples: a layer's time is proportional to those of its micro-batch."""
+        """Returns the step with other examples; a layer's time is proportional to its micro-batch."""
         factor = (examples / micro_batches) / (self.examples / self.micro_batches)
         layers = tuple(
             replace(layer, forward_ms=layer.forward_ms * factor, backward_ms=layer.backward_ms * factor)
@@ -96,11 +85,9 @@ class Step:
 class Link:
     """What an all-reduce goes through.
 
-    Attributes:
-        bandwidth_gb_s: Bandwidth of one worker.
-        latency_ms: Latency of one turn of the ring.
-        taken: share of an exchange's time that it takes from a worker that computes meanwhile: the
-            processor time that it needs, where no core is idle; 0 = exchanges cost computation nothing.
+    Attributes:     bandwidth_gb_s: of one worker.     latency_ms: of one turn of the ring.     taken: share
+    of an exchange's time that it takes from a worker that computes meanwhile (processor time,         where
+    no core is idle); 0 = exchanges cost computation nothing.
     """
 
     bandwidth_gb_s: float
@@ -109,14 +96,7 @@ class Link:
 
     @classmethod
     def measured(cls, workers: int, *, message_ms: float, ms_per_mib: float, taken: float) -> Link:
-        """Returns the link on which exchanges between so many workers take what was measured.
-
-        Args:
-            workers: Participating workers; at least 2.
-            message_ms: Fixed time of an exchange.
-            ms_per_mib: Time per MiB of a message.
-            taken: see `Link`.
-        """
+        """Returns the link on which exchanges between at least 2 workers take what was measured."""
         turns = 2 * (workers - 1)
         return cls(turns / workers * MIB / 1e6 / ms_per_mib, message_ms / turns, taken)
 
@@ -144,18 +124,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A step on a number of workers.
+    """A step on a number of data-parallel workers.
 
     Attributes:
-        workers: data-parallel.
-        step_ms: the whole step.
         compute_ms: layers and rest.
-        communication_ms: all exchanges of gradients.
         compression_ms: packing and unpacking.
-        exposed_ms: Part of these, and of the computation that they delay, that lengthens the step.
+        exposed_ms: part of these, and of the computation that they delay, that lengthens the step.
         sent_bytes: gradients of a step after compression.
-        buckets: Buckets of a step.
-        speed_up: Speed-up over one worker's step with the same global batch.
+        speed_up: over one worker's step with the same global batch.
     """
 
     workers: int
@@ -181,15 +157,10 @@ def estimate(
     """Returns the step of a data-parallel run.
 
     Args:
-        step: measured or assumed, of one worker with any number of examples.
-        link: between the workers.
-        workers: Workers that divide the global batch.
-        global_size: examples of all of them.
-        micro_batches: Micro-batches of each worker's share.
-        exchange: Gradient exchange; None = uncompressed buckets of 25 MiB.
-
-    Raises:
-        ValueError: fewer than one worker.
+        step: of one worker, with any number of examples.
+        global_size: examples of all workers together.
+        micro_batches: of each worker's share.
+        exchange: None = uncompressed buckets of 25 MiB.
     """
     if workers < 1:
         raise ValueError(f"workers is {workers}; give at least 1")
@@ -226,8 +197,6 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The last backward pass of a step with its exchanges."""
-
     total_ms: float = 0.0
     communication_ms: float = 0.0
     compression_ms: float = 0.0
@@ -236,7 +205,7 @@ class _Pass:
 
 
 def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers: int) -> _Pass:
-    """Buckets with their exchanges, each delaying the computation that continues next to it."""
+    """Returns buckets with their exchanges, each delaying the computation that continues meanwhile."""
     found: list[Layer] = []
     beside_ms = answers_ms = communication_ms = compression_ms = 0.0
     for bucket in buckets:
@@ -267,12 +236,7 @@ def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a worker's device is assumed to achieve.
-
-    Attributes:
-        tflops: TFLOP/s in matrix products.
-        bandwidth_gb_s: Bandwidth of its memory.
-    """
+    """What a worker's device is assumed to achieve in matrix products, and the bandwidth of its memory."""
 
     tflops: float
     bandwidth_gb_s: float
@@ -287,24 +251,13 @@ def assumed(
     rates: Rates,
     payload: Callable[[Sequence[int]], float] | None = None,
 ) -> Step:
-    """Returns a step of a model that no one has measured: arithmetic by its rate, bytes by theirs.
+    """Returns a step of a model that no one has measured: arithmetic and bytes by their rates.
 
-    The products are those of the model's family (`FlopCount`), backward twice the forward pass, and every
-    layer takes the same share. The embeddings look up their rows, and their gradient is dense: it is written
-    and read once. The rest is an optimizer step, which moves the parameters' bytes several times. Data,
-    kernels that are not matrix products, and everything else that a step does are not in it: a step takes
-    longer than that.
-
-    Args:
-        shape: Arithmetic and parameters of the model.
-        tokens: Tokens per example.
-        examples: Examples of the step, in one micro-batch.
-        optimizer_passes: times that the optimizer moves the parameters' bytes: `States.passes`.
-        rates: Rates achieved by the device.
-        payload: bytes sent of a gradient, by its shape; None = its own, fp32.
-
-    Raises:
-        ValueError: a rate is not above 0.
+    Matrix products are those of the model's family (`FlopCount`), backward twice the forward pass, the same
+    in every layer. Embeddings look up rows, and their gradient is dense: written and read once. The rest is
+    an optimizer step, which moves the parameters' bytes `optimizer_passes` times. Data, kernels that are not
+    matrix products and all else are left out, so a real step takes longer. `payload`: bytes sent of a
+    gradient, by its shape; None = its own, fp32.
     """
     if min(rates.tflops, rates.bandwidth_gb_s) <= 0:
         raise ValueError(

@@ -1,7 +1,6 @@
 """From the bytes of a submission to what the store takes, or every reason against it.
 
-The same checks whoever asks: the API, `stillhouse validate` and `stillhouse preview`. Reads the
-file system (paths, data), asks for the runs that a spec names where a service is at hand, and nothing else.
+The API, `stillhouse validate` and `stillhouse preview` run the same checks.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ CHECK_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A spec that may be submitted, with its runs."""
-
     text: str
     """The spec as the user wrote it."""
     spec: ExperimentSpec
@@ -41,7 +38,7 @@ class Admission:
 
 
 def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
-    """Parses and validate.
+    """Parses and validates a spec.
 
     Raises:
         SpecError: with the first problems found.
@@ -61,11 +58,7 @@ def admit(
     """Checks a submission completely: fields, grid, paths, data and, with a fresh snapshot, capacity.
 
     Args:
-        text: the spec, YAML or JSON.
-        settings: Settings with the allowed roots.
-        catalogue: known hardware.
         snapshot: the cluster of its pool as a scheduler last saw it; None = not known.
-        now_s: Unix time, to judge the snapshot's age.
         find_run: looks up the runs that `run:12` names; None = they are not judged.
 
     Raises:
@@ -88,12 +81,11 @@ def admit_spec(
     roots: Roots | None = None,
     may_read: bool = True,
 ) -> Admission:
-    """Returns what `admit` does after the spec itself is known to be valid.
+    """Does what `admit` does once the spec itself is known to be valid.
 
     Args:
         find_equal: looks up runs that may be reused; None = none is.
         roots: gives the allowed folders; None = those of the settings.
-        may_read: False = raise where data would have to be read.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
@@ -118,11 +110,10 @@ def checked_plans(
     *,
     may_read: bool = True,
 ) -> list[RunPlan]:
-    """Returns the runs of a spec, checked in all that neither the cluster nor earlier runs' figures decide.
+    """Returns the runs of a spec, with every check that depends neither on the cluster nor on earlier runs.
 
     Raises:
-        SpecError: with the first problems of the first kind that has any.
-        UnreadData: data would have to be read, and `may_read` is False.
+        SpecError, UnreadData: as `admit_spec`.
     """
     check_time = _time_limit()
     roots = functools.cache(roots)  # Resolving them takes longer than most other checks.
@@ -160,7 +151,7 @@ def _time_limit() -> Callable[[], None]:
 
 
 def fresh(snapshot: ClusterSnapshot | None, now_s: float) -> ClusterSnapshot | None:
-    """Returns the snapshot when it can be relied on: the cluster answered, not long ago."""
+    """Returns the snapshot if it can be relied on: the cluster answered, not long ago."""
     if snapshot is None or not snapshot.reachable or now_s - snapshot.at_s > SNAPSHOT_AGE_S:
         return None
     return snapshot

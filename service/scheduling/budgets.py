@@ -1,4 +1,4 @@
-"""Projects that have used up a budget of the month start nothing more; subscribers are told."""
+"""Projects that have used up a monthly budget start nothing more; subscribers are notified."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ WARN_AT = 0.8
 
 
 class BudgetWatch:
-    """Knows which projects have used up a budget.
-
-    Args:
-        store: the database.
-    """
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._looked_s = float("-inf")
@@ -39,13 +33,7 @@ class BudgetWatch:
     def holds(
         self, connection: Connection, settings: Mapping[str, Mapping[str, Any]], now_s: float
     ) -> Mapping[str, str]:
-        """Returns why projects start nothing more, by name; looked up when budgets change and now and then.
-
-        Args:
-            connection: to read with.
-            settings: of all projects.
-            now_s: Unix seconds.
-        """
+        """Returns why projects start nothing more, by name; looked up when budgets change and regularly."""
         budgeted = {name: each for name, each in settings.items() if each.get("budgets")}
         now = self._store.monotonic()
         if budgeted == self._settings and now - self._looked_s < LOOK_EVERY_S:
@@ -58,7 +46,7 @@ class BudgetWatch:
         return self._holds
 
     def tell(self) -> None:
-        """Writes the notices that are due; each is written once, whichever scheduler does it."""
+        """Writes the notices that are due, each once, whichever scheduler does it."""
         while self._due:
             key, (kind, project, message, data) = next(iter(self._due.items()))
             self._store.notice(key, kind, project, message, data)

@@ -1,8 +1,8 @@
 """Claims: which scheduler gets which of the waiting experiments.
 
-`serve` runs in one transaction for several claims, as if they had come one after the other. First the claims
-share out places, within their limits; then the next experiments in the order of claims are taken for these
-places. What cannot be taken any more is passed over.
+`serve` answers several claims in one transaction, as if they had come one after the other: claims share out
+places within their limits, then the next experiments in the order of claims are taken for these places. What
+can no longer be taken is passed over.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from service.domain.records import Experiment
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a scheduler asks for.
+    """A request of a scheduler for experiments.
 
     Attributes:
-        scheduler: name of the claimer.
         lease_s: length of the claim without renewal.
         limit: most experiments.
         max_active: most that may be starting or running in the pool; None = no such limit.
@@ -38,15 +37,7 @@ class Claim:
 def serve(
     connection: Connection, pool: str, claims: Sequence[Claim], now: float, at_s: float
 ) -> list[list[Experiment]]:
-    """Returns what each of the claims gets, as if they had come one after the other.
-
-    Args:
-        connection: in a transaction.
-        pool: whose experiments are claimed.
-        claims: in their order.
-        now: Unix seconds by the database's clock.
-        at_s: date of the events.
-    """
+    """Returns what each claim gets; `now` is by the database's clock, `at_s` dates the events."""
     places = _places(connection, pool, claims)
     answers: list[list[Experiment]] = [[] for _ in claims]
     for place in [place for place in places if claims[place].among is not None]:
@@ -85,7 +76,6 @@ def serve(
 def _claim_among(
     connection: Connection, pool: str, claim: Claim, now: float, at_s: float
 ) -> list[Experiment]:
-    """Claims the first of the experiments that a claim names and that can be had; at most one."""
     assert claim.among is not None
     rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
     claimable = set(rows.scalars())
@@ -110,7 +100,7 @@ def _places(connection: Connection, pool: str, claims: Sequence[Claim]) -> list[
 def _take(
     connection: Connection, chosen: Mapping[int, Claim], now: float, at_s: float
 ) -> dict[int, Experiment]:
-    """queued -> starting for each experiment and its claim; without those that cannot be had any more."""
+    """queued -> starting for each experiment and its claim; leaves out those that can no longer be taken."""
     leases: dict[tuple[str, float], list[int]] = {}
     for id, claim in chosen.items():
         leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)

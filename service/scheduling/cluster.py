@@ -45,27 +45,19 @@ class ClusterNode(Serializable):
     """What it is called, by Ray label name."""
 
     def has(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether it answers and carries all these labels."""
         return self.alive and all(
             (self.id if name == NODE_ID else self.labels.get(name)) == value for name, value in labels.items()
         )
 
     @property
     def idle(self) -> bool:
-        """Whether no CPU of it is reserved, as far as is known."""
+        """Returns whether none of its CPUs is reserved, as far as is known."""
         return self.available.get(CPU, self.resources.get(CPU, 0.0)) >= self.resources.get(CPU, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The cluster at one time.
-
-    Attributes:
-        at_s: when it was looked at, Unix seconds.
-        reachable: whether Ray answered.
-        dashboard_url: Address for people, when there is a dashboard.
-        nodes: Nodes as listed by Ray.
-    """
+    """The cluster at one time; `reachable` = Ray answered."""
 
     at_s: float
     reachable: bool
@@ -74,16 +66,13 @@ class ClusterSnapshot:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What all live nodes have together, by resource name."""
         return _sum(node.resources for node in self.nodes if node.alive)
 
     @property
     def available(self) -> dict[str, float]:
-        """What is free on all live nodes together, by resource name."""
         return _sum(node.available for node in self.nodes if node.alive)
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "at_s": self.at_s,
             "reachable": self.reachable,
@@ -103,7 +92,6 @@ class ClusterSnapshot:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ClusterSnapshot:
-        """Returns the inverse of `to_document`."""
         return cls(
             at_s=document["at_s"],
             reachable=document["reachable"],
@@ -135,7 +123,7 @@ class Pool(Serializable):
 
     @classmethod
     def of(cls, pool: str, schedulers: Sequence[str], snapshot: ClusterSnapshot | None, now_s: float) -> Pool:
-        """Returns the pool with the cluster in a snapshot; None when no scheduler of it ever wrote one."""
+        """Returns the pool with the cluster in a snapshot; None = no scheduler of it ever wrote one."""
         if snapshot is None:
             return cls(
                 pool, tuple(schedulers), None, None, reachable=False, dashboard_url=None, nodes=(), totals={}
@@ -161,7 +149,6 @@ class Cluster(Pool):
 
     @classmethod
     def of_pools(cls, pools: Sequence[Pool]) -> Cluster:
-        """Returns the answer about pools, of which the first is `default`."""
         first = pools[0]
         return cls(**{field.name: getattr(first, field.name) for field in fields(Pool)}, pools=tuple(pools))
 
@@ -175,7 +162,7 @@ def _sum(parts: Any) -> dict[str, float]:
 
 
 def devices_of(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
-    """Returns how many devices of a kind the nodes have that are alive."""
+    """Returns how many devices of a kind the nodes that are alive have."""
     name = hardware.resource or hardware.kind.ray_resource or CPU
     marks = [f"{ACCELERATOR}{hardware.accelerator_type}"] if hardware.accelerator_type else []
     able = (
@@ -187,11 +174,7 @@ def devices_of(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
 
 
 def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = CATALOGUE) -> dict[str, float]:
-    """Returns what one worker of a resolved spec reserves, by Ray's resource name.
-
-    Raises:
-        ValueError: for hardware that is not in the catalogue.
-    """
+    """Returns what one worker of a resolved spec reserves, by Ray's resource name."""
     hardware = lookup(spec.hardware, catalogue)
     share = 1.0 / SHARERS if spec.queue.share_device else 1.0
     wanted: dict[str, float] = {CPU: share * spec.resources.cpus_per_worker}
@@ -211,9 +194,8 @@ class Hold:
     """What a run that is measured alone reserves (`measure: exclusive`).
 
     Attributes:
-        workers: processes.
-        resources: Resources of each, by Ray's resource name; together all that is to be held.
-        labels: Labels of the nodes that they may run on.
+        resources: of each worker, by Ray's resource name.
+        labels: of the nodes that they may run on.
     """
 
     workers: int
@@ -224,18 +206,10 @@ class Hold:
 def exclusive_holds(
     spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> tuple[Hold, ...]:
-    """Where a resolved spec could be measured alone: most workers first, then idle nodes, then small ones.
+    """Returns where a resolved spec could be measured alone, most workers first, then idle, then small nodes.
 
-    On CPUs its workers hold a node's CPUs, in equal parts; where no node is large enough for all of them,
-    each holds a node of its own. With accelerators each worker holds its device's share of the node's CPUs.
-
-    Args:
-        spec: without axes, as in `RunPlan.spec`.
-        nodes: Nodes of the cluster.
-        catalogue: known hardware.
-
-    Raises:
-        ValueError: for hardware that is not in the catalogue.
+    On CPUs its workers hold a node's CPUs in equal parts; where no node is large enough for all of them, each
+    holds a node of its own. With accelerators, each worker holds its device's share of the node's CPUs.
     """
     hardware = lookup(spec.hardware, catalogue)
     wanted = worker_resources(spec, catalogue)
@@ -296,11 +270,7 @@ def _devices_with_cpus(
 def at_a_time(
     spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> int:
-    """How many runs of a resolved spec the idle cluster holds at a time, each with as many workers as it can.
-
-    Raises:
-        ValueError: for hardware that is not in the catalogue.
-    """
+    """Returns how many runs of a resolved spec the idle cluster holds, each as wide as it can be."""
     if spec.measure == "exclusive":
         holds = exclusive_holds(spec, nodes, catalogue)
     else:
@@ -323,14 +293,9 @@ def unsatisfiable(
     snapshot: ClusterSnapshot | None,
     catalogue: Mapping[str, Hardware] = CATALOGUE,
 ) -> str | None:
-    """Returns why the present cluster could never run a resolved spec, even when idle; None when it could.
+    """Returns why the present cluster could never run a resolved spec, even when idle; None = it could.
 
     What is not known (no snapshot, Ray unreachable) is not held against the spec.
-
-    Args:
-        spec: without axes, as in `RunPlan.spec`.
-        snapshot: the cluster, or None when no one has looked yet.
-        catalogue: known hardware.
     """
     if snapshot is None or not snapshot.reachable:
         return None
@@ -360,28 +325,18 @@ def unsatisfiable(
 def fits(
     wanted: Sequence[tuple[Mapping[str, float], Mapping[str, str], int]], nodes: Sequence[ClusterNode]
 ) -> bool:
-    """Whether groups of workers find places next to each other, each worker on the first node that has room.
-
-    Args:
-        wanted: Resources of each worker of a group, required labels, and number of workers.
-        nodes: with all that they have.
-    """
+    """Returns whether groups of workers (resources of each, labels, workers) fit next to each other."""
     room = FreeRoom(nodes)
     return all(room.take(amounts, labels, workers) for amounts, labels, workers in wanted)
 
 
 class FreeRoom:
-    """What is left of nodes while groups of workers are placed, each worker on the first node that has room.
-
-    Args:
-        nodes: with all that they have.
-    """
+    """What is left of nodes while workers are placed, each on the first node that has room."""
 
     def __init__(self, nodes: Sequence[ClusterNode]) -> None:
         self._free = [(node, dict(node.resources)) for node in nodes]
 
     def holds(self, amounts: Mapping[str, float], labels: Mapping[str, str], workers: int) -> bool:
-        """Returns whether there is room for a group of workers."""
         for node, left in self._free:
             if workers <= 0:
                 break
@@ -390,7 +345,7 @@ class FreeRoom:
         return workers <= 0
 
     def take(self, amounts: Mapping[str, float], labels: Mapping[str, str], workers: int) -> bool:
-        """Places a group of workers; False when there is no room for all of them."""
+        """Places a group of workers; False = there is no room for all of them."""
         for node, left in self._free:
             if workers <= 0:
                 break
@@ -402,7 +357,7 @@ class FreeRoom:
 
 
 def _places(left: Mapping[str, float], amounts: Mapping[str, float]) -> int:
-    """How many workers fit into what is left of a node; shares of a device need not add up exactly."""
+    """Returns how many workers fit into what is left of a node; shares of a device may not add up exactly."""
     return int(min((left.get(name, 0.0) + 1e-6) // amount for name, amount in amounts.items() if amount))
 
 
@@ -443,7 +398,7 @@ def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
 
 
 def in_words(amounts: Mapping[str, float]) -> str:
-    """Amounts of resources for people: `2 CPUs + 1 GPU`."""
+    """Returns amounts of resources as people read them: `2 CPUs + 1 GPU`."""
     words = []
     for name, amount in amounts.items():
         if name == MEMORY:

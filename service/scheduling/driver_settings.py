@@ -1,10 +1,8 @@
 """How settings reach the driver of an experiment: a file that only this user can read.
 
-Not the job's environment: Ray's dashboard shows that to everybody, and a database URL may hold a
-password. The folder must be shared by the nodes of a cluster, as the checkpoints in it are.
-
-A driver runs on machines that many people use, so it gets what it needs and no more: no token, no password
-of another service, and the database URL of its own role where there is one (`service.db.roles`).
+Not the job's environment: Ray's dashboard shows that to everyone, and a database URL may hold a password. The
+folder must be shared by the nodes of a cluster, as the checkpoints in it are. A driver gets no token, no
+password of another service, and the database URL of its own role where there is one (`service.db.roles`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _NOT_FOR_DRIVERS = frozenset(
 
 
 def write(settings: Settings) -> Path:
-    """Writes the settings, with all paths resolved, and returns where they are."""
+    """Writes the settings, all paths resolved, and returns where they are."""
     folder = settings.data_dir.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     document = settings.model_dump(mode="json", exclude=set(_NOT_FOR_DRIVERS)) | {
@@ -54,5 +52,5 @@ def write(settings: Settings) -> Path:
 
 
 def read(path: Path) -> Settings:
-    """Returns the settings as written; the environment of the reader does not change them."""
+    """Returns the settings as written; the reader's environment does not change them."""
     return Settings.model_validate(json.loads(path.read_text()))

@@ -1,9 +1,4 @@
-"""The scheduler's pass over a pool's devices: divides them among what runs there and what could next.
-
-`divide` looks at the cluster, at what is active and at the head of the queue, and stores what each may hold.
-Drivers read that with their heartbeat. Each pool has passes of its own; limits of projects are over all
-pools.
-"""
+"""The scheduler's pass over a pool's devices; drivers read what it allows them with their heartbeat."""
 
 from __future__ import annotations
 
@@ -38,13 +33,6 @@ _DEFAULT_TERMS = ProjectTerms()
 
 
 class FairPass:
-    """Divides the devices of a pool's cluster.
-
-    Args:
-        store: the database.
-        pool: whose experiments get them.
-    """
-
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
         self._pool = pool
@@ -55,25 +43,15 @@ class FairPass:
 
     @property
     def budgets_left(self) -> Mapping[tuple[str, str], float]:
-        """Part of each budget that is left, by project and unit, as of the last look."""
+        """Returns the part of each budget that is left, by project and unit, as of the last look."""
         return self._lookout.budgets.left
 
     def divide(self, cluster: ClusterSnapshot, active: Sequence[Experiment], places: int) -> list[int]:
-        """Stores what each experiment may hold from now on.
+        """Stores what each experiment may hold from now on, and for those that may hold nothing, why.
 
-        Args:
-            cluster: as it was a moment ago.
-            active: experiments of the pool that are starting or running.
-            places: how many more drivers may be started.
-
-        Waiting experiments that get none are given the reason. Where no more drivers may be started, one
-        makes room for an owner who has none.
-
-        Returns:
-            The waiting experiments that may hold something, at most `places`, in the order of claims.
-
-        Raises:
-            StoreUnavailable: the database is unavailable; nothing is lost.
+        Where `places` (more drivers that may be started) is 0, an experiment makes room for an owner who has
+        none. Returns the waiting experiments that may hold something, at most `places`, in the order of
+        claims.
         """
         going = {experiment.id for experiment in active}
         seen = self._lookout.look(cluster, active, CONSIDERED)
@@ -101,10 +79,10 @@ class FairPass:
         return [id for id in chosen if self._has_some(id, allowed)]
 
     def share_errors(self) -> dict[str, float]:
-        """Returns how far each project's part of recent use is from what its weight entitles it to.
+        """Returns how far each project's part of recent use is from its entitlement; positive = above.
 
-        Positive = it has had more. It is about those that took part in the last pass: they run something or
-        are next in the queue. A project that did so before and has no work any more counts as 0.
+        It covers those that took part in the last pass. A project that did so before and has no more work
+        counts as 0.
         """
         if self._division is None:
             return {}
@@ -127,8 +105,8 @@ class FairPass:
         """Returns the rows of `allowances`.
 
         Where others' runs come first when its own end, or its project starts nothing more, an experiment is
-        allowed less than it holds and stops nothing for that: what runs stays until it ends, and no run takes
-        its place.
+        allowed less than it holds and stops nothing for that: its runs stay until they end, and are not
+        replaced.
         """
         capped = _users_at_cap(claimants, allowed, terms)
         handed_over = {(each.experiment_id, each.hardware): each for each in handovers}
@@ -212,10 +190,6 @@ def _leaving(active: Sequence[Claimant], waiting: Sequence[Experiment]) -> Claim
     For an owner who has none, it is the newest of the owner with the most, and of no higher priority. For
     another that waits, it is the newest of the lowest priority, if that is lower and all its runs have worked
     for a useful time.
-
-    Args:
-        active: those that have a driver.
-        waiting: those that might hold devices, in the order of claims.
     """
     drivers = Counter((each.project, each.user) for each in active)
     able = [each for each in active if each.demands and each.preemptible]
@@ -246,8 +220,8 @@ def _in_turn(connection: Connection) -> None:
 def _allowed(division: Division, claimants: Sequence[Claimant]) -> dict[tuple[int, str], float]:
     """Returns what each experiment may hold, by (id, hardware).
 
-    Devices that others still hold until their next step boundary are among those of whoever they are for: its
-    driver gets its run ready meanwhile, and Ray places it when they are free.
+    It includes devices that others still hold until their next step boundary: its driver gets its run ready
+    meanwhile, and Ray places it when they are free.
     """
     allowed: defaultdict[tuple[int, str], float] = defaultdict(float)
     for id, allowance in division.allowances.items():
@@ -309,13 +283,11 @@ def _reason(
 
 
 def _comes_first(claimant: Claimant, for_ids: Collection[int], claimants: Sequence[Claimant]) -> str:
-    """Returns why an experiment starts no further runs although it holds devices."""
     first = [each for each in claimants if each.id in for_ids]
     return f"as its runs end, their devices go to {_named(claimant, first)}, of higher priority"
 
 
 def _named(claimant: Claimant, others: Sequence[Claimant]) -> str:
-    """Returns other experiments in words; those of other projects are not named."""
     names = [f"experiment {each.id} of {each.user}" for each in others if each.project == claimant.project]
     if hidden := len(others) - len(names):
         names.append(f"{hidden} experiment{'s' * (hidden != 1)} of other projects")

@@ -1,4 +1,4 @@
-"""Ray Jobs in memory, for tests and benchmarks without Ray; held to the tests of the real ones."""
+"""Ray Jobs in memory, for tests and benchmarks; they pass the same conformance suite as the real ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ class _FakeJob:
 
 
 class FakeRayJobs:
-    """Jobs in memory: a job runs from the second look at it until `end` is called.
-
-    Args:
-        nodes: Nodes returned by `cluster`.
-    """
+    """Jobs in memory: a job runs from the second look at it until `end` is called."""
 
     def __init__(self, nodes: tuple[ClusterNode, ...] = ()) -> None:
         self.nodes = nodes
@@ -35,7 +31,6 @@ class FakeRayJobs:
         self._jobs: dict[str, _FakeJob] = {}
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """Starts a job, unless the id is known."""
         self._check()
         if submission_id not in self._jobs:
             job = RayJob(submission_id, JobState.pending, "", dict(metadata))
@@ -44,7 +39,6 @@ class FakeRayJobs:
         self.after_submit()
 
     def status(self, submission_id: str) -> RayJob | None:
-        """Returns the job as it is at this look."""
         self._check()
         found = self._jobs.get(submission_id)
         if found is None:
@@ -55,33 +49,29 @@ class FakeRayJobs:
         return found.job
 
     def stop(self, submission_id: str) -> None:
-        """Ends a job."""
         self._check()
         found = self._jobs.get(submission_id)
         if found is not None and not found.job.state.ended:
             found.job = replace(found.job, state=JobState.stopped, message="stopped")
 
     def logs(self, submission_id: str) -> str:
-        """Returns what `end` was given as output."""
         self._check()
         found = self._jobs.get(submission_id)
         return found.output if found else ""
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
-        """Returns the nodes it was made with."""
         if self.unreachable:
             return ClusterSnapshot(at_s, False, None, ())
         return ClusterSnapshot(at_s, True, None, self.nodes)
 
     def end(self, submission_id: str, *, code: int = 0, output: str = "") -> None:
-        """The job's process ends with this code, having printed this."""
         found = self._jobs[submission_id]
         state = JobState.succeeded if code == 0 else JobState.failed
         found.job = replace(found.job, state=state, message=f"exit code {code}")
         found.output += output
 
     def forget(self) -> None:
-        """A new head: it knows no job."""
+        """Forgets all jobs, as a restarted head does."""
         self._jobs.clear()
 
     def _check(self) -> None:

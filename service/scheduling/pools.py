@@ -1,7 +1,6 @@
 """Pools: Ray clusters with schedulers of their own, by name. Pure.
 
-A pool exists from when a scheduler is started for it; nothing else declares it. `default` is always there,
-so that who has one cluster need not know the word.
+A pool exists once a scheduler was started for it; nothing else declares it. `default` always exists.
 """
 
 from __future__ import annotations
@@ -18,19 +17,13 @@ def order_of_pool(pool: str) -> tuple[bool, str]:
 
 
 def start_command(pool: str) -> str:
-    """Returns the command that starts a scheduler for a pool."""
     if pool == DEFAULT_POOL:
         return "stillhouse scheduler"
     return f"stillhouse scheduler --pool {pool} --ray-address URL"
 
 
 def no_scheduler(pool: str, serving: Collection[str]) -> str | None:
-    """Returns that no scheduler claims what waits for a pool, and how to start one; None where one does.
-
-    Args:
-        pool: of an experiment.
-        serving: pools of the schedulers that gave a sign of life.
-    """
+    """Returns that no living scheduler serves a pool, and how to start one; None = one does."""
     if pool in serving:
         return None
     named = f" of pool '{pool}'" if serving or pool != DEFAULT_POOL else ""
@@ -39,10 +32,6 @@ def no_scheduler(pool: str, serving: Collection[str]) -> str | None:
 
 def require_pool(pool: str, known: Collection[str]) -> None:
     """Refuses a pool that no scheduler was ever started for.
-
-    Args:
-        pool: that a spec names.
-        known: pools whose schedulers have reported their cluster.
 
     Raises:
         SpecError: with the known pools, and how to start another.

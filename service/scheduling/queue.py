@@ -2,8 +2,7 @@
 
 Each pool has a queue of its own: its schedulers claim, adopt and count nothing else. Order of claims:
 priority, then fair share (the owner with the fewest experiments starting or running in the pool), then age.
-`claims` gives a scheduler the first of them that `fair_pass` allows devices. `ahead` and `explain` are pure,
-and so is what `queue_pages` does.
+`fair_pass` decides which of the first may have devices.
 """
 
 from __future__ import annotations
@@ -62,11 +61,9 @@ class Lease:
     """How the lease of an experiment stands by the database's clock.
 
     Attributes:
-        experiment: starting or running.
-        lapsed: it was not renewed in time.
-        withdrawn: it cannot be renewed any more: its job is to be stopped, and its attempt ended.
-        silent_s: for how long its driver has renewed nothing since a scheduler first adopted it; None =
-            no scheduler had to.
+        withdrawn: it can no longer be renewed: its job is to be stopped, and its attempt ended.
+        silent_s: for how long its driver has renewed nothing since a scheduler first adopted it; None = no
+            scheduler had to.
     """
 
     experiment: Experiment
@@ -80,10 +77,8 @@ class WaitingOfOwner:
     """How many experiments of one owner wait at one priority, seen from one queued experiment.
 
     Attributes:
-        priority: the same as its, or a higher one.
-        owner: their owner.
-        older: how many joined the queue before it.
-        younger: how many joined it later; the experiment itself is one of its owner's.
+        priority: the queued experiment's, or a higher one.
+        younger: joined the queue later; includes the queued experiment.
     """
 
     priority: int
@@ -93,16 +88,10 @@ class WaitingOfOwner:
 
 
 def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
-    """How many experiments of its pool are claimed before a queued one. Pure.
+    """Returns how many experiments of its pool are claimed before a queued one. Pure.
 
     At one priority, the n-th experiment of an owner is claimed when the owner has n - 1 more than at the
-    beginning. So those come first that need a smaller share, and among equal shares the older ones.
-
-    Args:
-        owner: of the experiment.
-        priority: of the experiment.
-        waiting: of all owners, at its priority and the higher ones.
-        active: experiments starting or running, by owner.
+    beginning. So smaller shares come first, and among equal shares the older experiments.
     """
     shares = dict(active)
     first = 0
@@ -143,14 +132,12 @@ def explain(
     """Returns why an experiment waits, in one line. Pure.
 
     Args:
-        now: Unix seconds.
         ahead: experiments that are claimed before it.
         not_before_s: end of its delay before a retry.
-        no_scheduler: that none of its pool gave a sign of life, in words; None = one did.
+        no_scheduler: that its pool has no living scheduler, in words; None = it has one.
         active: experiments starting or running in its pool.
-        max_concurrent: Number that may run at a time.
-        waits_for: the runs that it starts from and that have not ended, in words.
-        missing: Resources the cluster lacks for it, from `unsatisfiable`.
+        waits_for: unfinished runs that it starts from, in words.
+        missing: resources the cluster lacks for it, from `unsatisfiable`.
         last_failure: why it is tried again.
         share: why it may hold no devices now, or fewer than it could use.
     """
@@ -176,12 +163,8 @@ def explain(
 class Queue:
     """The queue of a store's database.
 
-    What schedulers do (claims, leases, signs of life, the snapshot of the cluster) is about one pool; what
-    people read is about all.
-
-    Args:
-        store: the store; its engine, settings and clock are used.
-        pool: claims are made for.
+    What schedulers do (claims, leases, heartbeats, the cluster's snapshot) is about one pool; what people
+    read is about all.
     """
 
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
@@ -203,15 +186,9 @@ class Queue:
     ) -> list[Experiment]:
         """queued -> starting for the next experiments, each under a new attempt and a lease.
 
-        The attempt and its submission id are committed before anything is started under them.
-
-        Args:
-            scheduler: name of the claimer.
-            lease_s: Length of the claim without renewal.
-            limit: most experiments.
-            max_active: claim no more than leads to this many starting or running in the pool, over
-                all its schedulers; None = no such limit.
-            among: only these experiments, in this order; None = any, in the order of claims.
+        The attempt and its submission id are committed before anything is started under them. `max_active`:
+        claim no more than leads to this many starting or running in the pool, over all its schedulers.
+        `among`: only these, in this order.
         """
         chosen = None if among is None else tuple(among)
         return self._group(Claim(storable(scheduler), lease_s, limit, max_active, chosen))
@@ -226,7 +203,7 @@ class Queue:
         return list(self._database.write(body))
 
     def active(self) -> list[Experiment]:
-        """Experiments of the pool that are starting or running, the oldest lease first."""
+        """Returns the pool's experiments that are starting or running, the oldest lease first."""
         with self._database.read() as connection:
             rows = connection.execute(queue_statements.active_experiments(self.pool)).mappings().all()
         return [Experiment.from_row(row) for row in rows]
@@ -250,13 +227,9 @@ class Queue:
         *,
         driver_is_silent: bool = True,
     ) -> bool:
-        """Takes over an attempt whose lease ran out; False when another scheduler did, or it was renewed.
+        """Takes over an attempt whose lease ran out; False = another scheduler did, or it was renewed.
 
         Args:
-            experiment_id: the experiment.
-            attempt: its attempt.
-            scheduler: name of the adopter.
-            lease_s: how long the adopted lease lasts.
             driver_is_silent: whether there is a job whose driver should have renewed the lease.
         """
         at_s = self._clock()
@@ -284,7 +257,7 @@ class Queue:
         return self._database.write(body)
 
     def withdraw(self, experiment_id: int, attempt: int) -> bool:
-        """Ends the lease of a silent driver for good; False when the driver has renewed it meanwhile."""
+        """Ends the lease of a silent driver for good; False = the driver has renewed it meanwhile."""
 
         def body(connection: Connection) -> bool:
             statement = statements.withdraw_lapsed(
@@ -300,11 +273,7 @@ class Queue:
         """Returns one page of the waiting experiments, each with why it waits.
 
         Pool after pool, `default` first, in the order of claims; a position is the place in the pool's queue.
-
-        Args:
-            page_size: most entries.
-            page_token: `next_page_token` of the page before.
-            visible: projects that the reader sees; experiments of others are entries without a name.
+        Experiments of projects that are not visible are entries without a name.
 
         Raises:
             BadPageToken: the token is not one of this list.
@@ -358,10 +327,6 @@ class Queue:
     def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
         """Returns where one waiting experiment stands.
 
-        Args:
-            experiment_id: of the experiment.
-            visible: projects that the reader sees.
-
         Raises:
             NotFound: it does not wait.
         """
@@ -379,7 +344,6 @@ class Queue:
         return position
 
     def depth(self) -> int:
-        """Returns how many experiments wait."""
         with self._database.read() as connection:
             return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
 
@@ -428,8 +392,6 @@ class Queue:
         return explained
 
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
-        """A scheduler's sign of life."""
-
         def body(connection: Connection) -> None:
             now = self._store.database_time(connection)
             connection.execute(queue_statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
@@ -449,13 +411,13 @@ class Queue:
         self._database.write(body)
 
     def leave(self, scheduler: str) -> None:
-        """A scheduler ends in the ordinary way: it is not waited for."""
+        """Notes that a scheduler ended in the ordinary way: it is not waited for."""
         self._database.write(
             lambda connection: connection.execute(queue_statements.forget_scheduler(storable(scheduler)))
         )
 
     def schedulers_alive(self) -> list[Scheduler]:
-        """Schedulers of all pools that gave a sign of life within the length of a lease."""
+        """Returns schedulers of all pools that gave a heartbeat within the length of a lease."""
         with self._database.read() as connection:
             return self._schedulers_alive(connection)
 
@@ -465,8 +427,6 @@ class Queue:
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
-        """Stores what the pool's cluster has; replaces the snapshot before."""
-
         def body(connection: Connection) -> None:
             connection.execute(
                 statements.insert_or_replace(connection, schema.cluster_snapshots, ("pool",)),
@@ -476,11 +436,11 @@ class Queue:
         self._database.write(body)
 
     def cluster(self) -> ClusterSnapshot | None:
-        """Returns the last snapshot of the pool's cluster; None when no scheduler has looked yet."""
+        """Returns the last snapshot of the pool's cluster; None = no scheduler has looked yet."""
         return self.clusters().get(self.pool)
 
     def clusters(self) -> dict[str, ClusterSnapshot]:
-        """Returns the last snapshot of each pool's cluster, without pools that no scheduler ever served."""
+        """Returns the last snapshot of each pool's cluster."""
         with self._database.read() as connection:
             return _clusters(connection)
 
@@ -488,13 +448,7 @@ class Queue:
 def pools_of(
     clusters: Mapping[str, ClusterSnapshot], schedulers: Iterable[Scheduler], now_s: float
 ) -> list[Pool]:
-    """Returns every pool that is known, `default` first.
-
-    Args:
-        clusters: last snapshots by pool.
-        schedulers: that gave a sign of life.
-        now_s: Unix time.
-    """
+    """Returns every known pool, `default` first; `schedulers` are those alive."""
     alive: dict[str, list[str]] = {pool: [] for pool in (DEFAULT_POOL, *clusters)}
     for scheduler in schedulers:
         alive.setdefault(scheduler.pool, []).append(scheduler.name)
@@ -526,8 +480,6 @@ def _clusters(connection: Connection) -> dict[str, ClusterSnapshot]:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A waiting experiment with its turn and its place in its pool's queue, from 1."""
-
     turn: Turn
     experiment_id: int
     place: int
@@ -536,15 +488,7 @@ class _Placed:
 def _placed(
     connection: Connection, pool: str, waiting: Sequence[WaitingCount], after: Turn | None, wanted: int
 ) -> list[_Placed]:
-    """Returns the next `wanted` waiting experiments of a pool, in the order of claims.
-
-    Args:
-        connection: reads.
-        pool: whose queue.
-        waiting: of all owners at all priorities of the pool.
-        after: a turn of the pool; None = from the first.
-        wanted: how many; fewer are returned only if no more wait.
-    """
+    """Returns the next `wanted` waiting experiments of a pool after a turn, in the order of claims."""
     if wanted <= 0:
         return []
     # Of each owner, one may stand before `after`.
@@ -560,7 +504,6 @@ def _placed(
 
 
 def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
-    """Yields the turns of consecutive experiments of one owner, and their ids."""
     statement = queue_statements.queued_of_owner(
         pool, stretch.priority, stretch.owner, skipped=stretch.skipped, count=stretch.count
     )

@@ -1,8 +1,8 @@
-"""Pages of the queue: which waiting experiments come next in the order of claims, without sorting them all.
+"""Pages of the queue, without sorting all that waits. Pure.
 
 At one priority, the n-th waiting experiment of an owner is claimed when the owner's share (experiments
-starting or running) is n - 1 larger than now. So the order is that of (priority, share, age, owner), and how
-many each owner has waiting is enough to tell which of them are on a page. All of it is pure.
+starting or running) is n - 1 larger than now. So the order is (priority, share, age, owner), and how many
+each owner has waiting is enough to tell which of them are on a page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from service.domain.access import DEFAULT_POOL
 
 @dataclass(frozen=True, slots=True)
 class WaitingCount:
-    """How many experiments of an owner wait at a priority."""
-
     priority: int
     owner: str
     count: int
@@ -33,11 +31,7 @@ class Turn:
     A claim changes no other experiment's turn: its owner has one more at work and one less that waits.
 
     Attributes:
-        priority: of the experiment.
         share: what its owner has starting or running when its turn comes.
-        queued_s: when it joined the queue, Unix seconds.
-        owner: of the experiment.
-        pool: of the experiment.
     """
 
     priority: int
@@ -48,21 +42,16 @@ class Turn:
 
     @property
     def key(self) -> tuple[int, int, float, str]:
-        """Sorts the turns of one pool in the order of claims."""
         return -self.priority, self.share, self.queued_s, self.owner
 
     def token(self, experiment_id: int) -> str:
-        """Returns the page token of the page that follows; it names no one, whose turn ever this is."""
+        """Returns the token of the page that follows; it contains no user names."""
         content = [self.priority, self.share, self.queued_s, experiment_id]
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     @classmethod
     def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> Turn:
-        """Returns the turn of a token.
-
-        Args:
-            token: page token.
-            belonging: gives owner and pool of an experiment; None = there is no such experiment.
+        """Returns the turn of a token; `belonging` gives owner and pool of an experiment.
 
         Raises:
             BadPageToken: it is not one of the queue's.
@@ -91,10 +80,7 @@ class Stretch:
     """Consecutive waiting experiments of one owner at one priority, the oldest first.
 
     Attributes:
-        priority: of all of them.
-        owner: of all of them.
         skipped: how many older ones come before them.
-        count: how many they are.
         share: of the first one's turn.
     """
 
@@ -108,16 +94,10 @@ class Stretch:
 def stretches(
     waiting: Iterable[WaitingCount], active: Mapping[str, int], after: Turn | None, least: int
 ) -> tuple[int, list[Stretch]]:
-    """Which experiments have their turn next.
+    """Returns which experiments have their turn next, and how many come before all of these.
 
-    Args:
-        waiting: of all owners at all priorities.
-        active: experiments starting or running, by owner.
-        after: a turn; those of its share are included, before it or not. None = from the first.
-        least: how many are wanted; whole shares are given, and fewer only if no more wait.
-
-    Returns:
-        How many come before all of these, and the experiments that include the next `least`.
+    Whole shares are given, so these may be more than `least`; they are fewer only if no more wait. Turns of
+    the share of `after` are included, before it or not.
     """
     shares = dict(active)
     by_priority: dict[int, list[WaitingCount]] = {}
@@ -150,12 +130,12 @@ def stretches(
 
 
 def _below(owners: Sequence[WaitingCount], starts: Mapping[str, int], share: int) -> list[int]:
-    """How many of each owner's have their turn at a smaller share."""
+    """Returns how many of each owner's have their turn at a smaller share."""
     return [min(max(share - starts[each.owner], 0), each.count) for each in owners]
 
 
 def _bound(owners: Sequence[WaitingCount], starts: Mapping[str, int], wanted: int) -> int:
-    """The smallest share below which `wanted` have their turn; or all, if there are fewer."""
+    """Returns the smallest share below which `wanted` have their turn; or all, if there are fewer."""
     low, high = 0, max(starts[each.owner] + each.count for each in owners)
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,7 @@
-"""Ray Jobs as the scheduler needs them: submit, look, stop; and nothing about experiments.
+"""Ray Jobs as the scheduler needs them.
 
-`RayJobs` is the interface, `DashboardRayJobs` the jobs of a real cluster. Every method raises
-`RayUnreachable` when Ray does not answer, and `RayUnavailable` when it answers that it cannot do its work at
-present: neither is ever a statement about a job.
+Every method raises `RayUnreachable` when Ray does not answer, and `RayUnavailable` when it answers that it
+cannot do its work at present: neither is ever a statement about a job.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class JobRefused(Exception):
 
 
 class JobState(StrEnum):
-    """Where a Ray Job is in its life, in Ray's words."""
-
     pending = "PENDING"
     """Ray starts it."""
     running = "RUNNING"
@@ -54,20 +51,12 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """No process of the job's own runs any more."""
         return self in (JobState.succeeded, JobState.failed, JobState.stopped)
 
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """What Ray says about one job.
-
-    Attributes:
-        submission_id: chosen by whoever submitted it.
-        state: State of the job.
-        message: Ray's words about it, in one line; empty when it has none.
-        metadata: Metadata as submitted.
-    """
+    """What Ray reports about one job; `message` is one line, empty when there is none."""
 
     submission_id: str
     state: JobState
@@ -76,14 +65,10 @@ class RayJob:
 
 
 class RayJobs(Protocol):
-    """A cluster's jobs."""
-
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """Starts a job; does nothing when that id is known already, whatever became of it.
+        """Starts a job; does nothing when that id is already known, whatever became of it.
 
         Args:
-            submission_id: decides which job this is.
-            entrypoint: shell command.
             metadata: shown by the dashboard; `job_name` is the column "Name" of its list.
 
         Raises:
@@ -93,27 +78,15 @@ class RayJobs(Protocol):
         ...
 
     def status(self, submission_id: str) -> RayJob | None:
-        """Returns what became of a job; None when Ray knows none of that id.
-
-        Raises:
-            RayUnreachable: Ray does not answer.
-        """
+        """Returns what became of a job; None = Ray knows none of that id."""
         ...
 
     def stop(self, submission_id: str) -> None:
-        """Asks a job to end; does nothing when it has ended or is not known.
-
-        Raises:
-            RayUnreachable: Ray does not answer.
-        """
+        """Asks a job to end; does nothing when it has ended or is not known."""
         ...
 
     def logs(self, submission_id: str) -> str:
-        """Returns the end of what the job's process has printed; empty when it is not known.
-
-        Raises:
-            RayUnreachable: Ray does not answer.
-        """
+        """Returns the end of what the job's process has printed; empty when it is not known."""
         ...
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
@@ -122,12 +95,9 @@ class RayJobs(Protocol):
 
 
 class DashboardRayJobs:
-    """The jobs of the cluster behind a Ray dashboard.
+    """The jobs of the cluster behind a Ray dashboard (`http://host:port`).
 
     Authentication follows Ray's own variables (`RAY_AUTH_MODE`, `RAY_AUTH_TOKEN_PATH`).
-
-    Args:
-        dashboard_url: `http://host:port`.
     """
 
     def __init__(self, dashboard_url: str) -> None:
@@ -135,7 +105,6 @@ class DashboardRayJobs:
         self._client: Any = None
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """Starts a job through the dashboard, unless it knows the id."""
         try:
             self._call(
                 "submit_job", entrypoint=entrypoint, submission_id=submission_id, metadata=dict(metadata)
@@ -148,7 +117,6 @@ class DashboardRayJobs:
             raise answer.unavailable() from None
 
     def status(self, submission_id: str) -> RayJob | None:
-        """Asks the dashboard what became of a job."""
         try:
             found = self._call("get_job_info", submission_id)
         except _Answer as answer:
@@ -160,7 +128,6 @@ class DashboardRayJobs:
         )
 
     def stop(self, submission_id: str) -> None:
-        """Asks the dashboard to end a job."""
         try:
             self._call("stop_job", submission_id)
         except _Answer as answer:
@@ -168,7 +135,6 @@ class DashboardRayJobs:
                 raise answer.unavailable() from None
 
     def logs(self, submission_id: str) -> str:
-        """Returns the end of the job's log."""
         try:
             return str(self._call("get_job_logs", submission_id))[-_LOG_BYTES:]
         except _Answer as answer:
@@ -177,7 +143,6 @@ class DashboardRayJobs:
             raise answer.unavailable() from None
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
-        """Returns the cluster's nodes and what they have free."""
         try:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
@@ -237,16 +202,15 @@ class _Answer(Exception):
 
     @property
     def refuses(self) -> bool:
-        """Whether the request would be refused again."""
+        """Returns whether the request would be refused again."""
         return self.status in _REFUSALS and _NO_AGENT not in self.text
 
     def unavailable(self) -> RayUnavailable:
-        """Returns the answer as an error of Ray's."""
         return RayUnavailable(f"Ray answered {self.status}: {_last_line(self.text)}")
 
 
 def _client(url: str) -> Any:
-    """Ray's client, with time limits and with error statuses that can be told apart."""
+    """Returns Ray's client with time limits and with error statuses that can be told apart."""
     from ray.job_submission import JobSubmissionClient
 
     class JobClient(JobSubmissionClient):  # type: ignore[misc, unused-ignore]
@@ -265,7 +229,7 @@ def _client(url: str) -> Any:
 
 
 def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    """Used resources by node id, from the autoscaler's report; empty when it has not reported yet."""
+    """Returns used resources by node id, from the autoscaler's report; empty before its first report."""
     report = (status.get("data") or {}).get("clusterStatus") or {}
     load = report.get("loadMetricsReport") or {}
     by_node = load.get("usageByNode") or {}
@@ -291,11 +255,10 @@ def _last_line(text: str) -> str:
 def wait_until_ended(
     jobs: RayJobs, submission_id: str, timeout_s: float, *, poll_s: float = 0.2
 ) -> RayJob | None:
-    """Waits until a job has ended or is not known any more; None in the latter case.
+    """Waits until a job has ended or is no longer known; returns None in the latter case.
 
     Raises:
         TimeoutError: it has not ended.
-        RayUnreachable: Ray does not answer.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -22,12 +22,10 @@ class Shape:
     """What a run takes from the cluster; runs of one shape can use the same processes in turn.
 
     Attributes:
-        workers: processes.
-        resources: Resources of each worker, by Ray's resource name, sorted.
-        device: kind of the devices.
-        labels: Required node labels, by Ray's label name, sorted.
+        resources: of each worker, by Ray's resource name, sorted.
+        labels: required of nodes, by Ray's label name, sorted.
         exclusive: it holds all CPUs of its node, or those that belong to its devices.
-        topology: Slice of devices that is reserved whole, as Ray names it; None = each device by itself.
+        topology: slice of devices that is reserved whole, as Ray names it; None = each device by itself.
     """
 
     workers: int
@@ -39,7 +37,7 @@ class Shape:
 
     @property
     def scaling(self) -> dict[str, Any]:
-        """Arguments of Ray Train's `ScalingConfig` that reserve it for a worker group."""
+        """Returns arguments of Ray Train's `ScalingConfig` that reserve it for a worker group."""
         found = {
             "num_workers": self.workers,
             **self.kind.ray_scaling,
@@ -53,18 +51,16 @@ class Shape:
 
     @property
     def cpus(self) -> int:
-        """CPUs that each worker reserves."""
         return int(dict(self.resources)[CPU])
 
     @property
     def devices(self) -> float:
-        """Devices that all its workers hold; a part of one where runs share it."""
+        """Returns devices that all its workers hold; a part of one where runs share it."""
         counted = CPU if self.kind.counted_in_cpus else self.kind.ray_resource
         return self.workers * dict(self.resources).get(counted or "", 1.0)
 
     @property
     def kind(self) -> DeviceKind:
-        """What is known of its devices."""
         return DEVICE_KINDS[self.device]
 
 
@@ -74,14 +70,6 @@ def shapes_of(
     """Returns the shapes that an attempt at a run may have, the widest first; one, unless the run is elastic.
 
     A run that is measured alone has one for each node that it could hold.
-
-    Args:
-        spec: Spec of the run, with its axis values written in.
-        catalogue: known hardware.
-        nodes: Nodes of the cluster; they decide what `measure: exclusive` reserves.
-
-    Raises:
-        ValueError: for hardware that is not in the catalogue.
     """
     hardware = lookup(spec.hardware, catalogue)
     if spec.measure == "exclusive":
@@ -121,20 +109,11 @@ def run_config(
 
     Not validated again: its sections were with the spec, and what is set here keeps them valid.
 
-    Args:
-        spec: the run's resolved spec, without axes.
-        experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all attempts of
-            one measurement.
-        seed: the run's seed.
-        workers: Workers of this attempt; one of the spec's `worker_numbers`, by which the batch divides.
-        cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
-        settings: folders.
-        catalogue: prices and power.
-        models: checkpoint folders by the `run:12` that the spec has for them; the run may read these
-            besides the configured folders.
-
-    Raises:
-        ValueError: for hardware that is not in the catalogue.
+    Args:     experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all
+    attempts of one         measurement.     workers: of this attempt; one of the spec's `worker_numbers`.
+    cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.     models:
+    checkpoint folders by the `run:12` that the spec has for them; the run may read these besides the
+    configured folders.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})

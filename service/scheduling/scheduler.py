@@ -1,22 +1,9 @@
 """The scheduler: claims experiments from the queue and keeps one Ray Job alive for each.
 
-`run_once` is one pass; `run` only repeats it. Everything the scheduler must remember is in the
-database: the claim commits the attempt and the job's submission id before anything is submitted,
-so whichever scheduler comes next finds the same job. How long a job's driver has been silent is in the
-experiment's row, by the database's clock, so that any number of schedulers agree on it. What a scheduler
-keeps in memory is only when to look at Ray again.
-
-What a pass does with an experiment that is starting or running:
-
-| Ray says about its job | what happens |
-|---|---|
-| nothing (unreachable) | nothing: no failure is declared, no lease is touched |
-| that it is unavailable (500, no agent) | the same for this experiment alone, which waits longer each time |
-| unknown, experiment starting | submitted (again) under the same submission id |
-| pending or running, lease valid | nothing |
-| pending or running, lease ran out | adopted: a new lease; a driver that renews it continues |
-| the same, silent for another lease (starting: 10 minutes) | lease withdrawn, job stopped, queued again |
-| ended, or unknown and experiment running | queued again, or failed when it was tried too often |
+All that a scheduler must remember is in the database: the claim commits the attempt and the job's submission
+id before anything is submitted, so whichever scheduler comes next finds the same job. How long a driver has
+been silent is in the experiment's row, by the database's clock, so that all schedulers agree on it. In memory
+is only when to look at Ray again. docs/states.md has what a pass does in each case.
 """
 
 from __future__ import annotations
@@ -80,11 +67,10 @@ LOOK_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass did; ids of experiments.
+    """What one pass did, as ids of experiments.
 
     Attributes:
-        claimed: taken from the queue.
-        submitted: jobs handed to Ray; those it had already are among them.
+        submitted: jobs handed to Ray, including those it had already.
         adopted: leases taken over.
         stopped: jobs ended because their driver was silent.
         ended: attempts ended; the experiments are queued again, or failed.
@@ -103,10 +89,6 @@ class Scheduler:
     """One scheduler of one pool; several may share a database and a pool.
 
     Args:
-        store: the database.
-        queue: its queue, for the pool.
-        jobs: jobs of the pool's cluster.
-        settings: lease, limits and the driver's settings.
         name: shown to people; unique among living schedulers.
         python: interpreter that runs the driver on the cluster.
     """
@@ -141,10 +123,7 @@ class Scheduler:
         store.database.observe_write = self._observe_write
 
     def run(self, stop: threading.Event) -> None:
-        """Pass after pass until `stop` is set; jobs that run are left running.
-
-        Waits longer from pass to pass while Ray or the database is unavailable.
-        """
+        """Makes passes until `stop` is set, less often while Ray or the database is unavailable."""
         failures = 0
         logger.info("%s started for pool %s", self.name, self._queue.pool)
         while not stop.is_set():
@@ -165,7 +144,7 @@ class Scheduler:
         logger.info("%s stopped; running experiments continue, and the next scheduler adopts them", self.name)
 
     def run_once(self) -> Pass:
-        """Returns one pass.
+        """Makes one pass and returns what it did.
 
         Raises:
             StoreUnavailable: the database is unavailable; nothing is lost, call again.
@@ -245,7 +224,6 @@ class Scheduler:
                 return  # The driver ended it in order.
 
     def _claim(self, chosen: list[int], now: float, did: _Pass) -> None:
-        """Claims the waiting experiments that may hold devices, unless another scheduler did."""
         limit = self._settings.max_concurrent_experiments
         while chosen:
             # One at a time: what is claimed is submitted before the next is taken, so that a
@@ -315,7 +293,7 @@ class Scheduler:
             self._silent(lease, did)
 
     def _silent(self, lease: Lease, did: _Pass) -> None:
-        """The job is there and its driver does not renew the lease: it hangs, or is only slow."""
+        """Handles a job whose driver does not renew the lease: it hangs, or is only slow."""
         experiment = lease.experiment
         # Where no driver has ever spoken, Ray waits for a node, or the node is slow to start it.
         patience_s = START_PATIENCE_S if experiment.state is ExperimentState.starting else 0.0
@@ -357,7 +335,7 @@ class Scheduler:
         return f"the driver ended without a result (job {job.state}{said})"
 
     def _end(self, experiment: Experiment, why: str, did: _Pass) -> None:
-        """Queues the experiment for another attempt, or fail it when it was tried too often."""
+        """Ends an attempt: the experiment is queued again, or fails when it was tried too often."""
         decision = decide_retry(
             FailureClass.infrastructure,
             FailureCounts(own=0, infrastructure=1 + lost_attempts(self._store, experiment.id)),
@@ -385,7 +363,7 @@ class Scheduler:
 
 
 def lost_attempts(store: Store, experiment_id: int) -> int:
-    """Attempts at an experiment that were lost since people last set it going."""
+    """Returns the attempts at an experiment that were lost since people last started it."""
     lost = after = 0
     while events := store.events(experiment_id, after=after):
         for event in events:
@@ -415,8 +393,6 @@ class _NextLook:
 
 
 class _Pass:
-    """A `Pass` while it happens."""
-
     def __init__(self, figures: FigureBuffer) -> None:
         self.figures = figures
         self.claimed: list[int] = []
@@ -440,16 +416,13 @@ class _Pass:
 class Beside(Protocol):
     """Work of a scheduler's process next to its passes."""
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until `stop` is set."""
+    def run(self, stop: threading.Event) -> None: ...
 
 
 def main(settings: Settings, beside: Sequence[Callable[[Store], Beside]] = ()) -> None:
     """Runs a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
 
-    Args:
-        settings: of the installation.
-        beside: make what else runs in this process, each in a thread of its own.
+    `beside` makes what else runs in this process, each in a thread of its own.
 
     Raises:
         UnusableDatabase: the database cannot be used.

@@ -20,8 +20,6 @@ from service.store import Store
 
 @dataclass(slots=True)
 class _Part:
-    """What a user has of a lane."""
-
     devices: float = 0.0
     usd_per_hour: float = 0.0
     used_usd: float = 0.0
@@ -40,8 +38,6 @@ class _Part:
 
 @dataclass(slots=True)
 class _Users:
-    """A project's users in a lane."""
-
     by_name: defaultdict[str, _Part] = field(default_factory=lambda: defaultdict(_Part))
 
     def total(self) -> _Part:
@@ -55,10 +51,6 @@ def shares(store: Store, visible: Visibility = EVERYTHING) -> list[Share]:
     """Returns the shares of all who hold or want devices: each project, and after it its users.
 
     Projects that the reader does not see are one row of each kind, without users.
-
-    Args:
-        store: the database.
-        visible: projects that the reader sees.
     """
     with store.database.read() as connection:
         now_s = store.database_time(connection)
@@ -85,7 +77,6 @@ def shares(store: Store, visible: Visibility = EVERYTHING) -> list[Share]:
 
 
 def _usd_per_hour(store: Store, lane: Lane, clusters: Mapping[str, ClusterSnapshot]) -> float:
-    """Returns the price of all devices of a lane."""
     hardware = find(lane.hardware, store.settings.catalogue())
     if hardware is None or lane.pool not in clusters:
         return 0.0

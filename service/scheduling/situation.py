@@ -1,8 +1,8 @@
 """What a pool's scheduler sees before it divides devices: what there is, who runs, and who waits.
 
-Only the head of the queue is looked at, so that how much is queued does not matter to the cost of a look.
-What the cluster could not run even when idle is not limited: it waits for nodes, or fails, as without other
-claimants. Devices of different kinds are counted apart, also where both are CPUs of the same nodes.
+Only the head of the queue is read, so the cost does not grow with the queue. What the cluster could not run
+even when idle takes no part: it waits for nodes, or fails. Devices of different kinds are counted apart, also
+where both are CPUs of the same nodes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Known:
     """What is remembered of an experiment from one look to the next.
 
     Attributes:
-        spec: its spec; None = this release cannot read it.
+        spec: None = this release cannot read it.
         counted_s: when its runs were counted, monotonic.
         demand: (devices, of the largest run) by hardware.
         since: since when it has held devices for one run, for two, and so on, by hardware; monotonic.
@@ -67,16 +67,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A spec that no one has submitted, as if it were the last in the queue.
-
-    Attributes:
-        spec: with its axes.
-        project, owner: whose it would be.
-        priority: that it would have.
-        demand: (devices of all its runs, of the largest) by hardware.
-        queued_s: Unix seconds.
-        id: of no experiment.
-    """
+    """A spec that no one has submitted, as if it were the last in the queue; `demand` as in `_Known`."""
 
     spec: ExperimentSpec
     project: str
@@ -89,11 +80,9 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found.
+    """What one look found: `situation` has the active experiments, the waiting ones, then the newcomer.
 
-    Attributes:
-        situation: to divide; its claimants are the active experiments, the waiting ones and the newcomer.
-        waiting: the head of the queue, in the order of claims.
+    `waiting` is the head of the queue, in the order of claims.
     """
 
     situation: Situation
@@ -101,12 +90,7 @@ class Seen:
 
 
 class Lookout:
-    """Looks at a pool, again and again; not for several threads.
-
-    Args:
-        store: the database.
-        pool: whose experiments and cluster are looked at.
-    """
+    """Looks at a pool, again and again; not for several threads."""
 
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
@@ -122,17 +106,7 @@ class Lookout:
         considered: int,
         newcomer: Newcomer | None = None,
     ) -> Seen:
-        """Returns what may be divided now.
-
-        Args:
-            cluster: as it was a moment ago.
-            active: experiments of the pool that are starting or running.
-            considered: waiting experiments that are looked at, the first in the order of claims.
-            newcomer: who would wait as well.
-
-        Raises:
-            StoreUnavailable: the database is unavailable.
-        """
+        """Returns what may be divided now; `considered` = most waiting experiments."""
         with self._store.database.read() as connection:
             waiting = self._head_of_queue(connection, considered)
             self._look_at([*active, *waiting], connection)
@@ -161,7 +135,6 @@ class Lookout:
         return self._known[experiment_id].spec
 
     def _terms(self, connection: Connection, now_s: float) -> dict[str, ProjectTerms]:
-        """Returns what each project's limits say about devices."""
         settings = {row.name: row.settings for row in connection.execute(share_statements.PROJECT_SETTINGS)}
         holds = self.budgets.holds(connection, settings, now_s)
         names = ("weight", "guaranteed", "ceiling", "concurrent_runs_per_user")
@@ -248,10 +221,10 @@ class Lookout:
         )
 
     def _yieldable(self, known: _Known, demand: Demand) -> int:
-        """Returns for how many runs an experiment has had devices for a useful time, one after the other.
+        """Returns for how many runs an experiment has had devices for a useful time.
 
-        A run that follows another one on its devices does not begin anew: devices of short runs are given
-        back like those of long ones.
+        A run that follows another on its devices continues its time: devices of short runs are given back
+        like those of long ones.
         """
         now = self._store.monotonic()
         since = known.since.setdefault(demand.hardware, [])
@@ -260,7 +233,6 @@ class Lookout:
         return sum(may_yield(now, each, 0.0) for each in since)
 
     def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
-        """Returns whether the idle cluster could run it; what it lacks is its driver's to say."""
         known = find(spec.hardware, self._catalogue) is not None
         return known and unsatisfiable(spec, cluster, self._catalogue) is None
 
@@ -275,7 +247,7 @@ class Lookout:
     ) -> Demand:
         """Returns what an experiment holds and could use, in devices that its runs really take.
 
-        On CPUs, a run that is measured alone takes a whole node; an elastic one is content with the fewest
+        On CPUs, a run that is measured alone takes a whole node; an elastic one makes do with the fewest
         workers.
         """
         runs, each = devices / largest, largest
@@ -290,7 +262,6 @@ class Lookout:
         return _in_runs(hardware, each, at_a_time, held)
 
     def _devices(self, cluster: ClusterSnapshot) -> dict[str, float]:
-        """Returns how many devices there are of the kinds that someone asks for and the cluster has."""
         names = {name for known in self._known.values() for name in known.demand}
         found = {name: find(name, self._catalogue) for name in names}
         counts = {name: devices_of(each, cluster.nodes) for name, each in found.items() if each is not None}
@@ -298,7 +269,6 @@ class Lookout:
 
 
 def _read(id: int, canonical: str | None) -> ExperimentSpec | None:
-    """Returns a stored spec; None where it cannot be read: such an experiment is not limited."""
     try:
         return None if canonical is None else read_stored(canonical)
     except ValueError as error:
@@ -307,7 +277,6 @@ def _read(id: int, canonical: str | None) -> ExperimentSpec | None:
 
 
 def usage_by_user(connection: Connection) -> dict[tuple[str, str, Lane], Usage]:
-    """Returns what was used lately, by (project, user, lane)."""
     rows = connection.execute(share_statements.SHARE_USAGE)
     return {(row.project, row.owner, Lane(row.pool, row.hardware)): Usage(row.usd, row.at_s) for row in rows}
 

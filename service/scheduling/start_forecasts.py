@@ -1,5 +1,3 @@
-"""Forecasts of starts as people read them: what a scheduler stored last (`service.planner.foresight`)."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -19,13 +17,9 @@ STALE_AFTER_S = 60.0
 def start_forecasts(
     connection: Connection, experiment_ids: Collection[int], now_s: float, visible: Visibility = EVERYTHING
 ) -> dict[int, StartForecast]:
-    """Returns when waiting experiments will start, by id, as far as that was forecast.
+    """Returns when waiting experiments will start, by id, as far as a scheduler has forecast that.
 
-    Args:
-        connection: reads.
-        experiment_ids: that wait.
-        now_s: Unix seconds by the database's clock.
-        visible: projects that the reader sees; experiments ahead of other projects are left out.
+    Experiments ahead that the reader does not see are left out.
     """
     statement = outlook_statements.starts_of(experiment_ids, since_s=now_s - STALE_AFTER_S)
     found = {

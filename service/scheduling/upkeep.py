@@ -1,4 +1,4 @@
-"""What a service does for its own database: the rows of deleted experiments go, old points are thinned."""
+"""Upkeep of the service's database: deleted experiments are removed, old points downsampled."""
 
 from __future__ import annotations
 
@@ -21,15 +21,10 @@ _DAY_S = 86_400.0
 
 
 class Upkeep:
-    """Removes what people have deleted, and thins points that are older than the settings keep them.
+    """Removes what people have deleted, and downsamples points older than the settings keep them.
 
     Several processes may do this at the same time, and one may die at any moment: what is left to do is read
-    from the database.
-
-    Args:
-        store: of the installation.
-        settings: how long points are kept.
-        pause_s: time between two transactions.
+    from the database. `pause_s` is the time between two transactions.
     """
 
     def __init__(self, store: Store, settings: Settings, *, pause_s: float = PAUSE_S) -> None:
@@ -39,7 +34,6 @@ class Upkeep:
         self._pruned_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        """Looks again and again until `stop` is set."""
         while not stop.is_set():
             try:
                 self.run_once(stop)
@@ -48,7 +42,7 @@ class Upkeep:
             stop.wait(EVERY_S)
 
     def run_once(self, stop: threading.Event) -> None:
-        """Removes and thins what there is to remove and to thin now; `stop` interrupts it."""
+        """Does all that is due now; `stop` interrupts it."""
         for experiment_id in self._store.deleted_experiments():
             try:
                 for _ in self._store.removing(experiment_id):
@@ -66,15 +60,10 @@ class Upkeep:
             self._pruned_s = now_s
 
     def prune(self, older_than_s: float, keep_every: int, stop: threading.Event) -> tuple[int, int]:
-        """Thins the points of experiments that ended longer ago than this.
+        """Downsamples experiments that ended longer ago than this; returns how many, and points removed.
 
-        Args:
-            older_than_s: seconds since their end.
-            keep_every: steps; the points of multiples of it are kept, and those that samples show.
-            stop: interrupts it; the next call continues.
-
-        Returns:
-            How many experiments were thinned, and how many points went.
+        Points of multiples of `keep_every` steps are kept, and those that samples show. `stop` interrupts it;
+        the next call continues.
         """
         experiments = points = 0
         for experiment_id, ended_s in self._store.experiments_to_prune(
