@@ -134,7 +134,7 @@ def profile(
 def _chosen(
     target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
-    """The resolved spec of the run, or of the first run that a file would make, and its seed."""
+    """Returns the resolved spec of the run, or of the first run that a file would make, and its seed."""
     from service.cli.connection import connected
     from service.cli.overrides import spec_text
     from service.config.document import SpecError
@@ -185,7 +185,6 @@ def _config(
 
 
 def _micro_batches(config: RunConfig, workers: int) -> int:
-    """Micro-batches of a worker's share, when workers divide the batch."""
     micro = config.batch.micro_size
     return 1 if micro == "auto" else max(1, config.batch.global_size // workers // int(micro))
 
@@ -239,7 +238,6 @@ def _measured_on_cluster(
 
 
 def _numbers(measured: Profile | None) -> list[int]:
-    """Numbers of workers that are estimated: the usual ones, and the measured one."""
     own = {measured.exchange.workers} if measured is not None and measured.exchange is not None else set()
     return sorted({*WORKERS, *own})
 
@@ -338,12 +336,10 @@ def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:
 
 
 def _layer(layer: LayerCost) -> dict[str, Any]:
-    """A layer as JSON; its tensors are only of use to the estimate."""
     return {name: value for name, value in asdict(layer).items() if name != "gradients"}
 
 
 def _sent(config: RunConfig, exchange: Exchange, two: Estimate) -> str:
-    """What a step sends, in one line."""
     parts = [f"{two.buckets} bucket{'s' if two.buckets != 1 else ''} of {config.parallel.bucket_mib} MiB"]
     if exchange.pack_ms_per_mib or exchange.unpack_ms_per_mib:
         parts.append(

@@ -39,13 +39,7 @@ class ProfileFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProfileOrder:
-    """What a job measures.
-
-    Attributes:
-        steps: timed steps.
-        warm_up: steps before these.
-        check: train a data-parallel run too.
-    """
+    """What a job measures; `check` trains a data-parallel run too."""
 
     config: RunConfig
     shape: Shape
@@ -84,13 +78,10 @@ class ProfileOrder:
 
 
 def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
-    """Submits a job that measures, and waits for its profile.
-
-    Args:
-        timeout_s: longest wait; the job is stopped then.
+    """Submits a job that measures, and waits for its result; after `timeout_s` it is stopped.
 
     Raises:
-        ProfileFailed: the cluster lacks such nodes, the job failed, or time ran out.
+        ProfileFailed: the cluster has no such nodes, the job failed, or time ran out.
         RayUnreachable: Ray does not answer.
     """
     shape = order.shape
@@ -119,14 +110,6 @@ def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) 
 
 
 def profile_in(log: str, message: str) -> Profile:
-    """Returns the profile in a job's log.
-
-    Args:
-        message: Ray's message about the job, for a log without a profile.
-
-    Raises:
-        ProfileFailed: the log has none.
-    """
     for line in reversed(log.splitlines()):
         if line.startswith(_RESULT):
             return Profile.of(json.loads(line.removeprefix(_RESULT)))
@@ -161,7 +144,6 @@ def _say(line: str) -> None:
 
 
 def measure(order: ProfileOrder) -> dict[str, Any]:
-    """Opens a worker group, measures in it, and returns the profile as a document."""
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as TrainConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer

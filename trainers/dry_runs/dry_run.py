@@ -25,17 +25,6 @@ class DryRun:
 
     Where there are fewer examples than a pass takes, they come again. Passes draw random numbers: a run
     seeds its generators afterwards.
-
-    Args:
-        config: the run.
-        module: Module being trained.
-        objective: Objective being minimised.
-        arithmetic: Arithmetic of the forward pass.
-        data: the training part.
-        device: Device to compute on.
-        pad_id: token id of padding.
-        multiple: batch widths are rounded up to a multiple of this.
-        transform: Transform of training batches.
     """
 
     def __init__(
@@ -61,7 +50,7 @@ class DryRun:
         return int(self._data.lengths.max())
 
     def at_size(self, size: int) -> None:
-        """One pass of `size` examples alongside everything that a step of the run needs memory for.
+        """Runs a pass of `size` examples alongside everything that a step of the run needs memory for.
 
         A recorded pass keeps its memory, next to that of passes that are not recorded, such as an
         evaluation's: both need what a pass of twice the size needs.
@@ -84,13 +73,13 @@ class DryRun:
             self._module.zero_grad(set_to_none=True)
 
     def compile(self, size: int) -> None:
-        """Lets the training graphs be compiled now: batches with padding, and those without."""
+        """Compiles the training graphs now: batches with padding, and those without."""
         for batch in self._variants(self._longest(size)):
             self._pass(batch)
             self._module.zero_grad(set_to_none=True)
 
     def rehearse(self, size: int) -> None:
-        """A training pass and an optimizer step, so that no run's first step pays for a process' first.
+        """Runs a training pass and an optimizer step, so that no run's first step pays for a process' first.
 
         The step is that of an optimizer of the same kind over copies of the vectors and a matrix of the
         model. Weights and state of the run are not touched, and the objective is as before its first step.

@@ -27,9 +27,7 @@ from trainers.trainer import Trainer
 class _Stamps:
     """When a micro-batch passed each boundary between layers, on its way forward and back.
 
-    Args:
-        student: the model; hooks are taken off by `remove`.
-        device: Device being timed; the host synchronises with it at each boundary.
+    The host synchronises with the device at each boundary; `remove` takes the hooks off the model.
     """
 
     def __init__(self, student: Student, device: torch.device) -> None:
@@ -51,7 +49,6 @@ class _Stamps:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ended))
 
     def remove(self) -> None:
-        """Leaves the model as it was."""
         for hook in self._hooks:
             hook.remove()
 
@@ -71,7 +68,6 @@ class _Stamps:
         return found
 
     def now(self) -> float:
-        """Returns the time when the device has done what it was given."""
         kind_of(self._device).backend.synchronize(self._device)
         return time.perf_counter()
 
@@ -98,16 +94,12 @@ class _Stamps:
 
 
 def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
-    """Trains some steps in this process, alone, and times the layers.
+    """Trains some steps of a single worker in this process, alone, and times the layers by medians.
 
-    Args:
-        config: strategy single; nothing is written to its folder of checkpoints.
-        steps: Timed steps; figures are medians over them.
-        warm_up: steps before these.
+    Nothing is written to the run's folder of checkpoints.
 
     Raises:
         BadSpecError: the model is compiled: its layers cannot be told apart.
-        TrainingError: whatever `trainers.entrypoint.train` raises.
     """
     if config.model.compile:
         raise BadSpecError("with model.compile the layers cannot be timed; set it to false")
@@ -185,7 +177,6 @@ def assembled(config: RunConfig) -> Iterator[Trainer]:
 
 
 def with_checkpoints(config: RunConfig, folder: str) -> RunConfig:
-    """Returns the run with another folder for its checkpoints."""
     return config.model_copy(
         update={"workspace": config.workspace.model_copy(update={"checkpoints": folder})}
     )

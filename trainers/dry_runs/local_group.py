@@ -1,7 +1,7 @@
 """Workers in a process group that are given work in turn, for measuring.
 
-`LocalGroup` starts processes of this machine, once; `Member` is one worker of a group that somebody else has
-started, such as the cluster. The local processes have gloo and one CPU thread
+`LocalGroup` starts processes of this machine, once; `Member` is one worker of a group that was
+started elsewhere, such as the cluster. The local processes have gloo and one CPU thread
 each, so that two of them on two cores stand for two workers with a core each.
 """
 
@@ -27,16 +27,10 @@ class GroupError(RuntimeError):
 
 
 class Group(Protocol):
-    """Workers that are in one process group and do the same work at once.
-
-    Attributes:
-        workers: Number of workers.
-    """
+    """Workers that are in one process group and do the same work at once."""
 
     @property
-    def workers(self) -> int:
-        """How many there are."""
-        ...
+    def workers(self) -> int: ...
 
     @property
     def spare_cores(self) -> int:
@@ -53,13 +47,6 @@ class Group(Protocol):
 
 
 class LocalGroup:
-    """Worker processes; a context that ends them.
-
-    Args:
-        workers: Number of workers.
-        limit_s: longest wait for one piece of work.
-    """
-
     def __init__(self, workers: int, *, limit_s: float = LIMIT_S) -> None:
         self.workers, self._limit_s = workers, limit_s
         # Not forked: a fork of a process that has computed already has torch's threads half there.
@@ -96,18 +83,9 @@ class LocalGroup:
 
     @property
     def spare_cores(self) -> int:
-        """Cores of this machine without a worker."""
         return max(0, (os.cpu_count() or 1) - self.workers)
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Returns what a function returns on every worker, by rank; all call it at once.
-
-        Args:
-            work: a function of a module, called with `arguments`.
-
-        Raises:
-            GroupError: it raised on a worker, a worker ended, or time ran out.
-        """
         for pipe in self._pipes:
             pipe.send((work, arguments))
         answers: list[Any] = []
@@ -138,13 +116,11 @@ class Member:
 
     @property
     def workers(self) -> int:
-        """Workers of the process group."""
         from torch import distributed
 
         return distributed.get_world_size()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Returns what a function returns on every worker, by rank; raises what it raises here."""
         from torch import distributed
 
         answers: list[Any] = [None] * self.workers
@@ -153,7 +129,6 @@ class Member:
 
 
 def _serve(pipe: Connection, rank: int, workers: int, rendezvous: str, limit_s: float) -> None:
-    """One worker: does what comes through the pipe until it is closed."""
     import torch
     from torch import distributed
 

@@ -32,12 +32,7 @@ def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None)
     """Returns the largest size that divides a worker's share and fits; 0 when not even 1 does.
 
     Sizes are tried by halving the list of divisors, so that a share of 4096 takes at most five
-    tries; the largest one comes first, which is the answer most of the time.
-
-    Args:
-        share: examples of a step on one worker.
-        fits: tries a size; a size below one that fits is taken to fit.
-        at_most: a divisor that no size exceeds; None = the share.
+    tries; the largest one (`at_most`, None = the share) comes first, which is the answer most of the time.
     """
     limit = share if at_most is None else at_most
     if fits(limit):
@@ -54,26 +49,19 @@ def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None)
 
 
 class SizeCache:
-    """What was found before, in one file that all runs share.
-
-    Args:
-        path: Path of the file.
-    """
+    """Sizes found before, in one file that all runs share; one that cannot be written is ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def recall(self, key: str) -> int | None:
-        """Returns the size that was found for a key; None = none, or the file cannot be read."""
         found = self._read().get(key)
         return found if isinstance(found, int) and found >= 1 else None
 
     def keep(self, key: str, size: int) -> None:
-        """Remembers a size; a folder that cannot be written costs the next run its search."""
         self._change(lambda found: found.update({key: size}))
 
     def forget(self, key: str) -> None:
-        """Searches again next time; a folder that cannot be written keeps what it has."""
         self._change(lambda found: found.pop(key, None))
 
     def _change(self, change: Callable[[dict[str, object]], object]) -> None:
@@ -104,9 +92,6 @@ def choose(
     """Returns the micro-batch of a run: as given, or the largest that fits on every worker.
 
     Args:
-        config: the run.
-        workers: Workers that must agree.
-        device: Device to compute on.
         shape: Shape of the model and of the trial examples, part of the cache key.
         attempt: Runs a step of that many examples at the run's greatest length.
 
@@ -135,31 +120,20 @@ def choose(
 
 
 def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
-    """The run ran out of memory: the next one does not go by the size that was found.
-
-    Args:
-        config, device, shape: See `choose`.
-    """
+    """Forgets the size of a run that ran out of memory, so that the next one searches again."""
     if _searched(config, device):
         _memory_of(config).forget(key_of(config, device, shape))
 
 
 def with_size(config: RunConfig, size: int) -> RunConfig:
-    """Returns the run with the micro-batch that was chosen in place of `auto`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_size": size})})
 
 
 def in_tokens(config: RunConfig, size: int, device: torch.device, width: int) -> RunConfig:
-    """Returns the run with the micro-batch that was chosen, as a budget of positions where it was searched.
+    """Returns the run with a micro-batch of `size` examples, in positions (`width` each) where searched.
 
     What fits at the greatest length fits in every other shape of as many positions, and short texts make
     fewer, larger micro-batches.
-
-    Args:
-        config: the run.
-        size: examples of a micro-batch that fits.
-        device: Device to compute on.
-        width: positions of each at the greatest length.
     """
     sized = with_size(config, size)
     if not _searched(config, device) or size == config.share or config.parallel.stage_count > 1:
@@ -194,7 +168,6 @@ def fits(attempt: Callable[[], None]) -> bool:
 
 
 def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> str:
-    """Returns what the answer depends on: model, precision, lengths, masking, optimizer, share, device."""
     backend = kind_of(device).backend
     name, memory = backend.name(device), backend.memory_bytes(device)
     fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})

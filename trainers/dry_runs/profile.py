@@ -14,7 +14,6 @@ class LayerTime:
     """A part of the model: embeddings, an encoder layer, or the head.
 
     Attributes:
-        name: Display name.
         forward_ms, backward_ms: Time of one micro-batch.
         gradient_bytes: Bytes of gradients exchanged between workers.
         shapes: Shapes of its trained tensors, in the order of the backward pass.
@@ -29,14 +28,7 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A step of one worker that exchanges nothing.
-
-    Attributes:
-        layers: Layers in the order of the forward pass.
-        step_ms: the whole step.
-        micro_batches: Micro-batches per step.
-        examples: Examples per step.
-    """
+    """A step of one worker that exchanges nothing; layers are in the order of the forward pass."""
 
     layers: tuple[LayerTime, ...]
     step_ms: float
@@ -45,7 +37,7 @@ class StepTimes:
 
     @property
     def rest_ms(self) -> float:
-        """What a step takes besides its layers: data, loss, optimizer, points."""
+        """Time of a step besides its layers: data, loss, optimizer, points."""
         layers = sum(layer.forward_ms + layer.backward_ms for layer in self.layers)
         return max(0.0, self.step_ms - self.micro_batches * layers)
 
@@ -55,10 +47,8 @@ class ExchangeCost:
     """An all-reduce between workers, as a line through measured ones.
 
     Attributes:
-        workers: Participating workers.
         message_ms: Fixed time per message.
-        ms_per_mib: Time per MiB of a message.
-        taken: share of its time that it takes from a worker that computes meanwhile, 0 to 1: the CPU
+        taken: Share of its time that it takes from a worker that computes meanwhile, 0 to 1: the CPU
             time that it needs, where no core is idle.
     """
 
@@ -70,12 +60,7 @@ class ExchangeCost:
 
 @dataclass(frozen=True, slots=True)
 class CompressionCost:
-    """What compressing gradients takes besides their exchange.
-
-    Attributes:
-        pack_ms_per_mib: Time to pack a MiB of a bucket's gradients before sending; the backward pass waits.
-        unpack_ms_per_mib: afterwards.
-    """
+    """Time for compressing gradients besides their exchange; the backward pass waits for packing."""
 
     pack_ms_per_mib: float
     unpack_ms_per_mib: float
@@ -88,7 +73,7 @@ class Profile:
     Attributes:
         step: Step times with `exchange.workers` processes at once, or with one.
         exchange: None = one process was measured.
-        measured_ms: a step of a data-parallel run of `exchange.workers`; None = none was trained.
+        measured_ms: A step of a data-parallel run of `exchange.workers`; None = none was trained.
         compression: Gradient compression cost; None = uncompressed, or one process was measured.
     """
 
@@ -99,7 +84,7 @@ class Profile:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Profile:
-        """Returns the profile that `dataclasses.asdict` and JSON have made a document of."""
+        """Returns the profile from the document that `dataclasses.asdict` and JSON made of it."""
         step, exchange, compression = (document[name] for name in ("step", "exchange", "compression"))
         layers = tuple(
             LayerTime(**{**layer, "shapes": tuple(tuple(shape) for shape in layer["shapes"])})
@@ -123,9 +108,8 @@ class ModelShape:
 
     Attributes:
         flop_count: Its arithmetic, with a head of two classes.
-        embeddings: Parameters before the layers.
+        embeddings, head: Parameters before and after the layers.
         layers: Parameters of each layer, the first one first.
-        head: Parameters after the layers.
     """
 
     flop_count: FlopCount
@@ -134,6 +118,5 @@ class ModelShape:
     head: Shapes
 
     def with_layers(self, chosen: Sequence[int]) -> ModelShape:
-        """Returns the model with a choice of its layers."""
         flop_count = replace(self.flop_count, layers=len(chosen))
         return replace(self, flop_count=flop_count, layers=tuple(self.layers[number] for number in chosen))

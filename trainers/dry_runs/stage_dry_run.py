@@ -1,5 +1,3 @@
-"""Whether a micro-batch fits on a stage of a pipeline, which holds several of them at once."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -14,16 +12,11 @@ from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden
 
 
 def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
-    """Forwards passes over a chunk that a stage has done before it does their backward passes, at most.
+    """Returns the most forward passes over a chunk that a stage has done before their backward passes.
 
     1F1B: one for each stage that is still to come, and its own; so the first stage holds the most.
     Interleaved 1F1B (arXiv 2104.04473): its warm-up, and one. ZB-V (arXiv 2401.10241): as many as 1F1B's
     first stage, on every stage.
-
-    Args:
-        parallel: stages and schedule.
-        stage: Stage whose memory is counted, 0-based.
-        micro_batches: Micro-batches per step.
     """
     stages = parallel.stage_count
     chunks = parallel.chunks // stages
@@ -38,14 +31,7 @@ def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
 
 
 class StageDryRun(DryRun):
-    """Passes through the layers of one stage.
-
-    Args:
-        run: see `DryRun`.
-        partition: Assignment of layers to stages.
-        stage: its number, 0-based.
-        width: H of the hidden states between stages.
-    """
+    """Passes through the layers of one stage, 0-based; `width` is H of the hidden states between stages."""
 
     def __init__(self, *run: Any, partition: StagePartition, stage: int, width: int, **more: Any) -> None:
         super().__init__(*run, **more)
@@ -56,7 +42,7 @@ class StageDryRun(DryRun):
         ]
 
     def _pass(self, batch: Batch) -> None:
-        """As many forward passes as the stage holds at once, then their backward passes."""
+        """Runs as many forward passes as the stage holds at once, then their backward passes."""
         self._module.train()
         micro_batches = self._config.share // batch.input_ids.shape[0]
         held = passes_held(self._config.parallel, self._stage, micro_batches)

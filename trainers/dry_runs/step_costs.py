@@ -69,12 +69,10 @@ def measure_group(
     """Returns the layer times of workers that compute at once, and the cost of their exchange.
 
     Args:
-        group: the workers; `config.batch.global_size` divides by their number.
-        config: the run, whatever its strategy.
-        steps: Timed steps.
-        warm_up: steps before these.
-        check: train a data-parallel run too, and time its steps.
-        shared: folder that all workers see, for that run; None = a temporary one of this machine.
+        group: The workers; `config.batch.global_size` is divisible by their number.
+        config: The run, whatever its strategy.
+        check: Train a data-parallel run too, and time its steps.
+        shared: Folder that all workers see, for that run; None = a temporary one of this machine.
     """
     share = alone(config, config.batch.global_size // group.workers)
     times = mean_step(group.run(layer_times_together, share, steps, warm_up))
@@ -97,7 +95,7 @@ def measure_group(
 
 
 def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) -> CompressionCost | None:
-    """Returns what the run's compression takes besides the exchange; None where gradients are sent whole."""
+    """Returns the time for the run's compression besides the exchange; None without compression."""
     traits = TRAITS[config.parallel.compression]
     if not any(traits.passes):
         return None
@@ -114,11 +112,7 @@ def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) ->
 
 
 def compression_times(config: RunConfig) -> list[tuple[float, float]]:
-    """On a worker: (ms until the exchange of a bucket has begun, ms until it has ended), by repeat.
-
-    Args:
-        config: data-parallel, with the compression that is timed.
-    """
+    """On a worker: (ms until the exchange of a bucket has begun, ms until it has ended), by repeat."""
     backend = config.rates.kind.backend
     device = backend.device(config.rates.hardware)
     model = nn.Linear(_MATRIX[1], _MATRIX[0], bias=False, device=device)
@@ -151,7 +145,7 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
 
 
 def mean_step(workers: list[StepTimes]) -> StepTimes:
-    """Workers that compute at once, as one: a step waits for all, so each part takes their mean."""
+    """Returns workers that compute at once as one: a step waits for all, so each part takes their mean."""
     layers = tuple(
         LayerTime(
             of[0].name,
@@ -167,7 +161,6 @@ def mean_step(workers: list[StepTimes]) -> StepTimes:
 
 
 def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTimes:
-    """On a worker: `layer_times`, begun by all at once."""
     distributed.barrier()
     return layer_times(config, steps=steps, warm_up=warm_up)
 
@@ -200,10 +193,7 @@ def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
 def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bool) -> ExchangeCost:
     """Returns a line through the exchanges of all workers: least squares of the relative error.
 
-    Args:
-        workers: Participating workers.
-        times: by worker, what `exchange_times` gives.
-        idle: an exchange takes no time from what computes next to it.
+    `idle`: an exchange takes no time from what computes next to it.
     """
     rows = [row for worker in times for row in worker]
     # Weighted by 1 / ms, or the largest message alone would decide.
@@ -220,7 +210,7 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bo
 def traced_steps_ms(
     group: Group, config: RunConfig, folder: Path, *, steps: int, warm_up: int
 ) -> list[float]:
-    """Milliseconds of each step of a run, as its own trace has them: the first worker's."""
+    """Milliseconds of each step of a run from its own trace, on the first worker."""
     config = _changed(
         config,
         workspace=config.workspace.model_copy(update={"checkpoints": str(folder)}),
@@ -232,7 +222,6 @@ def traced_steps_ms(
 
 
 def _trained_steps_ms(config: RunConfig) -> list[float]:
-    """On a worker: train; the first worker says how long its traced steps took."""
     with assembled(config) as trainer:
         trainer.train()
     if distributed.get_rank():

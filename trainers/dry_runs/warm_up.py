@@ -20,11 +20,8 @@ _done: set[str] = set()
 def once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:
     """Does a pass unless all workers' processes have; one that does not fit into memory is left to the run.
 
-    Args:
-        key: Everything the pass depends on; passes with equal keys warm up the same things.
-        workers: Workers of the run; all of them take part.
-        timeline: Timeline that records the time.
-        rehearse: changes nothing that lasts, but for random number generators.
+    `key` has everything that the pass depends on. `rehearse` changes nothing that lasts, except random number
+    generators.
     """
     with timeline.within(Phase.warm_up):
         if any(workers.all_gather(key not in _done)):

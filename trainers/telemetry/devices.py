@@ -1,7 +1,6 @@
 """The device that a worker computes on, as its own counters show it. Imports no torch.
 
-`Device` is the null form: a device without counters. `NvmlDevice` reads a GPU through NVML. They and the
-tests' replayed traces pass one conformance suite.
+`NvmlDevice`, the null form `Device` and the tests' replayed traces pass one conformance suite.
 """
 
 from __future__ import annotations
@@ -29,17 +28,15 @@ _THROTTLING = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a device showed at one moment; None where it does not tell.
+    """Readings of a device at one moment; None where it has none.
 
     Attributes:
         at_s: `time.perf_counter()`.
-        power_w: draw of the whole board.
-        gpu_utilisation_pct: share of NVML's last interval in which a kernel ran.
-        memory_utilisation_pct: share of it in which device memory was read or written.
-        memory_used_mib: allocated by all processes.
-        sm_clock_mhz, memory_clock_mhz: now.
-        temperature_c: Temperature of the chip.
-        throttled: reasons why the clocks are lowered.
+        power_w: Draw of the whole board.
+        gpu_utilisation_pct: Share of NVML's last interval in which a kernel ran.
+        memory_utilisation_pct: Share of it in which device memory was read or written.
+        memory_used_mib: Allocated by all processes.
+        throttled: Reasons why the clocks are lowered.
     """
 
     at_s: float
@@ -64,8 +61,8 @@ class Device:
     """A device without counters.
 
     Attributes:
-        identity: the same for all workers that use the same device; empty for none.
-        exclusive: the energy counter counts this device alone, not a GPU that MIG divides.
+        identity: The same for all workers that use the same device; empty for none.
+        exclusive: The energy counter counts this device alone, not a GPU that MIG divides.
     """
 
     identity = ""
@@ -80,7 +77,6 @@ class Device:
         return None
 
     def sample(self) -> Sample | None:
-        """Returns what the device shows now; None where it shows nothing."""
         return None
 
     def facts(self) -> dict[str, object]:
@@ -89,14 +85,10 @@ class Device:
 
 
 class NvmlDevice(Device):
-    """A GPU, or one MIG instance of it, through NVML.
+    """A GPU, or one MIG instance of it, through the initialised module `pynvml`.
 
-    What the driver does not support is found out once and never asked again. A MIG instance has
+    What the driver does not support is found out once and not read again. A MIG instance has
     memory of its own; power, clocks, temperature and energy are those of the whole GPU.
-
-    Args:
-        nvml: the module `pynvml`, initialised.
-        handle: NVML handle of the GPU or MIG instance.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -118,12 +110,10 @@ class NvmlDevice(Device):
 
     @override
     def energy_j(self) -> float | None:
-        """Returns the counter, which starts when the driver is loaded."""
         return self._counter_j() if self._has_energy else None
 
     @override
     def power_limit_w(self) -> float | None:
-        """Returns the limit in force, whoever set it."""
         return self._watts(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._board))
 
     @override
@@ -183,7 +173,7 @@ class NvmlDevice(Device):
         return None if milliwatts is None else milliwatts / 1000.0
 
     def _try(self, read: Callable[[], Any]) -> Any:
-        """Returns what a call gives, or None where the driver or the permissions refuse it."""
+        """Returns the result of a call, or None where the driver or the permissions refuse it."""
         try:
             return read()
         except self._nvml.NVMLError:
@@ -191,26 +181,19 @@ class NvmlDevice(Device):
 
 
 def other_device(reported: str, expected: Sequence[str]) -> bool:
-    """Returns whether a driver's name is that of another device than the hardware table's entry means.
+    """Returns whether a driver's name, such as `NVIDIA A100-SXM4-40GB`, is none of the expected ones.
 
-    Args:
-        reported: by the driver, such as `NVIDIA A100-SXM4-40GB`, or `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
-        expected: names without the maker's; empty = any.
+    MIG adds to the name (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`); with no expected names any device is right.
     """
     name = reported.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return bool(expected) and not any(name == known or name.startswith(f"{known} ") for known in expected)
 
 
 def nvml_device(*, index: int, uuid: str, bus_id: str | None) -> Device:
-    """Returns the GPU that CUDA calls `index` in this process; the null form where NVML cannot be had.
+    """Returns the GPU that CUDA calls `index` in this process; the null form where NVML is unavailable.
 
     CUDA's and NVML's numbers differ: `CUDA_VISIBLE_DEVICES` chooses and reorders. So the device
-    is found by its identity: the MIG instance that the variable names, the UUID, the bus id.
-
-    Args:
-        index: CUDA's.
-        uuid: UUID as reported by CUDA, without prefix.
-        bus_id: `domain:bus:device.0`; None = unknown.
+    is found by its identity: the MIG instance that the variable names, the UUID (without prefix), the bus id.
     """
     try:
         import pynvml

@@ -1,8 +1,8 @@
 """Statistical efficiency and goodput from the noise of gradients. Pure.
 
 Pollux (Qiao et al., OSDI 2021), in the notation of its code: `sqr` estimates the squared norm of the
-true gradient, `var` the variance of a gradient over the base batch. How much a step learns grows
-with the batch, but less than the batch does; the efficiency says how much of it is left.
+true gradient, `var` the variance of a gradient over the base batch. A step's progress grows
+with the batch, but less than the batch does; the efficiency is what is left of it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LEAST_KEPT = 0.99
 
 @dataclass(frozen=True, slots=True)
 class GradientMoments:
-    """What one step tells of the gradient.
+    """Estimates from one step.
 
     Attributes:
-        sqr: estimate of the true gradient's squared norm; a single one may be negative.
-        var: estimate of the gradient's variance (summed over elements) at the base batch.
+        sqr: The true gradient's squared norm; a single estimate may be negative.
+        var: The gradient's variance (summed over elements) at the base batch.
     """
 
     sqr: float
@@ -30,7 +30,6 @@ class GradientMoments:
 
     @property
     def finite(self) -> bool:
-        """Whether the step may enter an average."""
         return math.isfinite(self.sqr) and math.isfinite(self.var)
 
 
@@ -42,11 +41,7 @@ def from_squares(
         sqr = (n |g|^2 - mean_i |g_i|^2) / (n - 1)
         var = (mean_i |g_i|^2 - |g|^2) scale / (n - 1)
 
-    Args:
-        parts: n.
-        mean_of_squares: mean_i |g_i|^2, over the parts' mean gradients.
-        square_of_mean: |g|^2 of the mean over the parts.
-        scale: whole batch / base batch.
+    `scale` is the whole batch / base batch.
     """
     return GradientMoments(
         sqr=(parts * square_of_mean - mean_of_squares) / (parts - 1),
@@ -55,16 +50,11 @@ def from_squares(
 
 
 def from_consecutive(product: float, squared_difference: float, *, scale: float) -> GradientMoments:
-    """From the gradients g and g' of two steps in a row, where there is only one part per step.
+    """Returns the moments from the gradients g and g' of two steps in a row, each of one part.
 
         sqr ~ g . g',    var ~ |g - g'|^2 scale / 2
 
-    Biased by what the parameters moved in between; Adan holds both gradients already.
-
-    Args:
-        product: g . g'.
-        squared_difference: |g - g'|^2.
-        scale: batch of a step / base batch.
+    Biased by the parameters' change in between; Adan holds both gradients already.
     """
     return GradientMoments(sqr=product, var=squared_difference * scale / 2)
 
@@ -74,9 +64,9 @@ class NoiseScale:
     """Averages of the moments over a run, corrected for their start at zero.
 
     Attributes:
-        scale: batch of a step / base batch.
-        sqr_sum, var_sum: exponential averages before correction.
-        weight: their total weight so far.
+        scale: Batch of a step / base batch.
+        sqr_sum, var_sum: Exponential averages before correction.
+        weight: Their total weight so far.
     """
 
     scale: float
@@ -89,7 +79,7 @@ class NoiseScale:
             raise ValueError(f"scale {self.scale} is not a ratio of batches; give one above 0")
 
     def add(self, moments: GradientMoments) -> None:
-        """Takes in a step; one that is not finite is passed over."""
+        """Takes in a step, unless it is not finite."""
         if not moments.finite:
             return
         keep = max(DECAY**self.scale, LEAST_KEPT)
@@ -99,12 +89,10 @@ class NoiseScale:
 
     @property
     def sqr(self) -> float:
-        """Mean squared norm of the true gradient, at least 0."""
         return max(0.0, self.sqr_sum / self.weight) if self.weight else 0.0
 
     @property
     def var(self) -> float:
-        """Mean variance at the base batch, at least 0."""
         return max(0.0, self.var_sum / self.weight) if self.weight else 0.0
 
     @property
@@ -114,12 +102,11 @@ class NoiseScale:
 
     @property
     def efficiency(self) -> float | None:
-        """Statistical efficiency of the run's batch; None before the first step."""
         return efficiency(self.sqr, self.var, self.scale) if self.weight else None
 
 
 def gain(sqr: float, var: float, k: float) -> float:
-    """Progress of a step with k base batches, relative to one with a single base batch.
+    """Returns the progress of a step with k base batches, relative to one with a single base batch.
 
     (var + sqr) / (var / k + sqr): 1 without noise, k when noise is all there is.
     """
@@ -130,10 +117,9 @@ def gain(sqr: float, var: float, k: float) -> float:
 
 
 def efficiency(sqr: float, var: float, k: float) -> float:
-    """Progress per example relative to the base batch: gain / k, in (0, 1] for k >= 1."""
+    """Returns the progress per example relative to the base batch: gain / k, in (0, 1] for k >= 1."""
     return gain(sqr, var, k) / k
 
 
 def goodput(throughput: float, statistical_efficiency: float) -> float:
-    """Examples per second, each weighed by what it teaches: throughput x statistical efficiency."""
     return throughput * statistical_efficiency

@@ -1,5 +1,3 @@
-"""Modelled energy, and cost: from rated power and price."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -16,10 +14,8 @@ def modelled_energy_j(
     """Returns the energy as rated power times busy device-seconds, at most `wall_s` per device.
 
     Args:
-        rates: thermal design power of one device and devices per worker.
-        wall_s: length of the window, in s.
-        busy_s: device-seconds of work in it; on CUDA all of them, an upper bound.
-        limit_w: power limit of the device itself, in W, which replaces the table's; None = it has none.
+        busy_s: Device-seconds of work in the window; on CUDA all of them, an upper bound.
+        limit_w: Power limit of the device itself, which replaces the table's; None = it has none.
     """
     # The time of CPUs is measured for each run; a device that others share is busy for all of them at once.
     most = rates.devices_per_worker if rates.kind.counted_in_cpus else rates.charged_devices
@@ -27,13 +23,13 @@ def modelled_energy_j(
 
 
 def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, str]:
-    """Power of one busy device in W, and where it comes from: `power_limit` or `hardware_table`."""
+    """Returns the power of one busy device, and its source: `power_limit` or `hardware_table`."""
     return (rates.tdp_w, "hardware_table") if limit_w is None else (limit_w, "power_limit")
 
 
 def cost_usd(rates: DevicePricing, wall_s: float) -> float:
-    """Returns the price per device-hour times devices times hours: a device held is paid for, busy or not.
+    """Returns price per device-hour x devices x hours: a device held is paid for, busy or not.
 
-    Of a device that runs share, each pays for its place.
+    Each of the runs that share a device pays for its place.
     """
     return rates.price_usd_per_hour * rates.charged_devices * wall_s / 3600.0

@@ -1,4 +1,4 @@
-"""What somebody needs to know to repeat a run."""
+"""The facts needed to repeat a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _GIT_LIMIT_S = 5.0
 
 
 def environment_facts(device: torch.device) -> dict[str, object]:
-    """Returns the source revision, package versions, hardware and threads of this process."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -52,7 +51,6 @@ def _cpu_name() -> str:
 
 
 def _revision(folder: Path) -> dict[str, object]:
-    """Returns commit and dirtiness when the code runs from a checkout, else nothing."""
     try:
         commit, status = (
             subprocess.run(

@@ -1,6 +1,6 @@
 """Counted arithmetic of a model: multiplications and additions of its matrix products, by layer.
 
-Counted for real tokens: what padding costs is a loss, not work. Everything besides matrix products
+Counted for real tokens: padding is a loss, not work. Everything besides matrix products
 (LayerNorm, softmax, GELU, dropout, embeddings' look-up, the optimizer) is left out, as is usual
 for MFU; of BERT-base at length 512 it is under one percent of the arithmetic.
 """
@@ -28,10 +28,10 @@ class Tally:
     """What the arithmetic of a batch depends on.
 
     Attributes:
-        sequences: examples that count.
-        tokens: sum of their lengths.
-        squares: sum of their squared lengths: attention compares each token with each.
-        guessed: positions to be guessed, for a vocabulary head.
+        sequences: Examples that count.
+        tokens: Sum of their lengths.
+        squares: Sum of their squared lengths: attention compares each token with each.
+        guessed: Positions to be guessed, for a vocabulary head.
         lengths: Tokens of each example, for attention within a window.
         passes: Micro-batches, for products that do not depend on their size.
     """
@@ -45,7 +45,6 @@ class Tally:
 
     @classmethod
     def full(cls, examples: int, length: int) -> Tally:
-        """Returns the tally of a micro-batch whose examples all have the same length."""
         return cls(examples, examples * length, examples * length**2, 0, (length,) * examples)
 
     def pairs_within(self, window: int) -> int:
@@ -57,7 +56,7 @@ class Tally:
 
 
 def tally(batches: Iterable[Batch]) -> Tally:
-    """Counts micro-batches that lie on the CPU; one that stands in for a missing share is empty."""
+    """Counts micro-batches on the CPU; one that stands in for a missing share is empty."""
     each = [_tally(batch) for batch in batches if batch.examples]
     return Tally(
         sum(one.sequences for one in each),
@@ -84,19 +83,19 @@ class FlopCount:
     """Floating point operations of one model with its head.
 
     Attributes:
-        layers: encoder layers L.
-        hidden: size H.
-        feed_forward: inner size F of a layer's two Linears.
-        vocabulary: pieces V.
-        head: Head of the model; None = no head is computed.
-        gated: a layer has a third Linear, whose output gates the first one's (GLU).
+        layers: Encoder layers L.
+        hidden: Size H.
+        feed_forward: Inner size F of a layer's two Linears.
+        vocabulary: Pieces V.
+        head: None = no head is computed.
+        gated: A layer has a third Linear, whose output gates the first one's (GLU).
         windowed_layers: Layers that attend within a window only.
         window: Tokens on each side that these attend to.
         relative_positions: Position keys that each token is compared with, and position queries likewise
             (disentangled attention); 0 = none.
         relative_terms: 2 = both, 1 = one of them.
         embedding: Size E of embeddings that are projected to H; None = H.
-        dense_tokens: a head for tokens has a Linear (H, H) before its output.
+        dense_tokens: A head for tokens has a Linear (H, H) before its output.
     """
 
     layers: int
@@ -143,30 +142,17 @@ class FlopCount:
         return 2.0 * counted.tokens * self.hidden * (dense + logits)
 
     def forward(self, counted: Tally) -> float:
-        """Returns one forward pass."""
         return self.encoder(counted) + self.ending(counted)
 
     def training(self, counted: Tally) -> float:
-        """Forwards and backward; BERT-base does 67 / 138 / 212 / 290 GF at S = 128 / 256 / 384 / 512."""
+        """Forward and backward; BERT-base does 67 / 138 / 212 / 290 GF at S = 128 / 256 / 384 / 512."""
         return (1.0 + BACKWARD) * self.forward(counted)
 
 
 def flop_count(family: FamilyInfo, fields: Mapping[str, Any], head: Head | None = None) -> FlopCount:
-    """Returns the floating point operations of a model that need not be loaded.
-
-    Args:
-        family: Family of the model.
-        fields: Fields of its configuration, `FamilyInfo.sizes` checked.
-        head: Head of the model; None = no head is computed.
-    """
+    """Counts a model that is not loaded; `fields` of its configuration are checked (`FamilyInfo.sizes`)."""
     return FlopCount(head=head, **family.arithmetic(fields))
 
 
 def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
-    """Returns the floating point operations of a model.
-
-    Args:
-        config: Configuration of the model.
-        head: Head of the model; None = no head is computed.
-    """
     return flop_count(FAMILIES[config.model_type], config.to_dict(), head)

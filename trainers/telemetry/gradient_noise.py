@@ -34,7 +34,7 @@ class StepNorms:
     """What all workers have agreed on in a step of full size.
 
     Attributes:
-        parts: the sums of `NoiseSource.sum`, added over workers.
+        parts: The sums of `NoiseSource.sum`, added over workers.
         norm: Norm of the step's gradient, without the loss scale.
         loss_scale: Loss scale of the parts.
         divisor: Divisor applied by clipping.
@@ -63,37 +63,26 @@ class NoiseSource:
         """Called when `.grad` holds the step's gradient."""
 
     def sum(self) -> torch.Tensor | None:
-        """This worker's sum of the step, on the device; None when there is nothing to tell."""
+        """Returns this worker's sum of the step, on the device; None when there is none."""
         return None
 
     @property
     def looks(self) -> bool:
-        """Whether the step's norms are used, by this step or the next; else `moments` finds nothing."""
+        """Whether the step's norms are used, by this step or the next; else `moments` returns None."""
         return False
 
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        """Returns what the step tells of the noise; None = nothing.
-
-        Args:
-            norms: Norms of the step.
-            scale: batch / base batch.
-        """
+        """Returns the step's estimate of the noise, if any; `scale` is batch / base batch."""
         return None
 
     def remember(self, norms: StepNorms) -> None:
-        """The optimizer took the step; what it was is kept for the next."""
+        """Called when the optimizer took the step; keeps what the next step needs."""
 
-    def forget(self) -> None:
-        """Nothing is kept for the next step."""
+    def forget(self) -> None: ...
 
 
 class WorkerShares(NoiseSource):
-    """The parts are the gradients of data-parallel workers, seen before they are averaged.
-
-    Args:
-        workers: data-parallel workers.
-        device: Device of the gradients.
-    """
+    """The parts are the gradients of data-parallel workers, seen before they are averaged."""
 
     name = "workers"
 
@@ -133,10 +122,8 @@ class MicroBatches(NoiseSource):
     """The parts are the gradients of micro-batches, seen on their way into `.grad`.
 
     Args:
-        parameters: Parameters trained on this worker.
-        accumulation: micro-batches of a step on one worker.
-        replicas: data-parallel workers, each with as many micro-batches.
-        device: Device of the gradients.
+        accumulation: Micro-batches of a step on one worker.
+        replicas: Data-parallel workers, each with as many micro-batches.
     """
 
     name = "micro-batches"
@@ -189,10 +176,6 @@ class StepsInARow(NoiseSource):
     Adan holds the gradient of the step before. For other optimizers a copy is kept from the one step to
     the other: in bf16 on a GPU, whose memory is short, and as it is on a CPU, where converting it costs more
     than the rest.
-
-    Args:
-        optimizer: over the parameters.
-        parameters: Parameters being trained.
     """
 
     name = "steps in a row"
@@ -262,12 +245,7 @@ class StepsInARow(NoiseSource):
 
 
 class GradientNoise:
-    """The averages over a run, and the figures that follow from them.
-
-    Args:
-        source: Source of partial gradients.
-        scale: batch of a step / base batch.
-    """
+    """The averages over a run, and the figures that follow from them."""
 
     def __init__(self, source: NoiseSource, scale: float) -> None:
         self.source = source
@@ -282,11 +260,7 @@ class GradientNoise:
         self.source.remember(norms)
 
     def figures(self, samples_per_s: float | None) -> dict[str, float]:
-        """`noise_scale`, `statistical_efficiency` and `goodput`; none before the first estimate.
-
-        Args:
-            samples_per_s: throughput; None = not known.
-        """
+        """`noise_scale`, `statistical_efficiency` and `goodput`; none before the first estimate."""
         efficiency = self._averages.efficiency
         if efficiency is None:
             return {}
@@ -298,7 +272,7 @@ class GradientNoise:
         return found
 
     def to_state(self) -> dict[str, float]:
-        """JSON-able form, after which the next step is compared with none before it.
+        """Returns the JSON-able state, after which the next step is compared with none before it.
 
         Gradients are not part of a checkpoint: so the run that continues forgets its own as well, and
         has the figures that a resumed one has.
@@ -308,7 +282,6 @@ class GradientNoise:
         return {"sqr_sum": averages.sqr_sum, "var_sum": averages.var_sum, "weight": averages.weight}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continues where `to_state` was called; empty = start from scratch."""
         self.source.forget()
         self._averages = NoiseScale(self._scale, **state)
 
@@ -323,17 +296,7 @@ def source_for(
     accumulation: int,
     device: torch.device,
 ) -> NoiseSource:
-    """Returns where a run's parts of gradients are best seen.
-
-    Args:
-        wanted: whether noise is estimated at all.
-        optimizer: Optimizer of the run.
-        module: Module trained by this worker.
-        replicas: data-parallel workers.
-        whole_model: `module` is the whole model and not a stage of it.
-        accumulation: micro-batches of a step on one worker.
-        device: Device of the gradients.
-    """
+    """Returns where a run's parts of gradients are best seen."""
     if not wanted:
         return NoiseSource()
     if replicas > 1 and whole_model:

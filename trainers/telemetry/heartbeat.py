@@ -22,7 +22,7 @@ class TimeBefore:
     """Time between the state that an attempt continues from and the attempt.
 
     Attributes:
-        lost_s: worked by earlier attempts and not in a checkpoint.
+        lost_s: Work of earlier attempts that is not in a checkpoint.
         queue_s: Time in which no attempt was working.
     """
 
@@ -31,11 +31,9 @@ class TimeBefore:
 
 
 def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
-    """Returns how long an attempt worked of which nothing is kept; the ledger charges by the same rule.
+    """Returns how long an attempt worked without keeping the result; the ledger charges by the same rule.
 
-    Args:
-        began_s, ended_s: when it worked, Unix time.
-        kept_until_s: when the state was saved that later work continues from; -inf = none was.
+    Unix times; `kept_until_s` is when the state was saved that later work continues from; -inf = none was.
     """
     return max(0.0, ended_s - max(began_s, kept_until_s))
 
@@ -43,26 +41,20 @@ def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
 class Heartbeat:
     """The null form: of every worker but rank 0."""
 
-    def beat(self) -> None:
-        """Records that the attempt is alive."""
+    def beat(self) -> None: ...
 
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
-        """Returns how the time before this attempt was spent.
+        """Returns how the time before this attempt was spent; Unix times.
 
         Args:
-            kept_until_s: when the checkpoint was taken that this attempt resumes from; None = none.
-            submitted_s: when the run was submitted; None = not known; all in Unix time.
+            kept_until_s: Time of the checkpoint that this attempt resumes from; None = none.
+            submitted_s: When the run was submitted; None = not known.
         """
         return TimeBefore()
 
 
 class HeartbeatFile(Heartbeat):
-    """The file of this attempt. One that cannot be written loses a figure, not the run.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        began_s: Unix time at which the attempt began.
-    """
+    """The file of this attempt. One that cannot be written loses a figure, not the run."""
 
     def __init__(self, folder: Path, began_s: float) -> None:
         self._folder, self._began_s = folder, began_s
@@ -79,7 +71,7 @@ class HeartbeatFile(Heartbeat):
 
     @override
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
-        """Returns the time before this attempt; removes files that are no longer needed."""
+        """Removes files that are no longer needed."""
         lives = []
         for file in sorted(self._folder.glob(f"{_PREFIX}*")):
             if file == self._file:

@@ -31,13 +31,9 @@ energy: of a GPU that stopped answering it would be less than was used."""
 class Instruments:
     """The counters of one worker. A context: the sampling thread ends with it.
 
-    The first window begins when the attempt began. What a GPU tells begins when `attach` has
+    The first window begins when the attempt began (`time.perf_counter()`), a GPU's when `attach` has
     found it; until then it was idle. Stretches that `cut` ends as overhead are in `overhead`, all
     others in `window`.
-
-    Args:
-        config: Configuration of the run.
-        began_s: `time.perf_counter()` at the beginning of the attempt.
     """
 
     def __init__(self, config: RunConfig, began_s: float) -> None:
@@ -63,12 +59,7 @@ class Instruments:
             self._sampler.close()
 
     def attach(self, device: torch.device, *, alive: Callable[[], object] | None = None) -> None:
-        """Finds the device's counters and begins to sample.
-
-        Args:
-            device: Device the worker computes on.
-            alive: called at each tick of the sampling thread.
-        """
+        """Finds the device's counters and begins to sample; `alive` is called at each sample."""
         from trainers.telemetry.memory import PeakMemory
 
         self.device = self._rates.kind.backend.counters(device)
@@ -79,41 +70,32 @@ class Instruments:
         self._sampler = Sampler(self.device, self._every_s, ticks)
 
     def facts(self) -> dict[str, object]:
-        """Returns what the device tells of itself, and the power that modelled energy is computed from."""
+        """Returns facts of the device, and the power that modelled energy is computed from."""
         power_w, source = rated_power_w(self._rates, self._limit_w)
         return {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
 
     def prepared(self) -> None:
-        """The first step comes next: from here on the peak of memory is that of training."""
+        """Restarts the peak of memory, which is that of training from the next step on."""
         if self._memory is not None:
             self._preparation_mib = self._memory.restart().mib
 
     def cut(self, *, overhead: bool, at_s: float | None = None) -> None:
-        """Ends a stretch.
-
-        Args:
-            overhead: whether what was used in it is left out of `window`.
-            at_s: `time.perf_counter()` at which it ended, a moment ago; None = now.
-        """
+        """Ends a stretch, at a `time.perf_counter()` just passed or now; `window` leaves out overhead."""
         (self._overhead if overhead else self._own).append(self._stretch(at_s))
 
     def peak_within(self) -> Callable[[], float]:
-        """Begins to watch the memory of a part of the run; returns what gives its peak, in MiB."""
+        """Begins to watch the memory of a part of the run; returns a function that reads its peak, in MiB."""
         return self._memory.within() if self._memory is not None else lambda: 0.0
 
     def window(self, until_s: float | None = None) -> Window:
-        """Returns what was used since the last call, or since the beginning, overhead left out.
-
-        Args:
-            until_s: `time.perf_counter()` at which it ends, a moment ago; None = now.
-        """
+        """Returns what was used since the last call, or since the beginning, overhead left out."""
         self.cut(overhead=False, at_s=until_s)
         own, self._own = joined(self._own), []
         peak_mib = self._memory.peak().mib if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
 
     def shown(self) -> dict[str, float]:
-        """Returns the memory in use and temperature of the device at the last sample, as far as it tells."""
+        """Returns the memory in use and temperature of the device at the last sample, where known."""
         sample = self._sampler.last() if self._sampler else None
         if sample is None:
             return {}
@@ -126,7 +108,6 @@ class Instruments:
         return ended
 
     def _stretch(self, until_s: float | None) -> Window:
-        """Returns what was used since the last stretch ended."""
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
         rapl_j, device_j = self._rapl_j, self._device_j
         self._wall_s = time.perf_counter() if until_s is None else until_s
@@ -158,7 +139,6 @@ class Instruments:
         )
 
     def _mark(self) -> None:
-        """Reads all counters."""
         self._cpu_s = time.process_time()
         self._machine_cpu_s = machine_cpu_s()
         self._rapl_j = self._rapl.read_j()

@@ -1,4 +1,4 @@
-"""Figures of each kernel in a profiled window: how often, how long, how launched, and what its counters read.
+"""Figures of each kernel in a profiled window: how often, how long, how launched, and its hardware counters.
 
 Everything here is computed from events of traces, by pure functions that recorded traces test.
 """
@@ -56,15 +56,14 @@ class Kernel:
     """One kernel, over all its launches in the window.
 
     Attributes:
-        name: as compiled, cut to 160 characters.
-        figures: values by the names of `KERNEL_FIGURES`; what a trace lacks is missing.
+        name: As compiled, cut to 160 characters.
+        figures: Values by the names of `KERNEL_FIGURES`; what a trace lacks is missing.
     """
 
     name: str
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def measurements(self, rank: int, start_s: float, end_s: float) -> Iterator[Measurement]:
-        """Yields its figures on the worker of a rank; the window in Unix time."""
         scope = f"kernel:{self.name}" if rank == 0 else f"worker:{rank}:kernel:{self.name}"
         for name, value in self.figures.items():
             yield Measurement(
@@ -73,12 +72,9 @@ class Kernel:
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]], *, steps: int, window_us: float) -> tuple[Kernel, ...]:
-    """Returns all kernels, the one with the most time first.
+    """Returns all kernels, the one with the most time first, from events of category `kernel`.
 
-    Args:
-        events: the trace's events of category `kernel`; times in microseconds.
-        steps: Steps in the window.
-        window_us: Wall time of the window, of which each kernel has its share.
+    Each has its share of the window's wall time, in microseconds as the events.
     """
     launches: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
@@ -126,10 +122,8 @@ def with_counters(
     Triton's do not. So each count is given to the kernel at its place in a profiled step.
 
     Args:
-        kernels: Kernels of the profiled window.
-        counted: events of category `cuda_profiler_range` of one step.
-        launched: events of category `kernel` of the profiled window.
-        steps: Steps in the profiled window.
+        counted: Events of category `cuda_profiler_range` of one step.
+        launched: Events of category `kernel` of the profiled window.
 
     Raises:
         Uncounted: the events do not tell which counts belong to which kernel.

@@ -19,12 +19,7 @@ MIB = 1024.0 * 1024.0
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Most memory that a window held.
-
-    Attributes:
-        mib: Resident memory of the process on CPU, allocated device memory on CUDA, in MiB.
-        provenance: always a counter.
-    """
+    """The most memory of a window: resident on CPU, allocated on the device on CUDA."""
 
     mib: float
     provenance: Provenance = Provenance.counter
@@ -39,11 +34,10 @@ class PeakMemory:
         self._begin()
 
     def peak(self) -> Peak:
-        """Returns the peak since the window began."""
         return Peak(max(self._before_mib, self._counted_mib()))
 
     def within(self) -> Callable[[], float]:
-        """Begins a window inside of this one; returns what gives its peak, in MiB."""
+        """Begins a window inside of this one; returns a function that reads its peak, in MiB."""
         self._before_mib = self.peak().mib
         self._begin()
         return self._counted_mib
@@ -52,11 +46,7 @@ class PeakMemory:
         return kind_of(self._device).backend.peak_mib(self._device)
 
     def restart(self) -> Peak:
-        """Ends the window, and begins another with what is still in use.
-
-        Returns:
-            The peak of the one that ended.
-        """
+        """Ends the window, returns its peak, and begins another with what is still in use."""
         ended = self.peak()
         self._before_mib = 0.0
         gc.collect()
@@ -69,9 +59,9 @@ class PeakMemory:
 
 
 def weight_mib(model: nn.Module) -> float:
-    """Memory that a model's weights hold, in MiB: parameters and floating-point buffers, by their storages.
+    """Returns the memory of a model's weights: parameters and floating-point buffers, by their storages.
 
-    What several share counts once. Index buffers, such as BERT's position ids, are no weights; integers that
+    What several share counts once. Index buffers, such as BERT's position ids, are not weights; integers that
     are, such as packed bits, are named by their module in `weights_in`.
     """
     packed: Iterator[torch.Tensor] = (

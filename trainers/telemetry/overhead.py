@@ -18,10 +18,6 @@ class OverheadMeter:
     """A timeline's `Boundary`: cuts the instruments' windows, and reports each stretch as it ends.
 
     A stretch is reported at once because an attempt that is killed later has been paid for it too.
-
-    Args:
-        instruments: Instruments of this worker.
-        sink: Sink of this worker.
     """
 
     def __init__(self, instruments: Instruments, sink: Sink) -> None:
@@ -29,7 +25,6 @@ class OverheadMeter:
         self._epoch_s = time.time() - time.perf_counter()
 
     def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
-        """Closes the window of a phase; one of overhead is reported as it ends."""
         self._instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
         if ended in OVERHEAD:
             self._sink.measurement(

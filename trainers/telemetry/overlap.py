@@ -17,22 +17,17 @@ from trainers.device_kinds import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a worker's exchange of gradients took in a step.
-
-    Attributes:
-        bytes: Bytes sent by the worker.
-        hidden_s: time in which gradients were on their way while the backward pass went on.
-    """
+    """A worker's exchange of gradients in a step: bytes sent, and time hidden by the backward pass."""
 
     bytes: float = 0.0
     hidden_s: float = 0.0
 
 
 class Overlap:
-    """The time of a step in which buckets were on their way while the backward pass went on.
+    """The time of a step in which buckets were under way during the backward pass.
 
-    A bucket is on its way from its hook's start to its completion. What overlaps counts once; what
-    lies after the backward pass is exposed, and the timeline counts it as communication.
+    A bucket is under way from the start of its hook to its completion. What overlaps counts once; what
+    follows the backward pass is exposed, and the timeline counts it as communication.
     """
 
     def __init__(self) -> None:
@@ -42,31 +37,27 @@ class Overlap:
         self._exposed_from = 0.0
 
     def begin(self) -> int:
-        """Returns a bucket sets out; returns its number."""
+        """Starts a bucket and returns its number."""
         number = next(self._numbers)
         self._begins[number] = time.perf_counter()
         return number
 
     def end(self, number: int) -> None:
-        """A bucket is reduced; any thread may say so."""
+        """Called by any thread when a bucket is reduced."""
         self._ends[number] = time.perf_counter()
 
     def expose(self) -> None:
-        """The backward pass has nothing left to compute: from now on all waiting is exposed."""
+        """Called when the backward pass has nothing left to compute: from now on all waiting is exposed."""
         self._exposed_from = time.perf_counter()
 
     def hidden_s(self) -> float:
-        """Returns it; all buckets are reduced, as a device's host knows once it has waited for the step."""
+        """Returns the hidden time; the host has waited for the step, so that all buckets are reduced."""
         spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
         return hidden(spans, self._exposed_from)
 
 
 class DeviceOverlap(Overlap):
-    """The same on a device that runs behind the host: marks on the streams instead of the host's clock.
-
-    Args:
-        mark: records an event on the current stream and returns it.
-    """
+    """The same on a device that runs behind the host: `mark` records an event on the current stream."""
 
     def __init__(self, mark: Callable[[], Any]) -> None:
         super().__init__()
@@ -83,7 +74,6 @@ class DeviceOverlap(Overlap):
 
     @override
     def end(self, number: int) -> None:
-        """Marks the end on the stream that reduces the bucket."""
         self._ended[number] = self._mark()
 
     @override
@@ -92,7 +82,6 @@ class DeviceOverlap(Overlap):
 
     @override
     def hidden_s(self) -> float:
-        """Reads the events; the host has waited for the device already."""
         if not self._began or self._exposed is None:
             return 0.0
         origin = next(iter(self._began.values()))
@@ -105,12 +94,7 @@ class DeviceOverlap(Overlap):
 
 
 def hidden(spans: list[tuple[float, float]], until: float) -> float:
-    """Returns the length of the union of spans, as far as it lies before a moment.
-
-    Args:
-        spans: beginnings and ends, in seconds.
-        until: End, in seconds on the same clock.
-    """
+    """Returns the length of the union of spans before a moment, all in seconds on one clock."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         begin, end = max(begin, reached), min(end, until)
@@ -121,6 +105,5 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 
 def overlap_for(device: torch.device) -> Overlap:
-    """Returns what measures a step's overlap truly on a device."""
     kind = kind_of(device)
     return DeviceOverlap(partial(kind.backend.moment, device)) if kind.behind_host else Overlap()

@@ -1,4 +1,4 @@
-"""What a profiled window of steps says: kernels, launches, occupancy, operators.
+"""What a profiled window of steps shows: kernels, launches, occupancy, operators.
 
 The figures are computed from the trace that `torch.profiler` exports (Chrome's format), by a pure
 function that a recorded trace tests as well as a live one.
@@ -42,13 +42,7 @@ _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "hipLaunch
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes that a kind of kernel, copy or fill moved.
-
-    Attributes:
-        name: Name of the kernel, or `Memcpy HtoD` and the like.
-        bytes_per_step: Bytes per step as counted by the profiler.
-        gb_s: bytes / time in which they were moved.
-    """
+    """Bytes that a kind of kernel, copy or fill (`Memcpy HtoD`) moved; `gb_s` is over the time of moving."""
 
     name: str
     bytes_per_step: float
@@ -60,10 +54,9 @@ class Recorded:
     """A profiled window of one worker.
 
     Attributes:
-        profiled: its figures.
-        start_s, end_s: Start and end in Unix time.
+        start_s, end_s: Unix time.
         trace: Trace in Chrome's trace-event format, compressed by gzip.
-        uncounted: why kernels have no hardware counters; None where they have, or were not asked for.
+        uncounted: Why kernels have no hardware counters; None where they have, or were not requested.
     """
 
     profiled: Profiled
@@ -75,17 +68,16 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Figures of a profiled window; what belongs to kernels is None where no GPU ran any.
+    """Figures of a profiled window; those of kernels are None where no GPU ran any.
 
     Attributes:
-        steps: Steps in the window.
-        kernel_active_ratio: time in which at least one kernel ran / time from the first operator
+        kernel_active_ratio: Time in which at least one kernel ran / time from the first operator
             to the end of the last kernel.
-        kernel_launches_per_step: calls of the driver that start a kernel or a graph of them.
-        sm_occupancy_pct: estimated achieved occupancy of the SMs, mean over kernels by their time.
-        sm_occupancy_wall_pct: the same over the whole window: times all kernels' time / the window's.
-        kernels: the one with the most time first.
-        operators_ms: by name, CPU time per step without that of operators inside; the longest first.
+        kernel_launches_per_step: Calls of the driver that start a kernel or a graph of them.
+        sm_occupancy_pct: Estimated achieved occupancy of the SMs, mean over kernels by their time.
+        sm_occupancy_wall_pct: The same over the whole window: times all kernels' time / the window's.
+        kernels: The one with the most time first.
+        operators_ms: By name, CPU time per step without that of operators inside; the longest first.
         moved: Transfers for which the profiler has byte counts; the longest first.
     """
 
@@ -99,7 +91,7 @@ class Profiled:
     moved: tuple[Moved, ...] = ()
 
     def figures(self) -> dict[str, float]:
-        """Returns what goes into the run's summary."""
+        """Returns the figures of the run's summary."""
         named = {
             "kernel_active_ratio": self.kernel_active_ratio,
             "kernel_launches_per_step": self.kernel_launches_per_step,
@@ -111,11 +103,9 @@ class Profiled:
     def measurements(
         self, start_s: float, end_s: float, *, bandwidth_gb_s: float | None = None
     ) -> Iterator[Measurement]:
-        """Yields the named operators, kernels and transfers of the first worker.
+        """Yields the named operators, kernels and transfers of the first worker; the window in Unix time.
 
-        Args:
-            start_s, end_s: the window, in Unix time.
-            bandwidth_gb_s: published bandwidth of the device's memory; None = unknown.
+        Without the published bandwidth of the device's memory transfers have no share of it.
         """
         for one in self.moved:
             scope = f"kernel:{one.name}"
@@ -139,7 +129,6 @@ class Profiled:
 
 
 def by_category(events: Iterable[Mapping[str, Any]]) -> Mapping[str, list[Mapping[str, Any]]]:
-    """Returns the complete events of an exported trace by their category."""
     kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
@@ -148,12 +137,7 @@ def by_category(events: Iterable[Mapping[str, Any]]) -> Mapping[str, list[Mappin
 
 
 def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
-    """Figures of the complete events of a trace.
-
-    Args:
-        events: `traceEvents` of an exported trace; times in microseconds.
-        steps: Number of steps covered.
-    """
+    """Returns the figures of `traceEvents` of an exported trace, in microseconds."""
     kinds = by_category(events)
     kernels, operators = kinds["kernel"], kinds["cpu_op"]
     launches = [
@@ -247,15 +231,11 @@ class StepProfiler:
 
     The steps are ordinary ones, with the same effect on the model: a resumed run passes the
     window by its step numbers. Only their time is kept out of the rates (`Phase.profiling`).
-
-    Attributes:
-        active: the current step is in the window.
     """
 
     active = False
 
     def covers(self, step: int) -> bool:
-        """Returns whether a step (0-based) is in the window."""
         return False
 
     def around(self, step: int) -> contextlib.AbstractContextManager[None]:
@@ -263,7 +243,7 @@ class StepProfiler:
         return contextlib.nullcontext()
 
     def take(self) -> Recorded | None:
-        """Returns what the window says, once, after it has ended."""
+        """Returns the record of the window, once, after it has ended."""
         return None
 
     def close(self) -> None:
@@ -277,12 +257,10 @@ class TorchProfiler(StepProfiler):
     times over the same memory, so that nothing else can be measured meanwhile.
 
     Args:
-        steps: length of the window.
         total_steps: Steps of the run; a short run's window ends with the run.
-        device: Device to compute on.
         timeline: Timeline whose phases count as `profiling` in the window.
-        counters: read the hardware counters of each kernel.
-        alone: the run has no other worker.
+        counters: Read the hardware counters of each kernel.
+        alone: The run has no other worker.
     """
 
     def __init__(
@@ -383,7 +361,6 @@ class TorchProfiler(StepProfiler):
             self._conclude(by_category(json.loads(exported(running))["traceEvents"])["cuda_profiler_range"])
 
     def _conclude(self, counted: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Makes the record of the window; the trace is not needed any more."""
         trace, self._trace = self._trace, None
         assert trace is not None
         events = json.loads(trace.text)["traceEvents"]
@@ -402,19 +379,11 @@ class TorchProfiler(StepProfiler):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An exported trace.
-
-    Attributes:
-        text: JSON document in Chrome's format.
-        ended_s: End of the window, in Unix time.
-    """
-
     text: str
     ended_s: float
 
 
 def exported(finished: profile) -> str:
-    """Returns what a profiler recorded, in Chrome's format."""
     with tempfile.TemporaryDirectory(prefix="stillhouse-profile-") as folder:
         file = Path(folder) / "trace.json"
         finished.export_chrome_trace(str(file))
@@ -425,7 +394,6 @@ def exported(finished: profile) -> str:
 def profiler_for(
     telemetry: Telemetry, total_steps: int, device: torch.device, timeline: Timeline, *, alone: bool
 ) -> StepProfiler:
-    """Returns the profiler of `telemetry.profile_steps`; see `TorchProfiler`."""
     if not telemetry.profile_steps:
         return StepProfiler()
     return TorchProfiler(

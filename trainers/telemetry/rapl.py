@@ -26,7 +26,7 @@ class Rapl:
     """A machine whose counters cannot be read."""
 
     def read_j(self) -> dict[str, float]:
-        """Joules since this was made, by kind: `cpu` (all packages), `dram`; what is known."""
+        """Returns joules since this was made, by kind: `cpu` (all packages), `dram`; what is known."""
         return {}
 
 
@@ -52,9 +52,6 @@ class PowercapRapl(Rapl):
 
     A package's counter wraps around after minutes (262 kJ at 200 W: 22). It must be read more
     often than that: the sampling thread does, and every checkpoint.
-
-    Args:
-        zones: counters, read once.
     """
 
     def __init__(self, zones: list[_Zone]) -> None:
@@ -64,7 +61,7 @@ class PowercapRapl(Rapl):
 
     @override
     def read_j(self) -> dict[str, float]:
-        """Returns the counters; a kind whose counter has disappeared is left out for good."""
+        """A kind whose counter has disappeared is left out for good."""
         with self._lock:
             for zone in self._zones:
                 try:
@@ -79,11 +76,7 @@ class PowercapRapl(Rapl):
 
 
 def find_rapl(root: Path = POWERCAP) -> Rapl:
-    """Returns the machine's counters; the null form where there are none or they may not be read.
-
-    Args:
-        root: folder with the zones.
-    """
+    """Returns the machine's counters; the null form where there are none or they may not be read."""
     zones = []
     try:
         entries = sorted(root.iterdir())
@@ -107,7 +100,7 @@ def find_rapl(root: Path = POWERCAP) -> Rapl:
 
 
 def machine_cpu_s(stat: Path = Path("/proc/stat")) -> float | None:
-    """CPU seconds that all processes of the machine have used; None where the system does not say."""
+    """Returns CPU seconds of all processes of the machine; None where they are not known."""
     try:
         fields = stat.read_text(encoding="ascii").splitlines()[0].split()[1:]
         return sum(int(fields[column]) for column in _BUSY) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What training did between two reports: rates of examples, and what was sent."""
+"""Rates of training between two reports."""
 
 from __future__ import annotations
 
@@ -11,37 +11,26 @@ from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
 
 class RateMeter(ABC):
-    """Points about what a run has done between two calls of `read`.
-
-    Args:
-        timeline: Timeline of the run.
-        progress: its counters.
-    """
+    """Points about what a run has done between two calls of `read`; none where there is nothing to report."""
 
     def __init__(self, timeline: Timeline, progress: Progress) -> None:
         self._timeline, self._progress = timeline, progress
         self._last = self._now()
 
     @abstractmethod
-    def read(self) -> dict[str, float]:
-        """Points since the last call; none where there is nothing to tell."""
+    def read(self) -> dict[str, float]: ...
 
     @abstractmethod
-    def _now(self) -> tuple[float, ...]:
-        """Returns what is counted, up to now."""
+    def _now(self) -> tuple[float, ...]: ...
 
     def _since(self) -> list[float]:
-        """Returns how far each count has come since the last call."""
         before, self._last = self._last, self._now()
         return [now - then for now, then in zip(self._last, before, strict=True)]
 
 
 class Throughput(RateMeter):
-    """Samples and real tokens per second of training time."""
-
     @override
     def read(self) -> dict[str, float]:
-        """Returns no rates where no step was timed."""
         seconds, samples, tokens = self._since()
         if seconds <= 0.0 or not samples:
             return {}
@@ -53,11 +42,8 @@ class Throughput(RateMeter):
 
 
 class Communication(RateMeter):
-    """Exposed and hidden communication and bytes sent per step."""
-
     @override
     def read(self) -> dict[str, float]:
-        """Returns none where no gradients were sent, or steps were taken back."""
         steps, exposed_s, hidden_s, sent = self._since()
         if sent <= 0 or steps <= 0:
             return {}

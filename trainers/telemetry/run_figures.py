@@ -52,13 +52,10 @@ class RunFigures:
     """Counts of one worker over its attempt, and the summary of the whole run.
 
     Args:
-        config: Configuration of the run.
-        instruments: Instruments of this worker.
-        flop_count: FLOP count of the model.
         teacher_precision: Precision of the teacher; None = no teacher.
-        first: whether this worker counts the model's arithmetic for its replica.
+        first: Whether this worker counts the model's arithmetic for its replica.
         timeline: Timeline of this worker; None = one that begins now.
-        truncated_pct: share of the training examples that were cut.
+        truncated_pct: Share of the training examples that were cut.
     """
 
     def __init__(
@@ -84,13 +81,7 @@ class RunFigures:
         self._unsaid, self._said_s = Usage(), 0.0
 
     def count(self, counted: Tally, teacher: FlopCount | None, *, timed: bool) -> None:
-        """Adds the arithmetic of this replica's share of a step.
-
-        Args:
-            counted: FLOPs counted for the share.
-            teacher: Teacher evaluated as well; None = none.
-            timed: whether the step's time counts in the rates.
-        """
+        """Adds the arithmetic of this replica's share of a step, if its time counts in the rates."""
         if not timed:
             return
         if self._first:
@@ -99,16 +90,10 @@ class RunFigures:
             self._teacher_flops += teacher.forward(counted)
 
     def update(self, progress: Progress, workers: Workers, *, last: bool = False) -> list[Measurement]:
-        """Adds what all workers used and computed since the last call to the run's.
+        """Adds what all workers used and computed since the last call to the run's; all workers take part.
 
-        Args:
-            progress: counters of the run.
-            workers: all of them take part.
-            last: the attempt ends here.
-
-        Returns:
-            What was used since it was last said, when it is time to say it: the ledger sums these windows.
-            What overhead used is said at once.
+        Returns the use since the last report when one is due, and at the `last` call: the ledger sums these
+        windows. Use by overhead is reported at once.
         """
         instruments, timeline = self._instruments, self._timeline
         before, self.spent_s, self.taken_s = self.spent_s, timeline.spent_s(), time.time()
@@ -163,20 +148,13 @@ class RunFigures:
             yield Measurement("window_utilisation_pct", utilisation, _PCT, how, EVERY_DEVICE, start_s, end_s)
 
     def shown(self) -> Mapping[str, float]:
-        """Points of what this worker's device showed last; empty where it shows nothing."""
         return self._instruments.shown()
 
     def keep(self, profiled: Profiled, progress: Progress) -> None:
-        """Takes the figures of the profiled window into the run's."""
         progress.usage.profiled |= profiled.figures()
 
     def summary(self, progress: Progress, parameters: int) -> dict[str, float | int | str | None]:
-        """Final figures by name, as `docs/metrics.md` defines them.
-
-        Args:
-            progress: counters, updated.
-            parameters: trained parameters of the model.
-        """
+        """Final figures by name, as `docs/metrics.md` defines them; `parameters` are the trained ones."""
         spent_s = self.spent_s
         total_s = sum(spent_s[phase.value] for phase in OWN)
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
@@ -209,12 +187,7 @@ class RunFigures:
     def measurements(
         self, summary: Mapping[str, float | int | str | None], progress: Progress
     ) -> Iterator[Measurement]:
-        """Yields the summary's numbers as measurements, and those that no summary has.
-
-        Args:
-            summary: Summary of the run.
-            progress: Progress that the summary is made of.
-        """
+        """Yields the summary's numbers as measurements, and those that no summary has."""
         end_s = time.time()
         told = Provenance(str(summary["energy_provenance"]))
         for name, value in summary.items():
@@ -248,7 +221,7 @@ class RunFigures:
         return measured or (usage.modelled_j, Provenance.modelled)
 
     def _of_devices(self, usage: Usage) -> Iterator[tuple[str, float, Provenance]]:
-        """Identity, joules and provenance of each GPU, as the run's energy came to be; none of CPUs."""
+        """Identity, joules and provenance of each GPU, as of the run's energy; none of CPUs."""
         if self._config.rates.kind.counted_in_cpus:
             return
         _, provenance = self._energy(usage)
@@ -262,7 +235,6 @@ class RunFigures:
         return self._instruments.device.exclusive and not self._config.rates.shared
 
     def _rates(self, progress: Progress, training_s: float) -> dict[str, float]:
-        """Returns what steps of training went at; a run without steps has none of these figures."""
         return {
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
             "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
@@ -298,7 +270,7 @@ class RunFigures:
         return sum(flops / (peaks[precision] * _TERA) for precision, flops in parts.items())
 
     def _bubble(self, progress: Progress) -> dict[str, float]:
-        """Of a pipeline: how much of its passes the stages waited, and how much the formula says."""
+        """Of a pipeline: how much of its passes the stages waited, measured and by formula."""
         stages, usage = self._config.parallel.stage_count, progress.usage
         if stages == 1 or not usage.passes_s:
             return {}

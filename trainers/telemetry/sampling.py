@@ -1,4 +1,4 @@
-"""Samples of a device, taken by one thread next to the loop, and what a window of them says."""
+"""Samples of a device, taken by one thread next to the loop, and their summary over a window."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ RING = 4096
 class Ring:
     """The newest samples, in memory that does not grow.
 
-    When it is full, every other sample is dropped and the room is used again: what is older is
+    When it is full, every other sample is dropped and the room is used again: older times are
     known more coarsely. Means and integrals weigh samples by time, so they hold; peaks are kept.
-
-    Args:
-        size: samples that fit; at least 4.
     """
 
     def __init__(self, size: int = RING) -> None:
@@ -30,7 +27,6 @@ class Ring:
         self._peaks: dict[str, float] = {}
 
     def append(self, sample: Sample) -> None:
-        """Keeps one more."""
         if len(self._samples) == self._size:
             # The first one, where the window begins, stays.
             self._samples = self._samples[::2]
@@ -42,7 +38,6 @@ class Ring:
 
     @property
     def last(self) -> Sample | None:
-        """The newest sample."""
         return self._samples[-1] if self._samples else None
 
     def take(self) -> tuple[list[Sample], dict[str, float]]:
@@ -59,15 +54,14 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the samples of a window say.
+    """Summary of the samples of a window.
 
     Attributes:
-        integrals: by name of a sample's number, its integral over `seconds` (trapezoids).
-        seconds: by name, the time from the first to the last sample that has it.
-        peaks: by name, the largest value.
-        throttled_s: by reason, for how long clocks were lowered.
-        samples: Number of samples.
-        span_s: time from the first to the last of them.
+        integrals: By name of a sample's number, its integral over `seconds` (trapezoids).
+        seconds: By name, the time from the first to the last sample that has it.
+        peaks: By name, the largest value.
+        throttled_s: By reason, for how long clocks were lowered.
+        span_s: Time from the first to the last sample.
     """
 
     integrals: dict[str, float] = field(default_factory=dict)
@@ -79,12 +73,6 @@ class Sampled:
 
 
 def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
-    """Returns what samples in order of time say.
-
-    Args:
-        samples: Samples of the window.
-        peaks: Peaks of the window by name.
-    """
     integrals: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in SAMPLED:
@@ -101,7 +89,6 @@ def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
 
 
 def joined_samples(windows: Sequence[Sampled]) -> Sampled:
-    """Returns what windows of different times say together."""
     integrals: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     throttled_s: Counter[str] = Counter()
@@ -120,9 +107,8 @@ class Sampler:
     """One thread that samples a device and does other small things at each tick.
 
     Args:
-        device: sampled.
-        every_s: pause between samples; 0 = no samples.
-        ticks: called at each tick, once a second where there are no samples; must not raise.
+        every_s: Pause between samples; 0 = no samples.
+        ticks: Called at each tick, once a second where there are no samples; must not raise.
     """
 
     def __init__(self, device: Device, every_s: float, ticks: Sequence[Callable[[], object]] = ()) -> None:
@@ -135,19 +121,17 @@ class Sampler:
             self._thread.start()
 
     def window(self) -> Sampled:
-        """Returns what was sampled since the last call, up to now."""
+        """Returns the summary of the samples since the last call, up to now."""
         if self._samples:
             self._sample()
         with self._lock:
             return summarise(*self._ring.take())
 
     def last(self) -> Sample | None:
-        """Returns the newest sample; None = none was taken."""
         with self._lock:
             return self._ring.last
 
     def close(self) -> None:
-        """Ends the thread."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -160,7 +144,6 @@ class Sampler:
                 tick()
 
     def _sample(self) -> bool:
-        """Takes one; False when the device shows nothing."""
         with self._lock:  # so that samples are kept in the order in which they are taken
             sample = self._device.sample()
             if sample is not None:

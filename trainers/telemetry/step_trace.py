@@ -1,4 +1,4 @@
-"""What a training step asks of a GPU, counted from a run with tensors that have shapes and no values.
+"""What a training step requires of a GPU, counted from a run with tensors that have shapes and no values.
 
 Tensors on the device `meta`, or fake ones (`FakeTensorMode`), stand for the GPU's: every operator is seen
 once, in order, and computes nothing. An operator counts as the kernels that it launches, mostly one; what
@@ -40,12 +40,9 @@ _PLACEHOLDERS: Mapping[torch.dtype, object] = {torch.bool: True, torch.int64: 1,
 class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts launches, bytes, host reads and widened activations while it is active.
 
-    Args:
-        device_type: Type of the tensors that stand for the GPU's.
-
     Attributes:
-        launches: by operator.
-        bytes: of the tensors that operators read and write.
+        launches: By operator.
+        bytes: Of the tensors that operators read and write.
         host_reads: Operators whose result the host waits for, by name; each read brings 1 or True.
         widened: Elements of tensors copied from 16 bits to fp32, one entry per copy.
         peak_bytes: Most memory alive at once, of what was made meanwhile.
@@ -90,7 +87,6 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def launched(self) -> int:
-        """Launches of all operators."""
         return sum(self.launches.values())
 
     def _keep(self, memory: torch.UntypedStorage, known: set[int]) -> None:
@@ -113,14 +109,13 @@ class StepTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kernels(function: Any, args: Any) -> int:
-    """Kernels of an operator. A product that adds a matrix, and not a bias, copies it to its result first."""
+    """A product that adds a matrix, and not a bias, copies it to its result first."""
     if function is torch.ops.aten.addmm.default:
         return 2 if args[0].dim() == 2 else 1
     return KERNELS.get(function.__name__.partition(".")[0], 1)
 
 
 def _destination(function: Any, args: Any, kwargs: Any) -> str | None:
-    """Type of the device that an operator copies to; None = it does not copy between devices."""
     if function is torch.ops.aten._to_copy.default:
         device = (kwargs or {}).get("device")
         return None if device is None else torch.device(device).type

@@ -81,19 +81,16 @@ Boundary = Callable[[Phase, float, float], None]
 which its side of the boundary began and ended."""
 
 
-def _unheard(phase: Phase, at_s: float) -> None:
-    """No one listens."""
+def _unheard(phase: Phase, at_s: float) -> None: ...
 
 
-def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None:
-    """No one keeps the sides apart."""
+def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None: ...
 
 
 class Timeline:
     """A clock that is always in one phase, so that the parts sum to the whole.
 
-    Args:
-        began_s: `time.perf_counter()` at which the phase `warm_up` began.
+    The phase `warm_up` begins at `began_s`, a `time.perf_counter()`.
     """
 
     def __init__(self, began_s: float) -> None:
@@ -113,14 +110,13 @@ class Timeline:
         return self._since_s
 
     def enter(self, phase: Phase) -> None:
-        """Ends the current phase now and begins another."""
         self.entered = (phase, time.perf_counter())
         if self.profiling and phase in TRAINING:
             phase = Phase.profiling
         self._listener(phase, self._begin(phase))
 
     def heard_by(self, listener: Listener | None) -> None:
-        """Tells each phase from now on to a listener; None = to no one."""
+        """Calls the listener for each phase from now on; None = no one."""
         self._listener = listener or _unheard
 
     def bounded_by(self, boundary: Boundary) -> None:
@@ -129,7 +125,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Spend the block in a phase, and return to the current one."""
+        """Spends the block in a phase, and returns to the current one."""
         around = self._phase
         self.enter(phase)
         try:
@@ -145,7 +141,6 @@ class Timeline:
         self._phase = Phase.restart
 
     def _begin(self, phase: Phase) -> float:
-        """`enter` without telling it; returns when."""
         now = time.perf_counter()
         ended = self._phase
         self._spent[ended] += now - self._since_s
@@ -179,14 +174,10 @@ class Timeline:
 class DeviceTimeline(Timeline):
     """A timeline for a device that runs behind the host.
 
-    Phases of steps are marked on the device's stream. `settle` shares the host's time since the last
-    settling out by the time between the marks. A step settles right after the transfer that its host
-    waits for anyway: so no kernels are under way, and what is queued after it, the update, is settled
-    by the next step or by whoever leaves the steps.
-
-    Args:
-        began_s: when the run began, by the host's clock.
-        mark: records an event on the device's stream, such as torch.cuda's, and returns it.
+    Phases of steps are marked on the device's stream by `mark`, which records an event and returns it.
+    `settle` shares the host's time since the last settling out by the time between the marks. A step settles
+    right after the transfer that its host waits for anyway: so no kernels are under way, and what is queued
+    after it, the update, is settled by the next step or by whoever leaves the steps.
     """
 
     def __init__(self, began_s: float, mark: Callable[[], Any]) -> None:
@@ -197,7 +188,6 @@ class DeviceTimeline(Timeline):
 
     @override
     def enter(self, phase: Phase) -> None:
-        """Enters a phase; those of a step are settled later."""
         if phase in TRAINING and not self.profiling:
             self.entered = (phase, time.perf_counter())
             if not self._marks:
@@ -210,7 +200,6 @@ class DeviceTimeline(Timeline):
 
     @override
     def spent_s(self) -> dict[str, float]:
-        """Returns the seconds; waits for the device in the middle of a step."""
         self.settle()
         return super().spent_s()
 
@@ -222,7 +211,6 @@ class DeviceTimeline(Timeline):
 
     @override
     def settle(self) -> None:
-        """Settles the phases of a step; does not wait where the device is idle."""
         if not self._marks:
             return
         end = self._mark()
@@ -233,7 +221,6 @@ class DeviceTimeline(Timeline):
 
     @override
     def settle_passed(self) -> None:
-        """Settles the phases that the device has left; the one that it is in is settled by the next call."""
         passed = [event.query() for _, event in self._marks]
         last = max((number for number, has in enumerate(passed) if has), default=0)
         if not last:
@@ -243,12 +230,7 @@ class DeviceTimeline(Timeline):
         self._phase = self._marks[0][0]
 
     def _share(self, stamps: list[Any], phases: list[Phase]) -> None:
-        """Shares the host's time since the last settling out by the device's time between events.
-
-        Args:
-            stamps: Events that have passed.
-            phases: Phases between them, one fewer.
-        """
+        """Shares the host's time since the last settling out by the device's time between passed events."""
         now = time.perf_counter()
         parts = [first.elapsed_time(second) for first, second in pairwise(stamps)]
         whole = sum(parts)
@@ -264,7 +246,6 @@ class DeviceTimeline(Timeline):
 
 
 def timeline_for(device: torch.device, began_s: float) -> Timeline:
-    """Returns the timeline that measures truly on a device."""
     kind = kind_of(device)
     if not kind.behind_host:
         return Timeline(began_s)

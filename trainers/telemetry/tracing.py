@@ -1,9 +1,8 @@
 """Where a step goes, as a timeline: the phases of a window of steps, of every worker.
 
-A run's own steps are traced as they are: the worker's `Timeline` says each phase that begins, and the
-spans between them are kept. At the end of the window they are gathered into one file in Chrome's
-trace-event format, which Perfetto and chrome://tracing open: a process row per worker, a slice per
-step, the phases inside it.
+A run's own steps are traced as they are: the spans between the phases of the worker's `Timeline` are kept.
+At the end of the window they are gathered into one file in Chrome's trace-event format, which Perfetto and
+chrome://tracing open: a process row per worker, a slice per step, the phases inside it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class TraceSpan:
     """One phase of one step on one worker.
 
     Attributes:
-        phase: Phase of the step.
         step: 1-based, as in points.
         micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
             with several model chunks it numbers the passes.
@@ -54,10 +52,9 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTrace:
-    """The window as one worker saw it.
+    """The window of one worker.
 
     Attributes:
-        name: Name of its row.
         spans: Spans in order; those of a step leave no gap between them.
         epoch_s: Unix time at 0 of the worker's `time.perf_counter()`.
         exchanges: (begin, end) by that clock of exchanges that no worker leaves before all have come.
@@ -87,13 +84,7 @@ class StepTracer:
 
 
 class SpanTracer(StepTracer):
-    """Traces the steps between the first ones of an attempt, which warm up, and the window's end.
-
-    Args:
-        skipped: steps of this attempt before the window.
-        steps: Steps of the window.
-        timeline: Timeline with the phases.
-    """
+    """Traces the steps between the first ones of an attempt, which warm up, and the window's end."""
 
     def __init__(self, skipped: int, steps: int, timeline: Timeline) -> None:
         self._skipped, self._left, self._timeline = skipped, steps, timeline
@@ -148,13 +139,10 @@ class SpanTracer(StepTracer):
 
 
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
-    """Returns the tracer of `telemetry.trace_steps`.
+    """Returns the tracer of `telemetry.trace_steps`; 0 = none.
 
-    Args:
-        steps: Steps of the window; 0 = none.
-        profiled_steps: Steps of the profiled window, which the traced one avoids where it can.
-        steps_left: Steps left in this attempt; when they are few, the window is the last of them.
-        timeline: Timeline with the phases.
+    The window avoids the profiled one where it can; when few steps are left in this attempt, it is the last
+    of them.
     """
     steps = min(steps, steps_left)
     if not steps:
@@ -165,14 +153,7 @@ def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Ti
 def gather(
     spans: tuple[TraceSpan, ...], name: str, workers: Workers, device: torch.device
 ) -> tuple[WorkerTrace, ...]:
-    """Returns every worker's window, by rank, on every worker; all take part.
-
-    Args:
-        spans: Spans of this worker.
-        name: Name of this worker's row.
-        workers: the run's.
-        device: Device used for exchanges.
-    """
+    """Returns every worker's window, by rank, on every worker; all take part."""
     exchanges = []
     for _ in range(_CLOCK_ROUNDS):
         begin_s = time.perf_counter()
@@ -184,12 +165,7 @@ def gather(
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """What is added to a worker's clock to have the first worker's.
-
-    Attributes:
-        seconds: the shift.
-        uncertainty_s: Largest possible error.
-    """
+    """What is added to a worker's clock to have the first worker's, and the largest possible error."""
 
     seconds: float
     uncertainty_s: float
@@ -199,8 +175,8 @@ def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
     """Returns the clocks of all workers on the first one's.
 
     No one leaves an exchange before all have come to it. So by the first worker's clock another's
-    begin lies before the first one's end, and its end after the first one's begin: each exchange
-    bounds the shift from both sides. Unix time is believed as far as it keeps to these bounds, so
+    begin is before the first one's end, and its end after the first one's begin: each exchange
+    bounds the shift from both sides. Unix time counts as far as it keeps to these bounds, so
     that workers of one machine, who share a clock, are not moved at all.
     """
     first = workers[0]
@@ -215,12 +191,7 @@ def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
 
 
 def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the windows as one document in Chrome's trace-event format; times in microseconds.
-
-    Args:
-        workers: by rank.
-        about: Description of the run, for `otherData`.
-    """
+    """Returns the windows as one document in Chrome's trace-event format; times in microseconds."""
     shifts = aligned(workers)
     origin_s = min(
         span.begin_s + shift.seconds
@@ -276,24 +247,12 @@ def _event(
 
 
 def write(folder: Path, document: Mapping[str, Any]) -> None:
-    """Writes a trace next to an attempt's checkpoints, in place of an earlier one.
-
-    Raises:
-        OSError: the disk is full or not writable; the earlier one is intact.
-    """
+    """Writes a trace next to an attempt's checkpoints; after an error the earlier one is intact."""
     _write(folder / TRACE, json.dumps(document, separators=(",", ":")).encode())
 
 
 def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
-    """Writes the kernel traces of all workers next to an attempt's checkpoints, in place of earlier ones.
-
-    Args:
-        folder: Checkpoint folder of the attempt.
-        traces: by rank, compressed.
-
-    Raises:
-        OSError: the disk is full or not writable; each file is whole or the earlier one.
-    """
+    """Writes the workers' compressed kernel traces, by rank, next to an attempt's checkpoints."""
     for rank, trace in enumerate(traces):
         _write(kernel_trace(folder, rank), trace)
 

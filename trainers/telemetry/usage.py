@@ -15,7 +15,6 @@ class Energy:
     """Measured energy of a window.
 
     Attributes:
-        joules: Energy in J.
         provenance: `counter`, or `sampled` where power was integrated.
         source: Measured source; several workers' readings of one source count once.
     """
@@ -30,14 +29,13 @@ class Window:
     """What one worker used between two moments.
 
     Attributes:
-        cost_usd: price of the devices held.
-        modelled_j: rated power x busy time.
-        energy: measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
+        cost_usd: Price of the devices held.
+        modelled_j: Rated power x busy time.
+        energy: Measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
         cpu_s: CPU time of the process.
-        device_s: time x devices held.
-        peak_memory_mib: most memory since the worker was prepared.
-        preparation_memory_mib: most memory until then.
-        sampled: Summary of the device's samples.
+        device_s: Time x devices held.
+        peak_memory_mib: Most memory since the worker was prepared.
+        preparation_memory_mib: Most memory until then.
     """
 
     cost_usd: float
@@ -73,22 +71,19 @@ def _joined_energy(parts: Sequence[Energy]) -> Energy:
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all workers and attempts that led here.
+    """Sums over all workers and attempts that led here; see `Window` and `Sampled`.
 
     Attributes:
-        queue_s: time in which no attempt worked, since the run was submitted.
-        cost_usd, modelled_j, cpu_s, device_s: see `Window`.
-        peak_memory_mib, preparation_memory_mib: see `Window`; of the worker and attempt with the most.
+        queue_s: Time in which no attempt worked, since the run was submitted.
+        peak_memory_mib, preparation_memory_mib: Of the worker and attempt with the most.
         device_j, modelled_device_j: Energy of each GPU, by identity; modelled energy, by rank of the worker.
         windows: Windows of single workers that were added.
-        measured_j: by kind.
-        measured_windows: by kind, in how many windows it was measured.
-        provenance: by kind, `sampled` when any part of the sum is.
-        integrals, seconds, throttled_s: see `Sampled`.
-        peaks: see `Sampled`.
-        passes_s, bubble_s: time in the passes of steps, and the part of it in which a stage waited.
-        flops, teacher_flops: counted arithmetic of the timed steps: student, teacher.
-        profiled: figures of the profiled window, by name.
+        measured_j: By kind.
+        measured_windows: By kind, in how many windows it was measured.
+        provenance: By kind, `sampled` when any part of the sum is.
+        passes_s, bubble_s: Time in the passes of steps, and the part of it in which a stage waited.
+        flops, teacher_flops: Counted arithmetic of the timed steps: student, teacher.
+        profiled: Figures of the profiled window, by name.
     """
 
     queue_s: float = 0.0
@@ -157,12 +152,10 @@ class Usage:
         return self.integrals[name] / seconds if seconds > 0.0 else None
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able form."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Usage:
-        """Returns what `to_state` gave."""
         return cls(**state)
 
 
