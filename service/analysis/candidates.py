@@ -1,5 +1,3 @@
-"""What is compared: configurations with one value per metric, and what a metric is."""
-
 from __future__ import annotations
 
 import math
@@ -18,25 +16,23 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One configuration: its label and its figures by metric name, in the metric's unit."""
+    """A configuration: its label and its figures by metric name, in the metric's unit."""
 
     label: str
     values: Mapping[str, float | None]
 
 
 def label_of(point: Mapping[str, Any]) -> str:
-    """Axis values in words: `precision=bf16, batch.global_size=16`."""
     return (
         ", ".join(f"{axis}={axis_value(value)}" for axis, value in point.items()) or "the only configuration"
     )
 
 
 def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
-    """Values as an array of shape (candidates, metrics).
+    """Returns the values as an array (candidates, metrics).
 
     Raises:
-        AnalysisError: without candidates or metrics, or naming every candidate that lacks a
-            metric or has NaN there; nothing is dropped in silence.
+        AnalysisError: a candidate lacks a metric or has NaN there; all such are named, none is dropped.
     """
     if not candidates:
         raise AnalysisError("there is nothing to compare: no run has a result")

@@ -1,4 +1,4 @@
-"""From runs to what the analysis compares: configurations, and sides averaged over other axes."""
+"""From runs to what is compared: configurations, and sides averaged over other axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ Columns = Callable[[str], Column]
 
 
 def cells_of(runs: Sequence[Run]) -> list[list[int]]:
-    """Positions of the runs of each cell, in the order in which cells first appear."""
     cells: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
         cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(position)
@@ -29,17 +28,11 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
 def configurations(
     runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
 ) -> list[Configuration]:
-    """Returns what each cell's runs say.
+    """Returns each cell's figures by metric and seed.
 
-    Only runs that trained their whole length count: a stopped run's time and cost are not those
-    of the configuration. What failed is kept as a reason, and a run without a figure by its number.
-    Where a seed ran more than once, as over several experiments, its mean counts.
-
-    Args:
-        runs: Runs of one experiment, or of several with the same axes.
-        cells: positions of the runs of each cell.
-        metrics: names of figures, for instance `cost_usd`.
-        columns: gives a figure of all runs; NaN where a run has none.
+    Only runs that trained their whole length count: the time and cost of a stopped run are not those of the
+    configuration. Failures are kept with their reasons, and runs without a figure by number. A seed that ran
+    more than once, as over several experiments, counts with its mean.
     """
     found = {metric: columns(metric).tolist() for metric in metrics}
     return [_configuration(runs, positions, found) for positions in cells]
@@ -97,14 +90,10 @@ def _reason(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is claimed about: a configuration, or one axis' value averaged over all others.
+    """What a claim is about: a configuration, or one axis value averaged over all other axes.
 
-    Attributes:
-        label: axis values in words.
-        point: axis values by dotted name.
-        values: by metric, then by seed; where other axes are averaged over, the mean of a seed
-            over the same cells on every side.
-        runs: ids of the runs behind each value: by metric, then by seed, of each cell.
+    `values` are by metric, then by seed; where other axes are averaged over, a seed's mean over the same
+    cells on every side. `runs` has the ids of the runs behind each value, of each cell.
     """
 
     label: str
@@ -117,12 +106,7 @@ class Side:
     ) -> dict[int, Mapping[str, float]]:
         """Returns the mean score of each test unit by seed, weighed as the values are.
 
-        Args:
-            metric: Metric that the runs must have.
-            read: scores of a run by its id; None where they are not known.
-
-        Returns:
-            Of the seeds whose runs all have scores, on the same units.
+        Seeds are left out unless all their runs have scores, on the same units.
         """
         found: dict[int, Mapping[str, float]] = {}
         for seed, cells in self.runs.get(metric, {}).items():
@@ -146,21 +130,13 @@ def _mean_scores(scores: Sequence[Mapping[str, float] | None]) -> Mapping[str, f
 def sides(
     configurations: Sequence[Configuration], axes: Sequence[str], metrics: Sequence[str]
 ) -> tuple[list[Side], list[str]]:
-    """Configurations grouped by some axes, averaged over the others like with like.
+    """Groups configurations by some axes and averages over the others, like with like.
 
-    A cell that a side lacks is left out on every side, and a seed that lacks one of the remaining
-    cells is left out on its side; both are named.
-
-    Args:
-        configurations: the cells.
-        axes: Axes that distinguish the sides.
-        metrics: figures that are wanted.
-
-    Returns:
-        The sides in order of appearance, and what was left out, in words.
+    A cell that a side lacks is left out on every side, and a seed that lacks one of the remaining cells is
+    left out on its side. Returns the sides in order of appearance, and in words what was left out.
 
     Raises:
-        AnalysisError: when no cell has a figure on every side.
+        AnalysisError: no cell has a figure on every side.
     """
     groups: dict[str, list[Configuration]] = {}
     for configuration in configurations:

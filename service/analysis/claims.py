@@ -77,18 +77,16 @@ def compare(
     """Tests A against B.
 
     Args:
-        metric: name of the metric, with its unit.
-        a, b: values by seed, in the metric's unit.
-        better: Winning direction.
-        margin: largest difference that counts as none, in the metric's unit.
-        alpha: error rate of each claim.
-        resolution: the figure's steps; None = by the metric's name, its number of examples not known.
-        scores: of each example by seed, of A and of B. Used where they cover the seeds that are compared,
-            on the same examples everywhere, and have the figures as their means.
+        a, b: Values by seed, in the metric's unit.
+        margin: Largest difference that counts as none, in the metric's unit.
+        alpha: Error rate of each claim.
+        resolution: The figure's steps; None = derived from the metric's name.
+        scores: Of each example by seed, for A and for B. Used where they cover the compared seeds, on the
+            same examples everywhere, and have the figures as their means.
 
     Raises:
-        AnalysisError: with fewer than two seeds on a side, a value that is not finite, or a
-            margin or alpha that makes no sense.
+        AnalysisError: fewer than two seeds on a side, a value that is not finite, or an invalid margin or
+            alpha.
     """
     _check(metric, a, b, margin, alpha)
     steps = resolution_of(metric) if resolution is None else resolution
@@ -101,13 +99,8 @@ def compare(
 class Family:
     """All pairs of some sides on one metric, tested and corrected together.
 
-    Beyond `MOST_PAIRS` pairs only those that are asked for are tested, by Bonferroni for all.
-
-    Args:
-        metric: name of the metric, with its unit.
-        sides: values by seed, in the metric's unit, by side.
-        better, margin, alpha, resolution: as for `compare`.
-        scores: of the sides that have them, as for `compare`.
+    With more than `MOST_PAIRS` pairs, only the requested ones are tested, with Bonferroni's correction for
+    all.
     """
 
     def __init__(
@@ -130,15 +123,9 @@ class Family:
 
     @property
     def is_corrected_stepwise(self) -> bool:
-        """Whether all pairs are tested, rather than those that are asked for."""
         return self._corrected is not None
 
     def claim(self, a: str, b: str) -> Claim:
-        """Returns what is claimed of A against B.
-
-        Raises:
-            AnalysisError: as `compare` does.
-        """
         _check(self.metric, self.sides[a], self.sides[b], self.margin, self.alpha)
         claim, uncertainty = self._test(a, b)
         if self._corrected is not None:
@@ -161,7 +148,6 @@ class Family:
         return _tested(self.metric, sample, self.margin, self.alpha)
 
     def _correct(self, testable: Sequence[str]) -> Mapping[frozenset[str], tuple[float, float]]:
-        """Returns corrected p-values of difference and of equivalence by pair."""
         pairs = list(itertools.combinations(testable, 2))
         tested = [self._test(a, b)[0] for a, b in pairs]
         differs = shaffer([claim.p_value for claim in tested], len(testable))
@@ -180,9 +166,10 @@ def shaffer(p_values: Sequence[float], sides: int) -> list[float]:
 
 
 def equal_pairs_left(sides: int) -> list[int]:
-    """Returns how many pairs can be equal, of all, after one is refused, after two, and so on.
+    """Returns how many of all pairs can still be equal after one, two, ... are found unequal.
 
-    As many as a partition of the sides into equal ones has: of three sides of which two differ, one.
+    That is the most equal pairs that a partition of the sides can have: of three sides of which two differ,
+    one.
     """
     counts = _equal_pairs(sides)
     return [max(of for of in counts if of <= left) for left in range(math.comb(sides, 2), 0, -1)]
@@ -190,7 +177,6 @@ def equal_pairs_left(sides: int) -> list[int]:
 
 @functools.cache
 def _equal_pairs(sides: int) -> frozenset[int]:
-    """Numbers of equal pairs that a partition of the sides can have."""
     if sides == 0:
         return frozenset({0})
     return frozenset(
@@ -220,17 +206,7 @@ _TESTS: Mapping[tuple[bool, bool], Test] = {
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What is compared: values of both sides, and how far their difference may be off.
-
-    Attributes:
-        a, b: values of the seeds that count (S_a,) and (S_b,), in one order where they are paired.
-        pairs: seeds that are paired; 0 = none are.
-        uncertainty: Uncertainty of the difference.
-        examples: Examples that the sides are compared over; 0 = seeds alone.
-        resolution: least standard deviation of one run's figure.
-        at_resolution: whether seeds spread less than that.
-        overall: difference of the means over all seeds of either side.
-    """
+    """Values of both sides, (S_a,) and (S_b,), in one order where paired."""
 
     a: Values
     b: Values
@@ -281,10 +257,7 @@ def _sample(
 
 
 def _tables(scores: Mapping[str, UnitScores]) -> dict[str, _Scores]:
-    """Scores of each run as an array (n,), over the same examples in the same order.
-
-    Runs that scored other examples than the first run are left out.
-    """
+    """Returns each run's scores as an array (n,), on the examples of the first run, in one order."""
     first = next((run for of in scores.values() for run in of.values()), {})
     return {
         side: {
@@ -297,10 +270,7 @@ def _tables(scores: Mapping[str, UnitScores]) -> dict[str, _Scores]:
 
 
 def _rows(scores: _Scores, seeds: Sequence[int], figures: Values) -> Values | None:
-    """A side's table (S, n); None where a seed has no scores, or they are not what its figure is a mean of.
-
-    That is, to within half an example.
-    """
+    """Returns a side's scores (S, n); None where a seed has none, or they do not add up to its figure."""
     if not all(seed in scores for seed in seeds):
         return None
     table = np.array([scores[seed] for seed in seeds])
@@ -309,7 +279,6 @@ def _rows(scores: _Scores, seeds: Sequence[int], figures: Values) -> Values | No
 
 
 def _over_examples(seeds: Uncertainty, a: Values, b: Values, *, paired: bool) -> Uncertainty:
-    """Returns the uncertainty from seeds, with that from examples (S_a, n) and (S_b, n)."""
     between = a.mean(axis=0) - b.mean(axis=0)
     residual = _residual(a - b) if paired else _residual(a) + _residual(b)
     return with_examples(
@@ -328,7 +297,6 @@ def _residual(table: Values) -> Values:
 
 
 def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) -> tuple[Claim, Uncertainty]:
-    """Returns the claim before correction and verdict."""
     uncertainty, difference = sample.uncertainty, sample.difference
     reach = float(uncertainty.reach(alpha))
     mean_b = float(sample.b.mean())
@@ -373,7 +341,7 @@ def _relative(sample: _Sample, reach: float, alpha: float) -> tuple[float, float
 
 
 def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
-    """Returns the larger of the two one-sided p-values: that of the margin's nearer end."""
+    """Returns the larger of the two one-sided p-values: that of the nearer end of the margin."""
     room = margin - abs(difference)
     one_sided = uncertainty.p_value(room) / 2
     return one_sided if room > 0 else 1.0 - one_sided
@@ -386,7 +354,7 @@ def _judged(claim: Claim, uncertainty: Uncertainty, better: Better, alpha: float
 
 
 def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
-    """Equivalence first: a difference inside the margin is none that matters."""
+    """Equivalence first: a difference inside the margin does not matter."""
     if claim.p_equivalent is not None and claim.p_equivalent < alpha:
         return "equivalent"
     if claim.p_value >= alpha or claim.reversed:
@@ -395,11 +363,11 @@ def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:
 
 
 def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | None:
-    """Further seeds a side until the test decides with `POWER`, if the difference is what it seems.
+    """Returns the seeds to add per side for the test to decide with `POWER`, if the difference is real.
 
-    The nearer of two goals: showing the difference, or showing that it is within the margin.
-    With several claims the level is Bonferroni's, which Holm's first step needs. None where no number
-    does, as when the examples are too few.
+    The nearer of two goals counts: showing the difference, or that it is within the margin. With several
+    claims the level is Bonferroni's, which Holm's first step needs. None where no number suffices, as with
+    too few examples.
     """
     present = min(claim.seeds_a, claim.seeds_b)
     goals = [abs(claim.difference)]

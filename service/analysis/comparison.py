@@ -1,8 +1,8 @@
-"""Runs side by side by axis: mean and spread over seeds of what each configuration took.
+"""Runs side by side by axis, with mean and spread over seeds. Pure.
 
-Pure. One row per combination of the chosen axes' values. Within a row every *cell* (one
-combination of all axes) weighs the same, however many of its seeds have finished, and the
-spread is the one between seeds of a cell, so that it never contains the effect of an axis.
+There is one row per combination of the chosen axes' values. Within a row every cell (one combination of all
+axes) weighs the same, however many of its seeds have finished, and the spread is that between seeds of a
+cell, so that it never contains the effect of an axis.
 """
 
 from __future__ import annotations
@@ -25,27 +25,19 @@ Column = Callable[[str], Figures]
 
 
 class ComparedRun(Protocol):
-    """What a comparison needs of a run; `service.domain.records.Run` and the client's runs have it."""
+    """The part of a run that a comparison reads."""
 
     @property
-    def cell(self) -> str:
-        """Short hash of the axis values."""
-        ...
+    def cell(self) -> str: ...
 
     @property
-    def point(self) -> dict[str, Any]:
-        """Axis values by dotted name."""
-        ...
+    def point(self) -> dict[str, Any]: ...
 
     @property
-    def state(self) -> RunState:
-        """Where the run is in its life."""
-        ...
+    def state(self) -> RunState: ...
 
     @property
-    def failure_class(self) -> Any:
-        """Why it failed; None when it did not."""
-        ...
+    def failure_class(self) -> Any: ...
 
     @property
     def energy_provenance(self) -> str | None:
@@ -79,14 +71,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows, in the order in which the grid first reaches them.
+    """All rows, in grid order.
 
-    Attributes:
-        axes: dotted names of the chosen axes.
-        metrics: the compared figures.
-        rows: one per combination of the axes' values.
-        best: position of the row with the best mean, by metric name; absent when fewer than
-            two rows have the figure. A better mean is not yet a proven difference.
+    `best` has the position of the row with the best mean by metric, absent when fewer than two rows have the
+    figure; a better mean is not yet a proven difference.
     """
 
     axes: tuple[str, ...]
@@ -102,17 +90,15 @@ def compare(
     metrics: Sequence[str | Metric] = DEFAULT_METRICS,
     column: Column | None = None,
 ) -> Comparison:
-    """Sets runs side by side.
+    """Sets runs in grid order side by side.
 
     Args:
-        runs: Runs of one experiment or of several, in grid order.
-        by: axes that make the rows; None = all axes that any run has.
-        metrics: names out of `METRICS`, or metrics that `column` knows.
-        column: gives a figure of all runs (N,) by name, NaN where a run has none; None = the
-            runs' own attributes.
+        by: Axes that make the rows; None = all axes that any run has.
+        metrics: Names from `METRICS`, or metrics that `column` provides.
+        column: Returns a figure of all runs (N,) by name, NaN where missing; None = the runs' own attributes.
 
     Raises:
-        ValueError: naming an axis that no run has, or an unknown metric.
+        ValueError: an axis that no run has, or an unknown metric.
     """
     runs = list(runs)
     known = list(dict.fromkeys(name for run in runs for name in run.point))
@@ -139,7 +125,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _column(runs: Sequence[ComparedRun], name: str) -> Figures:
-    """Returns a figure of all runs (N,); NaN where a run has none."""
     import numpy as np
 
     return np.array([getattr(run, name) for run in runs], dtype=float)
@@ -177,7 +162,6 @@ def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str,
 def _spreads(
     runs: Sequence[ComparedRun], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
 ) -> list[dict[str, Spread | None]]:
-    """Spreads of each group of runs by metric, over all runs at once."""
     import numpy as np
 
     # Each cell of a group has a number, and each number its group.

@@ -1,8 +1,8 @@
-"""How much the machine drifted over a sweep, from reference runs that are alike but for when they ran. Pure.
+"""How much the machine drifted during a sweep, from reference runs that differ only in when they ran. Pure.
 
-The time per example of training (1 / samples_per_s: start-up, evaluation and checkpoints are not in it) is
-regressed on the middle of each run's time: log(time) = a + b x hours. Student's t gives the interval of b;
-100 (exp(b) - 1) is the drift in percent per hour. Runs spread around the line at least by `REPEATABILITY`.
+The training time per example (1 / samples_per_s, without start-up, evaluation and checkpoints) is regressed
+on the middle of each run's time: log(time) = a + b x hours. Student's t gives the interval of b;
+100 (exp(b) - 1) is the drift in percent per hour. Residuals are at least `REPEATABILITY`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What the reference runs say.
+    """Trend of the reference runs: `slope_pct` in percent per hour, positive = slower, with a 95% interval.
 
-    Attributes:
-        runs: finished reference runs.
-        hours: Hours from the middle of the first run to the middle of the last.
-        slope_pct: change of the time per example, in percent per hour; positive = slower; None with fewer
-            than `FEWEST` runs, or when all ran at once.
-        low_pct, high_pct: its 95% interval.
-        spread_pct: standard deviation of the times around the line, in percent.
+    The slope is None with fewer than `FEWEST` runs, or when all ran at once. `hours` span the middles of
+    the first and the last run; `spread_pct` is the standard deviation around the line.
     """
 
     runs: int
@@ -52,11 +47,10 @@ class Drift:
 
     @property
     def proven(self) -> bool:
-        """Whether the interval leaves out no drift at all."""
+        """Whether the interval excludes zero drift."""
         return self.low_pct is not None and self.high_pct is not None and self.low_pct * self.high_pct > 0
 
     def sentence(self) -> str:
-        """Returns the finding in one line."""
         if self.slope_pct is None or self.total_pct is None or self.spread_pct is None:
             return (
                 f"{self.runs} reference run{'s' * (self.runs != 1)} finished; measuring drift takes {FEWEST}"
@@ -69,17 +63,11 @@ class Drift:
         )
 
     def notes(self) -> list[str]:
-        """Returns what a reader of a comparison must know."""
         return [f"drift: {self.sentence()}"] if self.proven else []
 
 
 def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
-    """Returns the trend of repeated measurements.
-
-    Args:
-        middles_s: when each was taken, Unix time.
-        seconds: Positive duration of each.
-    """
+    """Returns the trend of repeated durations, `middles_s` in Unix time."""
     if not middles_s:
         return Drift(0, 0.0, None, None, None, None)
     hours = (np.asarray(middles_s, dtype=float) - min(middles_s)) / 3600.0
@@ -104,7 +92,6 @@ def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
 
 
 def drifts(runs: Iterable[Run]) -> list[tuple[int, Drift]]:
-    """Returns what the finished reference runs of each experiment say, by experiment; none without any."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         if not run.is_reference:

@@ -1,16 +1,14 @@
-"""What each axis does to a metric: main effects, interactions, and what makes the tests doubtful.
+"""What each axis does to a metric: main effects, interactions, and doubts about the tests.
 
 The seed is the unit of replication. An axis' effect is the claim that `compare` makes about two of its
 values: per seed, the mean over the cells of the other axes that every value has
 (`service.analysis.cells.sides`), tested by `service.analysis.claims` and corrected over all pairs of the
-axis' values. So the two cannot contradict each other, and runs of one seed that are alike count once. Where
-ratios are the natural language (time, cost, energy, throughput) an effect is a ratio of means and reads
-"-60%"; others (accuracy) are differences.
+axis' values, so the two cannot contradict each other. Time, cost, energy and throughput have effects that
+are ratios of means and read "-60%"; others, such as accuracy, are differences.
 
 An interaction of two axes is tested on its contrasts within each seed, in logarithms where effects are
-ratios, so that it means that the ratio itself changes (`service.analysis.uncertainty.of_blocks`). Seeds
-that lack one of the cells are left out, as cells of the other axes are that some combination of values
-lacks.
+ratios, so that it means that the ratio itself changes (`service.analysis.uncertainty.of_blocks`). Seeds that
+lack a cell are left out, as are cells of the other axes that some combination of values lacks.
 """
 
 from __future__ import annotations
@@ -50,15 +48,13 @@ def effects(
     """Tests every axis and every pair of axes.
 
     Args:
-        metric: name of the metric, with its unit.
-        configurations: the cells, with their values by seed.
         scale: `ratio` compares means by ratio, and logarithms across axes.
-        family: claims about all pairs of some sides.
-        resolution: the figure's steps, which noise is at least; None = by the metric's name.
+        family: Claims about all pairs of some sides.
+        resolution: The figure's steps, a lower bound of its noise; None = derived from the metric's name.
 
     Raises:
-        AnalysisError: without an axis of two values, without two seeds on both sides of any effect, for
-            values that are not finite, or not positive on the ratio scale.
+        AnalysisError: no axis with two values, no effect with two seeds on both sides, or values that are not
+            finite, or not positive on the ratio scale.
     """
     cells = [configuration for configuration in configurations if configuration.figures.get(metric)]
     grid = _grid(metric, cells, scale)
@@ -103,12 +99,9 @@ def effects(
 
 @dataclass(frozen=True, slots=True)
 class _AxisClaims:
-    """Claims about the values of one axis; none is falsy.
+    """Claims about the values of one axis, against its first value and by position; falsy without any.
 
-    Attributes:
-        against_first: claims of a value (A) against the axis' first one (B), with the value's position.
-        p_value: the smallest of all pairs of values.
-        seeds: the fewest of any pair.
+    `p_value` is the smallest of all pairs of values, `seeds` the fewest of any pair.
     """
 
     against_first: Sequence[tuple[int, Claim]]
@@ -120,7 +113,6 @@ class _AxisClaims:
 
 
 def _claims(axis: str, values: Sequence[Any], family: Family) -> tuple[_AxisClaims, list[str]]:
-    """Returns the claims about an axis' values, and why others cannot be made."""
     labels = [label_of({axis: value}) for value in values]
     of_first: list[tuple[int, Claim]] = []
     every: list[Claim] = []
@@ -160,13 +152,10 @@ def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The figures as arrays.
+    """Figures as arrays: C cells, S seeds, A axes that vary.
 
-    Attributes:
-        axes: values of each of the A axes that vary, in order of appearance.
-        codes: (C, A) position of each cell's value on each axis.
-        figures: (C, S) by cell and seed, in the metric's unit; NaN = no run.
-        values: (C, S) the same on the scale of the model.
+    `codes` (C, A) has each cell's value positions, `figures` (C, S) the metric, NaN = no run, `values` the
+    same on the model's scale.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -180,7 +169,6 @@ class _Grid:
         return means
 
     def means_of(self, groups: Codes) -> Matrix:
-        """Means of the cells' means by group."""
         means: Matrix = np.bincount(groups, self.cell_means) / np.bincount(groups)
         return means
 
@@ -189,7 +177,7 @@ class _Grid:
         return float(np.nanvar(self.values))
 
     def share(self, deviations: Matrix) -> float:
-        """Share of the total sum of squares that the spread of some means is."""
+        """Share of the total sum of squares."""
         return min(1.0, float(deviations.var()) / self._total) if self._total else 0.0
 
     def explained(self) -> float:
@@ -210,7 +198,7 @@ class _Grid:
         return max(0.0, 1.0 - (within + between) / (self._total * int(counts.sum())))
 
     def checks(self) -> list[str]:
-        """Doubts: missing cells, uneven seeds, seeds that do not spread normally."""
+        """Doubts: missing cells, uneven seeds, seeds that are not normally distributed."""
         found: list[str] = []
         possible = math.prod(len(levels) for levels in self.axes.values())
         if len(self.codes) < possible:
@@ -262,7 +250,6 @@ def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
 
 
 def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: Scale) -> Term | None:
-    """Tests two axes' interaction within seeds; None where some combination or the seeds are missing."""
     names = list(grid.axes)
     counts = [len(grid.axes[names[at]]) for at in pair]
     combination = grid.codes[:, pair[0]] * counts[1] + grid.codes[:, pair[1]]
@@ -294,7 +281,7 @@ def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: S
 
 
 def orthonormal_contrasts(levels: int) -> Matrix:
-    """Returns contrasts between levels (L, L - 1), by Helmert."""
+    """Helmert contrasts between levels, (L, L - 1)."""
     contrasts = np.triu(np.ones((levels, levels - 1)))
     below = np.arange(1, levels)
     contrasts[below, below - 1] = -below
@@ -303,7 +290,7 @@ def orthonormal_contrasts(levels: int) -> Matrix:
 
 
 def sentences(model: Effects, *, alpha: float = 0.05, margin: float | None = None) -> tuple[str, ...]:
-    """Returns the level effects in words, such as "precision=bf16 against fp32: total_time_s -60% (...)"."""
+    """Returns the level effects in words: "precision=bf16 against fp32: total_time_s -60% (...)"."""
     return tuple(_sentence(model, level, alpha, margin) for level in model.levels)
 
 

@@ -1,6 +1,3 @@
-"""What an analysis refuses, in one line that says what is missing or wrong."""
-
-
 class AnalysisError(ValueError):
     """The question cannot be answered from these rows; the message names what is missing."""
 
@@ -10,11 +7,7 @@ class NotComparable(AnalysisError):
 
 
 class BadQuestion(AnalysisError):
-    """The question itself is wrong, whatever the rows are.
-
-    Attributes:
-        parameter: Part of the question, such as `by` or `weight`.
-    """
+    """The question itself is wrong; `parameter` is its part, such as `by` or `weight`."""
 
     def __init__(self, parameter: str, message: str) -> None:
         self.parameter = parameter

@@ -1,5 +1,3 @@
-"""Pareto sets: what nothing else beats on every metric at once, and who beats the rest."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +11,10 @@ from trainers.figures import Better
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The undominated configurations and, for each other one, those that dominate it.
+    """The undominated configurations and, for each other one, the members that dominate it.
 
-    Attributes:
-        members: labels on the frontier, in the order given.
-        dominated: dominators by label; a dominator is at least as good on every metric and
-            better on one. Only frontier members are named, which is enough: domination is
-            transitive.
+    A dominator is at least as good on every metric and better on one; naming members is enough, because
+    domination is transitive.
     """
 
     members: tuple[str, ...]
@@ -27,15 +22,7 @@ class Frontier:
 
 
 def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> Frontier:
-    """Returns the Pareto set of `candidates` over `metrics`; equal configurations are all members.
-
-    Args:
-        candidates: configurations.
-        metrics: Winning direction by metric name.
-
-    Raises:
-        AnalysisError: naming the configurations that lack a metric.
-    """
+    """Returns the Pareto set over `metrics`; equal configurations are all members."""
     values = matrix(candidates, list(metrics))
     costs = values * np.array([1.0 if better == "lower" else -1.0 for better in metrics.values()])
     on_frontier = np.ones(len(costs), dtype=bool)

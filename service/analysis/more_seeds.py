@@ -1,4 +1,4 @@
-"""The further seeds that an undecided claim asks for, as the spec of a new experiment. Pure."""
+"""The further seeds that an undecided claim needs, as the spec of a new experiment. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.search.protocol import Samples
 
 
 def next_seeds(used: Iterable[int], count: int) -> list[int]:
-    """Returns the smallest seeds that were not used yet."""
+    """Returns the smallest unused seeds."""
     taken = set(used)
     return list(itertools.islice((seed for seed in itertools.count() if seed not in taken), count))
 
@@ -21,11 +21,7 @@ def further_spec(
 ) -> dict[str, Any]:
     """Returns the same experiment with other seeds.
 
-    Args:
-        spec: canonical document of the experiment.
-        seeds: Seeds to run.
-        points: axis values that are asked about. A search whose runs the axes alone decide keeps only
-            those; none = all that it has.
+    A search whose runs the axes alone decide keeps only the given points; none = all that it has.
     """
     document = {**spec, "seeds": list(seeds)}
     search = dict(spec.get("search") or {})

@@ -1,4 +1,4 @@
-"""An even share of a sweep's overhead for each of its runs: what `--with-overhead` adds. Pure."""
+"""An even share of a sweep's overhead for each run with a result: what `--with-overhead` adds. Pure."""
 
 from __future__ import annotations
 
@@ -15,34 +15,20 @@ _TIMES = ("total_time_s", "train_time_s")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the overhead of an experiment comes to for each run with a result.
-
-    Attributes:
-        time_s: worker time.
-        cost_usd: money.
-    """
-
     time_s: float
     cost_usd: float
 
     @classmethod
     def of(cls, total: Sum, counts: Mapping[RunState, int]) -> Share:
-        """Returns the share of each run.
-
-        Args:
-            total: Total of the experiment's ledger.
-            counts: Number of its runs in each state.
-        """
         results = max(1, sum(counts.get(state, 0) for state in RUN_STATES_WITH_RESULT))
         return cls(total.overhead_s / results, total.overhead_usd / results)
 
     def added_to(self, run: Run) -> Run:
-        """Returns a run whose time and cost include the share; figures that it lacks stay unknown."""
+        """Figures that the run lacks stay unknown."""
         added = self._added({name: getattr(run, name) for name in (*_TIMES, "cost_usd")})
         return replace(run, **added)  # type: ignore[arg-type]
 
     def added_to_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a summary whose time and cost include the share."""
         return {**summary, **self._added(summary)}
 
     def _added(self, figures: Mapping[str, Any]) -> dict[str, float]:

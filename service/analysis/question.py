@@ -1,7 +1,6 @@
-"""Questions that people ask of an experiment, answered from its runs.
+"""Questions about an experiment, answered from its runs. Pure.
 
-Pure. REST, the command line and the report all come here, so that they say the same numbers. A
-`Question` is made of a `RunTable` of comparable runs; each method is one answer.
+REST, the command line and the report all come here, so that they give the same numbers.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ Curves = Mapping[int, Sequence[PointRow]]
 
 
 class Question(Rows):
-    """A run table that can be asked.
-
-    Args:
-        run_table: the runs.
+    """A table of comparable runs; each method is one answer.
 
     Raises:
         AnalysisError: there is no run.
@@ -87,21 +83,21 @@ class Question(Rows):
         alpha: float = 0.05,
         kernels: KernelFigures | None = None,
     ) -> ComparisonAnswer:
-        """Runs side by side by axis and, when asked for, tested claims.
+        """Sets runs side by side by axis and, on request, tests claims.
 
         Args:
-            by: axes that make the rows, averaged over the others; none = all axes, or those that
-                `a` and `b` name.
-            metrics: names of figures; none = time, cost, energy and the task's headline.
-            a, b: two sides to test, such as `precision=fp32`; both or neither.
-            claims: test every pair of rows.
-            untested: answer also when no pair can be tested yet, with the reason for each.
-            margins: differences that count as none, by metric; None = `MARGINS`.
-            alpha: error rate over all claims on a metric.
-            kernels: figures of each kernel by run; None = not wanted.
+            by: Axes that make the rows, averaged over the others; none = all axes, or those that `a` and
+                `b` name.
+            metrics: Names of figures; none = time, cost, energy and the task's headline.
+            a, b: Two sides to test, such as `precision=fp32`; both or neither.
+            claims: Test every pair of rows.
+            untested: Answer also when no pair can be tested yet, with the reason for each.
+            margins: Differences that count as none, by metric; None = `MARGINS`.
+            alpha: Error rate over all claims on a metric.
+            kernels: Figures of each kernel by run; None = not wanted.
 
         Raises:
-            BadQuestion: an axis, value, metric or margin that does not exist or makes no sense.
+            BadQuestion: an unknown or invalid axis, value, metric or margin.
             AnalysisError: no claim can be made, and `untested` is not set.
         """
         chosen = self._metrics(metrics)
@@ -180,7 +176,7 @@ class Question(Rows):
                 yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
     def _best(self, table: Comparison) -> dict[str, int]:
-        """Returns the row of the best mean by metric, like with like: over the cells that all rows have.
+        """Returns the row of the best mean by metric, over the cells that all rows have.
 
         The means in the table may be over unlike cells, or over runs that were stopped early.
         """
@@ -297,15 +293,15 @@ class Question(Rows):
         weights: Mapping[str, float] | None = None,
         as_published: bool = False,
     ) -> ScoreAnswer:
-        """Configurations by weighted score.
+        """Ranks configurations by weighted score.
 
         Args:
-            strategy: one of `STRATEGIES`; None without weights = `balance`.
-            weights: the user's own, by metric (`accuracy`, or `my_figure:higher`).
-            as_published: a strategy weighs the published study's time and occupancy instead of ours.
+            strategy: One of `STRATEGIES`; None without weights = `balance`.
+            weights: The user's own, by metric (`accuracy`, or `my_figure:higher`).
+            as_published: A strategy weighs the published study's time and occupancy instead of ours.
 
         Raises:
-            BadQuestion: no such strategy or metric, or weights that say nothing.
+            BadQuestion: no such strategy or metric, or unusable weights.
             AnalysisError: no configuration has all metrics.
         """
         notes: list[str] = []
@@ -358,12 +354,6 @@ class Question(Rows):
         )
 
     def frontier(self, *, metrics: Sequence[str] = ()) -> FrontierAnswer:
-        """Returns what nothing else beats on every metric at once.
-
-        Raises:
-            BadQuestion: there is no such metric.
-            AnalysisError: no configuration has all metrics.
-        """
         chosen = self._metrics(metrics)
         # A figure that no one asked for by name may be missing everywhere; the notes say so.
         present = chosen if metrics else [m for m in chosen if self._has(m.name)] or chosen
@@ -393,13 +383,11 @@ class Question(Rows):
         """Returns the best configuration on `objective` that meets every constraint, and how sure that is.
 
         Args:
-            objective: metric to be best on.
-            within: Allowed distance from the best mean, by metric; None = `NO_LOSS` of
-                the metric by which the task is judged.
-            at_most, at_least: bounds by metric.
+            within: Allowed distance from the best mean, by metric; None = `NO_LOSS` of the task's headline.
+            at_most, at_least: Bounds by metric.
 
         Raises:
-            BadQuestion: there is no such metric, or a bound makes no sense.
+            BadQuestion: an unknown metric or an invalid bound.
             AnalysisError: nothing has results, or nothing meets the constraints.
         """
         if within is None:
@@ -428,12 +416,7 @@ class Question(Rows):
     # -- Effects and speed-ups -------------------------------------------------------------
 
     def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
-        """Returns what each axis does to each metric: claims about its values, and tests of interactions.
-
-        Raises:
-            BadQuestion: there is no such metric.
-            AnalysisError: no metric can be modelled; the message says why for the first.
-        """
+        """Raises `AnalysisError` when no metric can be modelled, with the reason for the first."""
         chosen = self._metrics(metrics)
         cells = self._cells(chosen)
         items: list[FittedEffects] = []
@@ -464,16 +447,16 @@ class Question(Rows):
         curves: Curves | None = None,
         target: tuple[str, float] | None = None,
     ) -> SpeedupAnswer:
-        """Returns every configuration against a named baseline, and how soon each reaches a target.
+        """Returns every configuration against a baseline, and how soon each reaches a target.
 
         Args:
-            baseline: axis values that name one configuration; None = the first of the grid.
-            metrics: names of figures; none = time, cost, energy.
-            curves: evaluations of the target's metric by run.
-            target: metric and value; None = the best mean of the task's headline less `NO_LOSS`.
+            baseline: Axis values that name one configuration; None = the first of the grid.
+            metrics: Names of figures; none = time, cost, energy.
+            curves: Evaluations of the target's metric by run.
+            target: Metric and value; None = the best mean of the task's headline less `NO_LOSS`.
 
         Raises:
-            BadQuestion: there is no such metric, or the baseline is not one configuration.
+            BadQuestion: an unknown metric, or a baseline that is not one configuration.
             AnalysisError: the baseline has no result.
         """
         chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
@@ -556,7 +539,6 @@ class Question(Rows):
 
 
 def claim_words(a: str, b: str, claim: Claim) -> str:
-    """Returns a verdict with its numbers in one line."""
     if claim.verdict == "undecided":
         verdict = "undecided"
         if claim.reversed:

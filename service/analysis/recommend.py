@@ -1,10 +1,9 @@
-"""The answer to the product's question: the cheapest configuration that loses no accuracy.
+"""The cheapest configuration that loses no accuracy.
 
-A recommendation is a choice under constraints with its evidence: what it beats and by how much,
-what was excluded and why, and how sure the choice is. Certainty comes from `claims`: the winner
-is compared with the runner-up on the objective, and with the most accurate configuration on
-accuracy. All of them were picked from the figures that they are tested on, so that their claims are
-those of the family of all pairs.
+A recommendation is a choice under constraints with its evidence: what it beats and by how much, what was
+excluded and why, and how sure the choice is. The winner is compared with the runner-up on the objective, and
+with the most accurate configuration on accuracy. All were picked from the figures that they are tested
+on, so their claims are those of the family of all pairs.
 """
 
 from __future__ import annotations
@@ -27,14 +26,9 @@ from trainers.figures import Better
 class Configuration:
     """One cell of the grid.
 
-    Attributes:
-        label: axis values in words, for instance `precision=bf16, batch.global_size=16`.
-        point: axis values by dotted name.
-        figures: values by metric, then by seed, in the metric's unit.
-        runs: ids of the runs behind each value, by metric, then by seed.
-        failures: failures in words by seed, for instance `does not fit (out_of_memory)`.
-        absent: ids of the runs that finished without a metric, by metric.
-        energy_provenance: Origin of its energy; `mixed` leaves the energy out.
+    `figures`, `runs` (ids) and `absent` (ids of finished runs without the figure) are by metric, the first
+    two then by seed; `failures` are in words by seed, such as `does not fit (out_of_memory)`.
+    `energy_provenance` `mixed` leaves the energy out.
     """
 
     label: str
@@ -55,12 +49,8 @@ class Configuration:
 class Constraint:
     """A bound on a metric's mean over seeds.
 
-    Attributes:
-        metric: name, with its unit.
-        kind: `at_most` and `at_least` bound by `value`; `within_of_best` allows `value` less
-            than the best mean (more, where lower is better) among those that meet all other bounds.
-        value: Value in the metric's unit.
-        better: Winning direction; used by `within_of_best`.
+    `at_most` and `at_least` bound by `value`; `within_of_best` allows `value` less than the best mean
+    (more, where lower is better) among those that meet all other bounds.
     """
 
     metric: str
@@ -70,7 +60,6 @@ class Constraint:
 
     @property
     def is_limit(self) -> bool:
-        """Whether it bounds a configuration by itself, without others to compare it with."""
         return self.kind != "within_of_best"
 
     def __str__(self) -> str:
@@ -94,16 +83,12 @@ def recommend(
     """Chooses the best configuration on `objective` among those that meet every constraint.
 
     Args:
-        configurations: the cells.
-        objective: metric to be best on.
-        better: Its winning direction.
-        constraints: bounds that the choice must meet.
-        family: claims about all pairs of configurations, by metric, direction and margin; None = from their
+        family: Claims about all pairs of configurations, by metric, direction and margin; None = from their
             figures alone.
 
     Raises:
-        AnalysisError: when nothing has results, or nothing meets the constraints; the message
-            names the constraint that excludes most.
+        AnalysisError: nothing has results, or nothing meets the constraints; names the one that excludes
+            most.
     """
     if not configurations:
         raise AnalysisError("there is nothing to recommend: the experiment has no runs")
@@ -158,13 +143,12 @@ def recommend(
 def _within_limits(
     configurations: Sequence[Configuration], constraints: Sequence[Constraint]
 ) -> Sequence[Configuration]:
-    """Returns those that meet the bounds that do not depend on others: the best is one of them."""
+    """Returns those within the absolute bounds: the best mean is taken among them."""
     limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]
     return [each for each in configurations if _missed(each, limits) is None] or configurations
 
 
 def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> float:
-    """Returns the value that a mean must reach (or stay under)."""
     if constraint.is_limit:
         return constraint.value
     means = [mean for c in configurations if (mean := c.mean(constraint.metric)) is not None]
@@ -176,7 +160,6 @@ def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> f
 def _exclusion(
     configuration: Configuration, objective: str, bounds: Sequence[tuple[Constraint, float]]
 ) -> str | None:
-    """Returns why the configuration cannot be recommended; None when it can."""
     if configuration.mean(objective) is None:
         if configuration.failures:
             return "; ".join(sorted(set(configuration.failures.values())))
@@ -185,7 +168,6 @@ def _exclusion(
 
 
 def _missed(configuration: Configuration, bounds: Sequence[tuple[Constraint, float]]) -> str | None:
-    """Returns which bound the configuration's mean misses; None = none."""
     for constraint, bound in bounds:
         mean = configuration.mean(constraint.metric)
         if mean is None:
@@ -236,7 +218,7 @@ def _against_best(
     constraints: Sequence[Constraint],
     test: _Tested,
 ) -> tuple[tuple[Claim, ...], list[str]]:
-    """Returns whether the winner's mean is within the best one's by more than luck, and that in words."""
+    """Returns the claims that the winner's mean is within the best one's by more than luck, and in words."""
     claims: list[Claim] = []
     words: list[str] = []
     for constraint in constraints:

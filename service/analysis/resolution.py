@@ -1,8 +1,8 @@
 """How finely one run's figure can be read: the least spread between seeds that a claim may assume. Pure.
 
-Seeds that agree say little about how far the next one will be off, because figures come in steps. An accuracy
-over n examples moves in steps of 1/n; a time is no more repeatable than its clock and its machine. A variance
-below what those steps alone cause is chance, and is replaced by it:
+Figures come in steps, so seeds that agree say little about the next one. An accuracy over n examples moves
+in steps of 1/n; a time is no more repeatable than its clock and its machine. A variance below what those
+steps cause is chance, and is replaced by it:
 
 - A share of n examples: one example could have gone either way in each run, 1 / (4 n^2). Where two
   configurations differ by d, at least n |d| examples were judged differently (of b + c discordant examples
@@ -34,20 +34,16 @@ _WHOLE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a figure's steps are.
-
-    Attributes:
-        examples: Number of examples it is a share of; None = not a share.
-    """
+    """A figure's steps; `examples` is the number of examples that it is a share of, None = not a share."""
 
     examples: int | None
 
     def run_variance(self, values: Values, difference: Values | float = 0.0) -> Values:
-        """Returns the least variance of one run's figure between seeds, in the metric's unit squared, (...).
+        """Returns the least variance (...) of one run's figure between seeds.
 
         Args:
-            values: Values of the compared runs (..., R), in the metric's unit.
-            difference: between the two sides' means (...).
+            values: Of the compared runs (..., R).
+            difference: Between the two sides' means (...).
         """
         if self.examples is not None:
             step = 1.0 / self.examples
@@ -58,12 +54,11 @@ class Resolution:
 
 
 def resolution_of(metric: str, *, headline: str | None = None, examples: float | None = None) -> Resolution:
-    """Returns the steps of a metric, by its name.
+    """Returns the steps of a metric by its name.
 
     Args:
-        metric: name of a figure.
         headline: Metric that `score` and `best_score` are values of.
-        examples: Number of examples in the part; None or NaN = unknown.
+        examples: In the part; None or NaN = unknown.
     """
     figure = figure_of(metric, headline)
     if figure is None or figure.share is None:
@@ -74,7 +69,7 @@ def resolution_of(metric: str, *, headline: str | None = None, examples: float |
 
 
 def decimal_step(values: Values) -> float:
-    """The largest power of ten, at most 1, of which all values are multiples: 0.01 for 1.25 and 3.5."""
+    """Returns the largest power of ten, at most 1, that divides all values: 0.01 for 1.25 and 3.5."""
     first = float(values.flat[0])
     for decimals in range(_MOST_DECIMALS):
         factor = 10.0**decimals

@@ -1,4 +1,4 @@
-"""What the analysis finds, as records; they load neither scipy nor numpy, so that a client can read them."""
+"""What the analysis returns, as records that load neither scipy nor numpy, for the client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The rows behind a question, and the words in which it is asked: figures, axes, sides, weights.
+"""The rows behind a question, and the words of the question: figures, axes, sides, weights. Pure.
 
-Pure. What a user writes is read against what the runs have; whatever does not exist is a
-`BadQuestion` that names the nearest that does.
+A word that no run has is a `BadQuestion` that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -40,15 +39,7 @@ _MOST_DISTURBED = 5
 
 
 class Rows:
-    """Comparable runs, read by column.
-
-    Args:
-        run_table: the runs.
-
-    Raises:
-        AnalysisError: there is no run.
-        NotComparable: the runs are of different tasks or data.
-    """
+    """Comparable runs, read by column."""
 
     def __init__(self, run_table: RunTable) -> None:
         run_table.check_comparable()
@@ -59,11 +50,6 @@ class Rows:
     # -- Words of the question ---------------------------------------------------------------
 
     def metric(self, text: str) -> Metric:
-        """Reads the name of a metric.
-
-        Raises:
-            BadQuestion: there is none of that name.
-        """
         return self._metric(text, "metric")
 
     def _metric(self, text: str, parameter: str) -> Metric:
@@ -80,7 +66,6 @@ class Rows:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """Names of all axes that any run has."""
         return self.run_table.axes
 
     @functools.cached_property
@@ -94,7 +79,7 @@ class Rows:
 
     @functools.cached_property
     def judged_by(self) -> Metric:
-        """The metric by which the runs' task is judged first, on the test part where all runs have one."""
+        """The headline metric of the runs' task, on the test part where all runs have one."""
         name = answer_headlines(self.run_table.runs)[0]
         return Metric(name, better_of(name) or "higher")
 
@@ -108,7 +93,7 @@ class Rows:
         return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
 
     def _axis(self, name: str, parameter: str) -> str:
-        """Returns the axis of that name, or of that last part where only one has it."""
+        """Accepts the last part of a name where only one axis has it."""
         known = self.axes
         if name in known:
             return name
@@ -118,7 +103,6 @@ class Rows:
         raise BadQuestion(parameter, f"unknown axis '{name[:100]}'; axes: {', '.join(known) or 'none'}")
 
     def _point(self, text: str, parameter: str) -> dict[str, Any]:
-        """Reads `precision=fp32, batch.global_size=16` in the order of the axes."""
         found: dict[str, Any] = {}
         for part in text.split(","):
             name, separator, written = part.partition("=")
@@ -182,13 +166,12 @@ class Rows:
         return cells_of(self.run_table.runs)
 
     def _column(self, name: str) -> Column:
-        """Returns a figure of all runs; NaN where a run has none."""
         if name not in self._columns:
             self._columns[name] = self.run_table.column(name)
         return self._columns[name]
 
     def _resolution(self, metric: str) -> Resolution:
-        """The steps of a figure, by the smallest number of examples that a finished run was judged on."""
+        """By the smallest number of examples that a finished run was judged on."""
         part = "test_examples" if metric.startswith("test_") else "validation_examples"
         return resolution_of(metric, headline=self.judged_by.name, examples=self._fewest(part))
 
@@ -198,14 +181,14 @@ class Rows:
         return float(known.min()) if len(known) else None
 
     def _unit_scores(self, metric: str, sides: Iterable[Side]) -> dict[str, UnitScores]:
-        """Scores of each unit by seed, of the sides that have some; only the test headline has any."""
+        """Scores of each unit by seed; only the test headline has any."""
         if self.judged_by.name == self.validated_by.name or metric not in (self.judged_by.name, "test_score"):
             return {}
         known = {side.label: side.unit_scores(metric, self._scores_of_run) for side in sides}
         return {label: scores for label, scores in known.items() if scores}
 
     def _scores_of_run(self, id: int) -> Mapping[str, float] | None:
-        """Scores of a run's test units, kept for further claims up to `MOST_SCORES` of all runs."""
+        """Kept for further claims, up to `MOST_SCORES` of all runs."""
         if id not in self._read_scores:
             scores = None
             if sum(len(of) for of in self._read_scores.values() if of) < MOST_SCORES:
@@ -218,7 +201,6 @@ class Rows:
         return {run.id: run for run in self.run_table.runs}
 
     def _having(self, name: str) -> list[int]:
-        """Positions of the finished runs that have a figure."""
         found: list[int] = np.flatnonzero(self._is_finished & np.isfinite(self._column(name))).tolist()
         return found
 
@@ -226,7 +208,6 @@ class Rows:
         return bool(self._having(name))
 
     def _some_lack(self, name: str) -> bool:
-        """Returns whether a configuration has finished runs and none with the figure."""
         having = set(self._having(name))
         return any(
             any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
@@ -257,7 +238,7 @@ class Rows:
         return candidates, left_out, points
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """Returns what a reader must know: missing figures, mixed energy, runs without a result, one seed."""
+        """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
         finished = self._finished
         notes = self._part_notes(metrics)
         for metric in metrics:
@@ -285,7 +266,7 @@ class Rows:
         return notes
 
     def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """Returns which part of the data the runs are judged on, and why not the test part."""
+        """On which part of the data the runs are judged, and why not on the test part."""
         finished = self._finished
         if not finished:
             return []
@@ -310,7 +291,7 @@ class Rows:
         return [f"judged by {name} on validation{f' ({count} examples)' if count else ''}: {why}"]
 
     def _examples(self, name: str) -> str:
-        """How many examples finished runs were judged on; where that differs, the fewest and the most."""
+        """Number of examples that finished runs were judged on; the fewest and the most where it differs."""
         column = self._column(name)
         known = column[self._is_finished & np.isfinite(column)]
         if not len(known):
@@ -319,7 +300,6 @@ class Rows:
         return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
 
     def _disturbance_notes(self) -> list[str]:
-        """Which configurations' figures neighbours had part in, and which runs were left out for it."""
         notes = []
         of_cells: dict[str, list[Run]] = {}
         for run in self._finished:
@@ -347,7 +327,7 @@ class Rows:
         return notes
 
     def _unlike_company(self, of_cells: Mapping[str, Sequence[Run]]) -> str | None:
-        """Returns which configurations ran next to their own experiment's runs, where others ran alone."""
+        """Names configurations that ran next to runs of their own experiment where others ran alone."""
         column = of_time(Neighbour.same_experiment)
         beside: dict[bool, list[str]] = {True: [], False: []}
         for label, runs in of_cells.items():
@@ -365,7 +345,7 @@ class Rows:
 
 
 def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration has these values, given as they are or as text."""
+    """Values may be given as they are or as text."""
     return all(axis in point and axis_value(point[axis]) == axis_value(of) for axis, of in wanted.items())
 
 

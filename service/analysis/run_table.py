@@ -29,27 +29,24 @@ UnitScores = Callable[[Run], Mapping[str, float] | None]
 
 
 def no_scores(run: Run) -> None:
-    """Scores of runs that kept no predictions."""
     del run
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs as read from the store, with everything needed to judge them.
+    """Runs as read from the store, with everything needed to judge them; mappings are by run id.
 
     Attributes:
-        experiments: Experiments of the runs.
-        runs: Runs in grid order; where several experiments differ in a field outside their axes, it is
-            an axis of the points here.
-        summaries: all that each run ended with, by run id.
-        data: Data each run was trained and judged on, by run id; runs that never started have none.
-        environments: distinct machines and versions, each with the ids of its runs.
-        shared: ids of runs whose device other runs might use at the same time.
-        disturbed: who disturbed runs while they were measured, by run id; of all runs that were asked for.
-        left_out: disturbed runs that are not among `runs`, because that was asked for.
-        with_overhead: time and cost of the runs have a share of their experiment's overhead.
-        unit_scores: reads a run's scores of the test part's units, when a claim asks for them.
-        references: runs that only tell how the machine drifted; in no answer.
+        runs: In grid order; a field outside their axes in which several experiments differ is an axis here.
+        summaries: All final figures.
+        data: What each run was trained and judged on; runs that never started have none.
+        environments: Distinct machines and versions, each with the ids of its runs.
+        shared: Ids of runs whose device other runs might use at the same time.
+        disturbed: What disturbed runs while they were measured, for all runs that the question is about.
+        left_out: Disturbed runs that are not among `runs`, on request.
+        with_overhead: Time and cost of the runs have a share of their experiment's overhead.
+        unit_scores: Reads a run's scores of the test part's units, when a claim needs them.
+        references: Runs that only measure how the machine drifted; in no answer.
     """
 
     experiments: tuple[Experiment, ...]
@@ -84,7 +81,6 @@ class RunTable:
         return column
 
     def figure_names(self) -> dict[str, None]:
-        """Returns the names of all numeric figures that some run has, in order of appearance."""
         found: dict[str, None] = {}
         for summary in self.summaries.values():
             for name in summary.keys() - found.keys():
@@ -94,21 +90,14 @@ class RunTable:
 
     @property
     def finished(self) -> list[Run]:
-        """Runs that trained their whole length."""
         return [run for run in self.runs if run.state is RunState.succeeded]
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of all axes that any run has."""
         return tuple(dict.fromkeys(name for run in self.runs for name in run.point))
 
     def check_comparable(self) -> None:
-        """Refuses runs that answer different questions.
-
-        Raises:
-            AnalysisError: there is no run.
-            NotComparable: tasks or data differ; the message says in what, and how to narrow down.
-        """
+        """Refuses runs of different tasks or data, and says how to narrow down."""
         if self.left_out and not any(run.state in RUN_STATES_WITH_RESULT for run in self.runs):
             count = len(self.left_out)
             raise AnalysisError(

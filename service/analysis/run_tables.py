@@ -34,13 +34,7 @@ def read_run_table(
     *,
     unit_scores: UnitScores = no_scores,
 ) -> RunTable:
-    """Returns the runs of experiments with everything that judges them.
-
-    Args:
-        store: Store with the runs.
-        experiment_ids: one, or several to be answered together.
-        selection: Selection among their runs.
-        unit_scores: reads a run's scores of the test part's units.
+    """Returns the runs of one or several experiments with everything needed to judge them.
 
     Raises:
         NotFound: there is no such experiment.
@@ -98,7 +92,7 @@ def read_run_table(
 
 
 def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Sequence[Run]) -> list[Run]:
-    """Runs of one or several experiments, each field in which those differ written into their points."""
+    """Returns runs with each field in which their experiments differ written into their points."""
     if len(experiment_ids) < 2:
         return list(runs)
     with store.database.read() as connection:
@@ -110,10 +104,9 @@ def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Se
 def with_differing_fields(
     runs: Sequence[Run], specs: Mapping[tuple[int, str], Mapping[str, Any]]
 ) -> list[Run]:
-    """Runs of several experiments, each field in which the experiments differ written into their points.
+    """Writes each field in which the experiments differ into the points of their runs.
 
-    Without this a cell of one experiment would be taken for that of another with, say, another
-    learning rate.
+    Without this a cell of one experiment would be taken for that of another with, say, another learning rate.
     """
     present = {(run.experiment_id, run.cell) for run in runs}
     resolved = {key: _flat(spec) for key, spec in specs.items() if key in present}
@@ -142,14 +135,14 @@ def with_differing_fields(
 
 
 def _axis_value(value: Any) -> AxisValue:
-    """Returns a field's value as a point can hold it: a list, such as `model.layers`, as its JSON."""
+    """A list, such as `model.layers`, becomes its JSON."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def read_curves(
     store: Store, runs: Sequence[Run], names: Sequence[str], *, max_points: int | None = None
 ) -> dict[int, dict[str, list[PointRow]]]:
-    """Points of runs by run id and name; runs without any are left out."""
+    """Points by run id and name; runs without any are left out."""
     found: dict[int, dict[str, list[PointRow]]] = {}
     for run in runs:
         series = {
@@ -161,7 +154,7 @@ def read_curves(
 
 
 def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[str, dict[str, float]]]:
-    """Figures of each kernel, by run id and the kernel's name; runs that were not profiled are left out."""
+    """Figures by run id and the kernel's name; runs that were not profiled are left out."""
     found: dict[int, dict[str, dict[str, float]]] = {}
     profiled: dict[int, int] = {}
     with store.database.read() as connection:

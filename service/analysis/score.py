@@ -1,10 +1,9 @@
 """One number per configuration: a weighted score over max-normalised metrics, lower is better.
 
-score = sum over metrics of weight x (value / largest value), with a minus sign where higher is
-better. Seven named strategies order time, cost and energy by weight; a user's own weights work
-alike. The strategies come from a published study, whose time and occupancy are not ours, so each
-exists by both definitions. Because the score is linear in each weight, the weight at which the
-winner changes is found exactly, as the corners of a lower envelope of lines.
+score = sum over metrics of weight x (value / largest value), with a minus sign where higher is better.
+Seven named strategies order time, cost and energy by weight. They come from a published study, whose time
+and occupancy are not ours, so each exists by both definitions. The score is linear in each weight, so the
+weight at which the winner changes is found exactly, as a corner of a lower envelope of lines.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 
 def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
-    """The named weightings by one set of definitions; a name lists what matters from most to least."""
+    """A name lists what matters from most to least."""
     figures = _FIGURES[definitions]
     return MappingProxyType(
         {
@@ -77,10 +76,10 @@ class Ranked:
 
 
 def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
-    """Values divided by each metric's largest, of shape (candidates, criteria).
+    """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0.
 
     Raises:
-        AnalysisError: for a missing or negative value; a metric that is zero everywhere stays zero.
+        AnalysisError: a missing or negative value.
     """
     values = matrix(candidates, [criterion.metric for criterion in criteria])
     if (values < 0).any():
@@ -94,10 +93,10 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
 
 
 def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[Ranked]:
-    """Returns all configurations, the best (lowest score) first; ties keep their order.
+    """Returns the best (lowest) score first; ties keep their order.
 
     Raises:
-        AnalysisError: for weights that say nothing, or values that are missing.
+        AnalysisError: unusable weights, or missing values.
     """
     _check(criteria)
     parts = normalised(candidates, criteria) * _signed(criteria)
@@ -115,13 +114,12 @@ def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list
 def sensitivity(
     candidates: Sequence[Candidate], criteria: Sequence[Criterion], metric: str
 ) -> list[WeightRange]:
-    """Who wins as the weight of `metric` goes from 0 to all, the others keeping their proportions.
+    """Returns who wins as the weight of `metric` goes from 0 to all, the others keeping their proportions.
 
-    Returns:
-        Ranges of the share of the total weight, in [0, 1], that cover it without gaps.
+    The ranges are of its share of the total weight and cover [0, 1] without gaps.
 
     Raises:
-        AnalysisError: when `metric` is no criterion, or is the only one with a weight.
+        AnalysisError: `metric` is not a criterion, or is the only one with a weight.
     """
     _check(criteria)
     names = [criterion.metric for criterion in criteria]

@@ -1,4 +1,4 @@
-"""How many times faster, cheaper or better than a named baseline, and how soon a target is reached.
+"""How many times better than a baseline, and how soon a target is reached.
 
 A ratio is that of the means. Its interval holds 1 exactly when the interval of a claim about the two over
 seeds holds 0: paired by the same rule, with the same least spread (`uncertainty.relative_interval`).
@@ -27,14 +27,7 @@ def ratio(
     alpha: float = 0.05,
     resolution: Resolution = _REPEATABLE,
 ) -> Ratio | None:
-    """Returns how many times better `other` is than `baseline`; None without positive values on both sides.
-
-    Args:
-        baseline, other: values by seed, in one unit.
-        better: Winning direction.
-        alpha: 1 - confidence of the interval.
-        resolution: the figure's steps.
-    """
+    """Returns how many times better `other` is, both by seed; None without positive values on both sides."""
     if not baseline or not other or min((*baseline.values(), *other.values())) <= 0.0:
         return None
     over, under = (baseline, other) if better == "lower" else (other, baseline)
@@ -55,8 +48,8 @@ def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) 
     """Returns the mean time to a target by configuration.
 
     Args:
-        times: by label, one time in seconds per run; None where the target was never reached.
-        baseline: label of the configuration that others are set against.
+        times: By label, one time in seconds per run; None where the target was never reached.
+        baseline: Label of the configuration that the others are set against.
     """
     means = {
         label: statistics.fmean(found)

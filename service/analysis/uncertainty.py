@@ -1,11 +1,10 @@
 """How far a difference between two configurations may be off, from seeds alone or from seeds and examples.
 
-Pure, and over arrays: `...` are any leading dimensions, so that a benchmark judges thousands of families with
-the code that judges one pair.
+Pure, over arrays: `...` are any leading dimensions.
 
 **Seeds alone.** Student's t over paired differences, or Welch's over two samples, with a variance that is at
-least what the figure's resolution causes (`service.analysis.resolution`). It speaks of further seeds on these
-very examples.
+least what the figure's resolution causes (`service.analysis.resolution`), for further seeds on the same
+examples.
 
 **Seeds and examples.** All configurations are scored on the same examples, and both seeds and examples are
 samples. With d_si the difference of seed s on example i, the model is the crossed one of readers and cases in
@@ -21,7 +20,7 @@ is the variance of the examples' means less the residual's, at least 0. Each par
 which covers at least as often as stated whatever the parts' ratio is (Banerjee 1960), where one quantile with
 Satterthwaite's degrees of freedom covers too rarely with two or three seeds.
 
-A claim needs both sources, so that the reach is also at least that over examples alone: McNemar's test
+A claim needs both sources, so the reach is also at least that over examples alone: McNemar's test
 with its correction for continuity, and with one discordant example more on each side (Agresti & Min 2005).
 With m discordant examples of n,
 
@@ -51,15 +50,10 @@ _NO_RATIO = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Squared standard errors of a difference by source, each with its degrees of freedom (...).
+    """Squared standard errors (...) of a difference by source, with degrees of freedom; 0 = seeds alone.
 
-    Attributes:
-        seeds: between seeds, with what the residual adds.
-        freedom: degrees of freedom of `seeds`.
-        interaction: Variance added by examples; 0 = seeds alone.
-        examples: between examples alone, if the sides are equal; 0 = seeds alone.
-        example_freedom: degrees of freedom of both.
-        step: Change of the mean over examples when one of them flips; 0 = seeds alone.
+    `seeds` includes the residual; `interaction` is what examples add, `examples` the error between examples
+    alone if the sides are equal; `step` is the change of the mean when one example flips.
     """
 
     seeds: Values
@@ -71,16 +65,13 @@ class Uncertainty:
 
     @property
     def error(self) -> Values:
-        """Standard error of the difference."""
         total: Values = np.sqrt(np.maximum(self.seeds + self.interaction, self.examples))
         return total
 
     def reach(self, alpha: float, power: float = 0.5) -> Values:
         """Half the width of the interval at level 1 - alpha.
 
-        Args:
-            alpha: two-sided error rate.
-            power: above a half, the distance that is shown to be one with that chance.
+        With `power` above a half, the distance that is shown to be one with that chance.
         """
         quantile = _quantile(self.freedom, alpha, power)
         if self.step == 0.0:
@@ -107,7 +98,7 @@ class Uncertainty:
         return math.exp(optimize.brentq(beyond, least, 0.0, xtol=1e-12))
 
     def with_seeds(self, present: int, seeds: int, freedom: int) -> Uncertainty:
-        """What it would be with another number of seeds a side that spread alike; examples as they are."""
+        """The same with another number of seeds per side that spread alike; examples unchanged."""
         return replace(self, seeds=self.seeds * (present / seeds), freedom=np.asarray(float(freedom)))
 
 
@@ -115,8 +106,8 @@ def of_pairs(differences: Values, run_variance: Values | float) -> Uncertainty:
     """Seeds alone, paired.
 
     Args:
-        differences: by seed (..., S).
-        run_variance: least variance of one run's figure (...); a difference has twice that.
+        differences: By seed (..., S).
+        run_variance: Least variance of one run's figure (...); a difference has twice that.
     """
     seeds = differences.shape[-1]
     variance = np.maximum(differences.var(axis=-1, ddof=1), 2.0 * np.asarray(run_variance))
@@ -133,15 +124,15 @@ def of_two_samples(a: Values, b: Values, run_variance: Values | float) -> Uncert
 
 
 def of_blocks(contrasts: Values, variance: Values | float) -> tuple[Values, Values]:
-    """F statistic and p-value of contrasts that are all 0 (...), with seeds as blocks.
+    """Returns F statistic and p-value (...) of contrasts that are all 0, with seeds as blocks.
 
     The mean square of the contrasts over that of their changes from seed to seed, with 1 and S - 1 degrees of
     freedom: Box's lower bound (Geisser & Greenhouse 1958), which holds whatever variances and correlations
     the contrasts have. One contrast makes it the paired t-test, F = t^2.
 
     Args:
-        contrasts: orthonormal contrasts of cell means by seed (..., S, d).
-        variance: least variance of one cell mean (...).
+        contrasts: Orthonormal contrasts of cell means by seed (..., S, d).
+        variance: Least variance of one cell mean (...).
     """
     seeds = contrasts.shape[-2]
     mean = contrasts.mean(axis=-2)
@@ -156,13 +147,7 @@ def relative_interval(
     """Interval of mean(a) / mean(b) - 1 over seeds, for positive values; the upper end may be infinite.
 
     All ratios r for which the t-test of a - r b does not refuse 0 (Fieller 1954), so that it holds 0 exactly
-    when the interval of the difference does.
-
-    Args:
-        a, b: by seed (S_a,) and (S_b,), in one order where they are paired.
-        run_variance: least variance of one run's figure.
-        alpha: 1 - confidence.
-        paired: whether seeds are.
+    when the interval of the difference does. `a` and `b` are in one order where paired.
     """
     over, under = float(a.mean()), float(b.mean())
     count_a, count_b = len(a), len(b)
@@ -206,11 +191,9 @@ def with_examples(
     """Seeds and examples.
 
     Args:
-        seeds: Uncertainty from seeds alone.
-        difference: between the sides' means (...).
-        squares: sum over examples of the squared difference between the sides' means over seeds (...).
-        residual: squared standard error that seed and example together cause (...), from `residual_square`.
-        count: examples, at least 2.
+        squares: Sum over examples of the squared difference between the sides' means over seeds (...).
+        residual: Squared standard error that seed and example together cause (...), from `residual_square`.
+        count: Examples, at least 2.
     """
     between = np.maximum(squares - count * difference**2, 0.0) / (count - 1) / count
     return replace(
@@ -226,10 +209,10 @@ def residual_square(means: Values, unit_squares: Values, squares: Values, count:
     """Residual mean square of the table of seeds by examples, divided by its S n entries (...).
 
     Args:
-        means: over examples, by seed (..., S).
-        unit_squares: sum over examples of the squared mean over seeds (...).
-        squares: sum of all squared entries (...).
-        count: examples, n.
+        means: Over examples, by seed (..., S).
+        unit_squares: Sum over examples of the squared mean over seeds (...).
+        squares: Sum of all squared entries (...).
+        count: Examples, n.
     """
     seeds = means.shape[-1]
     mean = means.mean(axis=-1)

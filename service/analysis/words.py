@@ -1,4 +1,4 @@
-"""Words of questions and answers: reading `accuracy=0.005` or `cost_usd:lower`, and naming a claim's test."""
+"""Reads `accuracy=0.005` and `cost_usd:lower`, and names a claim's test."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from service.domain.metrics import METRICS, Metric, better_of
 
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
-    """Reads NAME=NUMBER, each name once.
-
-    Raises:
-        BadQuestion: for anything else.
-    """
+    """Reads NAME=NUMBER, each name once."""
     found: dict[str, float] = {}
     for text in texts or ():
         name, separator, value = (part.strip() for part in text.rpartition("="))
@@ -34,11 +30,6 @@ def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]
 
 
 def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, float] | None:
-    """Reads at most one NAME=NUMBER.
-
-    Raises:
-        BadQuestion: for more than one, or anything else.
-    """
     found = assignments(texts, parameter)
     if len(found) > 1:
         raise BadQuestion(parameter, f"{len(found)} values are given; give one")
@@ -51,13 +42,9 @@ def metric_of(
     """Reads `cost_usd`, or `noise_scale:lower` where no direction is declared.
 
     Args:
-        text: a name, with an optional direction.
-        known: names of the figures that any run has, besides the columns of a run.
+        known: Names of the figures that any run has, besides the columns of a run.
         parameter: Part of the question being read, for the error.
         headline: Metric by which the runs are judged.
-
-    Raises:
-        BadQuestion: for a name that no run has, or a direction that is none or not known.
     """
     name, _, direction = text.strip().partition(":")
     columns = [metric.name for metric in METRICS]
@@ -80,7 +67,7 @@ def metric_of(
 
 
 def test_words(claim: Claim) -> str:
-    """Returns the test and what it went over: `paired two-way test over 3 seeds and 12,500 examples`."""
+    """`paired two-way test over 3 seeds and 12,500 examples`."""
     seeds = str(claim.seeds_a)
     if claim.seeds_a != claim.seeds_b:
         seeds += f" and {claim.seeds_b}"
@@ -89,10 +76,9 @@ def test_words(claim: Claim) -> str:
 
 
 def correction_words(claim: Claim) -> str:
-    """Returns what the p-value is corrected for; nothing for a claim alone."""
     return f", corrected over {claim.claims:,} claims" if claim.claims > 1 else ""
 
 
 def steps_words(claim: Claim) -> str:
-    """Returns what is to be said where seeds agree more closely than the figure can tell; else nothing."""
+    """Notes that seeds agree more closely than the figure's steps; else empty."""
     return ", whose spread is below the figure's resolution" if claim.at_resolution else ""

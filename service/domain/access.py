@@ -1,9 +1,9 @@
-"""Who may do what: users with a role in each project, tokens whose scope narrows that. Pure.
+"""Who may do what: users have a role in each project, and the scope of a token narrows it. Pure.
 
-A rule has two halves, and both must hold. The user's half: a viewer sees, a member submits and steers their
-own, a maintainer steers everything in the project and manages its members, an administrator does everything.
-The token's half: `read` only looks, `submit` also submits and steers the user's own, `operate` also does what
-the role allows with others' experiments and the queue, `admin` also administers.
+Both must allow an action. The role: a viewer sees, a member also submits and manages their own, a maintainer
+manages everything in the project and its members, an administrator may do everything. The scope: `read` only
+looks, `submit` also submits and manages the user's own, `operate` also does what the role allows with others'
+experiments and the queue, `admin` also administers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class _Ranked(StrEnum):
     """Words in rising order: each includes those before it."""
 
     def includes(self, other: _Ranked) -> bool:
-        """Returns whether this word includes the other one."""
         order = list(type(self))
         return order.index(self) >= order.index(type(self)(other))
 
@@ -64,7 +63,7 @@ class UserKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What the rules speak of."""
+    """What the rules distinguish."""
 
     see = "see"
     submit = "submit"
@@ -109,16 +108,11 @@ _RULES: Final[Mapping[Action, _Rule]] = {
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Experiments that someone may see: those of some projects.
-
-    Attributes:
-        projects: their names; None = all projects.
-    """
+    """Projects whose experiments someone may see; None = all."""
 
     projects: frozenset[str] | None
 
     def includes(self, project: str) -> bool:
-        """Returns whether experiments of a project may be seen."""
         return self.projects is None or project in self.projects
 
 
@@ -128,12 +122,11 @@ EVERYTHING: Final = Visibility(None)
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who changed something, for events and the audit log.
+    """Author of a change, for events and the audit log.
 
     Attributes:
-        user: their name.
-        token_id: Token that the request carried; None = none, or a session.
-        address: network address that the request came from; None = not over the network.
+        token_id: Token of the request; None = none, or a session.
+        address: Network address of the request; None = not over the network.
     """
 
     user: str
@@ -150,15 +143,13 @@ class Principal:
     """Who sent a request, and everything that decides what they may do.
 
     Attributes:
-        user: their name, as `owner` of what they submit.
-        kind: what stands behind the name.
-        scope: most that their token or session may be used for.
-        roles: their role by project.
-        open_projects: projects that every user may see.
-        restricted_to: only project that their token is for; None = all.
-        token_id: their token; None = a session, or no token.
-        token_name: its name.
-        administrator: whether they may do everything, within the scope.
+        user: Also the `owner` of what they submit.
+        scope: Most that their token or session may be used for.
+        roles: By project.
+        open_projects: Projects that every user may see.
+        restricted_to: The only project that their token is for; None = all.
+        token_id: None = a session, or no token.
+        administrator: They may do everything, within the scope.
     """
 
     user: str
@@ -172,16 +163,14 @@ class Principal:
     administrator: bool = False
 
     def sees(self, project: str) -> bool:
-        """Returns whether experiments of a project are visible to them."""
         return self.visibility.includes(project)
 
     def reaches(self, project: str | None) -> bool:
-        """Returns whether their token is for what is theirs in a project; None = in none in particular."""
+        """Whether their token covers a project; None = no project in particular."""
         return self.restricted_to in (None, project)
 
     @property
     def visibility(self) -> Visibility:
-        """What they may see."""
         everything = self.administrator or self.kind is UserKind.local
         if self.restricted_to is not None:
             mine = everything or self.restricted_to in self.roles or self.restricted_to in self.open_projects
@@ -189,25 +178,15 @@ class Principal:
         return EVERYTHING if everything else Visibility(frozenset(self.roles) | self.open_projects)
 
     def may(self, action: Action, project: str | None = None, owner: str | None = None) -> bool:
-        """Returns whether they may do something.
-
-        Args:
-            action: what.
-            project: Project that it is done in; None = none in particular.
-            owner: whose experiment it is done to; None = nobody's.
-        """
+        """`project` None = none in particular; `owner` None = no one's experiment."""
         return self.lacks(action, project, owner) is None
 
     def steering(self, owner: str) -> Action:
-        """Returns the action that steering an experiment of this owner is."""
+        """Returns the action of managing an experiment of this owner."""
         return Action.steer_own if owner == self.user else Action.steer_any
 
     def lacks(self, action: Action, project: str | None = None, owner: str | None = None) -> str | None:
-        """Returns what is missing for an action, and who can grant it, in one line; None = nothing.
-
-        Args:
-            action, project, owner: as in `may`.
-        """
+        """Returns what is missing for an action, and who can grant it, in one line; None = nothing."""
         if self.kind is UserKind.local:
             return None
         if action is Action.organise and owner not in (None, self.user):
@@ -245,10 +224,6 @@ class Principal:
         """Returns why they may not create or revoke a token, in one line; None = they may.
 
         No token gives or takes more than it may do itself, and none that only reads creates another.
-
-        Args:
-            user: whom the token stands for.
-            scope, project: its limits.
         """
         if self.kind is UserKind.local:
             return None
@@ -264,7 +239,6 @@ class Principal:
         return None if user == self.user else self.lacks(Action.administer)
 
     def actor(self, address: str | None = None) -> Actor:
-        """Returns them as the author of a change."""
         return Actor(self.user, self.token_id, address)
 
 
@@ -280,7 +254,7 @@ def _steering_needs(project: str | None) -> str:
 
 
 def local(user: str = "local") -> Principal:
-    """Returns the one person on loopback, to whom everything is allowed, under a name."""
+    """The one person on loopback, who may do everything."""
     return Principal(user, UserKind.local, Scope.admin, administrator=True)
 
 
@@ -289,5 +263,4 @@ LOCAL: Final = local()
 
 
 def is_user_name(text: str) -> bool:
-    """Returns whether a text can be the name of a user."""
     return _USER.fullmatch(text) is not None

@@ -1,5 +1,3 @@
-"""How many devices of one kind an experiment may hold."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,9 +11,9 @@ class Allowance:
     """Devices of one hardware kind that an experiment may hold now.
 
     Attributes:
-        devices: most at a time; a run that shares its device counts as its part of it.
-        preemptible: whether runs that have begun stop, with a checkpoint, where they are beyond it.
-        reason: who holds or gets what the experiment could use besides, in words; None = it has enough.
+        devices: Most at a time; a run that shares its device counts as its part of it.
+        preemptible: Runs beyond it stop, with a checkpoint.
+        reason: Who holds or gets what else the experiment could use, in words; None = it has enough.
     """
 
     devices: float
@@ -23,5 +21,4 @@ class Allowance:
     reason: str | None = None
 
     def covers(self, devices: float) -> bool:
-        """Returns whether it allows to hold so many."""
         return devices <= self.devices + _ROUNDING

@@ -1,5 +1,3 @@
-"""Lengths of time as people write them: 12h, 90d, 8w."""
-
 from __future__ import annotations
 
 import re
@@ -8,11 +6,7 @@ _SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def seconds_of(text: str) -> float:
-    """Returns the seconds of a length of time such as 90d.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Reads 12h, 90d, 8w."""
     found = re.fullmatch(r"([1-9]\d{0,4})([hdw])", text)
     if found is None:
         raise ValueError(

@@ -78,10 +78,8 @@ class EventKind(StrEnum):
 
     @classmethod
     def of_experiment(cls, ended: ExperimentState) -> Self:
-        """Returns the kind for an experiment that an attempt has left in a state."""
         return cls(f"experiment.{ended}")
 
     @classmethod
     def of_run(cls, ended: RunState) -> Self:
-        """Returns the kind for a run that an attempt has left in a state."""
         return cls(f"run.{ended}")

@@ -1,7 +1,7 @@
-"""What to do when an attempt fails: a pure decision.
+"""Decides what follows a failed attempt. Pure.
 
-The class of the failure decides. A failure of the machine is not the run's fault and is
-counted apart from the run's own; what would fail again unchanged is not tried again.
+The class of the failure decides. Failures of the machine are counted apart from the run's own; what would
+fail again unchanged is not retried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COUNTED = frozenset({FailureClass.bug, FailureClass.not_finite})
 
 @dataclass(frozen=True, slots=True)
 class FailureCounts:
-    """How often a run has failed so far, this failure included."""
+    """Failures so far, the present one included."""
 
     own: int
     """Failures of the run itself."""
@@ -31,7 +31,7 @@ class FailureCounts:
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """Try again after a delay, or fail for good; `reason` says why in words."""
+    """Retry after a delay, or fail for good; `reason` says why in words."""
 
     retry: bool
     delay_s: float
@@ -44,11 +44,10 @@ def decide_retry(
     """Decides whether a failed attempt is followed by another.
 
     Args:
-        failure: class of the failure that just happened.
-        counts: failures so far, this one included.
+        counts: Failures so far, this one included.
         max_restarts: Failures of its own that the spec lets a run recover from.
-        progressed: whether the attempt got further than the one before; a run that
-            moves on between machine failures is retried without delay.
+        progressed: The attempt got further than the one before; a run that moves on between machine failures
+            is retried without delay.
     """
     if failure is FailureClass.preempted:
         return RetryDecision(True, 0.0, "preempted: the run resumes when resources are back")

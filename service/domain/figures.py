@@ -1,8 +1,8 @@
-"""Figures about processes that have no HTTP port: schedulers and recorders.
+"""Prometheus metrics of processes without an HTTP port: schedulers and recorders.
 
-They collect figures in memory and add them to rows of the database every few seconds, from which the API's
-`/metrics` reads them. Counters and histograms are sums over all processes there ever were, so they survive
-restarts and need no port on every node; gauges carry their process, and go with it.
+They collect in memory and add to rows of the database every few seconds, from which the API's `/metrics`
+reads. Counters and histograms are sums over all processes that ever were, so they survive restarts; gauges
+belong to their process, and go with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 
 class FigureKind(StrEnum):
-    """What is done with a figure over time and over processes."""
+    """How values combine over time and over processes."""
 
     counter = "counter"
     """Added up."""
@@ -33,14 +33,12 @@ _WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 
 
 @dataclass(frozen=True, slots=True)
 class FigureInfo:
-    """One figure, as Prometheus knows it.
+    """One metric, as Prometheus knows it.
 
     Attributes:
-        name: with its unit and, of a counter, `_total`.
-        kind: what is done with it.
-        described: help text.
-        labels: names of its labels.
-        buckets: upper bounds, of a histogram.
+        name: With its unit and, for a counter, `_total`.
+        labels: Names of its labels.
+        buckets: Upper bounds, of a histogram.
     """
 
     name: str
@@ -145,13 +143,12 @@ _SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """One number in the database: a series of a figure, or a part of a histogram's series.
+    """One number in the database: a series of a metric, or a part of a histogram's series.
 
     Attributes:
-        name: of the figure; of a histogram with `_bucket`, `_sum` or `_count`.
-        labels: as JSON text with sorted names; of a bucket with `le`.
-        value: to be added, or of a gauge to be kept.
-        is_gauge: whether it replaces what is there.
+        name: Of the metric; of a histogram with `_bucket`, `_sum` or `_count`.
+        labels: JSON text with sorted names; of a bucket with `le`.
+        value: Added to the stored one, or of a gauge kept in its place.
     """
 
     name: str
@@ -161,7 +158,7 @@ class FigureRow:
 
 
 class FigureBuffer:
-    """Figures of one process that are not in the database yet; thread-safe."""
+    """Metrics of one process that are not in the database yet; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -169,13 +166,11 @@ class FigureBuffer:
         self._gauges: dict[tuple[str, str], float] = {}
 
     def count(self, name: str, by: float = 1.0, **labels: str) -> None:
-        """Adds to a counter."""
         self._checked(name, FigureKind.counter, labels)
         with self._lock:
             self._add(name, labels, by)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds a value to a histogram."""
         info = self._checked(name, FigureKind.histogram, labels)
         place = bisect_left(info.buckets, value)
         bound = repr(info.buckets[place]) if place < len(info.buckets) else "+Inf"
@@ -185,13 +180,12 @@ class FigureBuffer:
             self._add(name + _SUM, labels, value)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Sets a gauge of this process."""
         self._checked(name, FigureKind.gauge, labels)
         with self._lock:
             self._gauges[name, _text(labels)] = value
 
     def taken(self) -> list[FigureRow]:
-        """Returns all figures as rows, in the order of their keys, and forgets the sums."""
+        """Returns all values as rows, in the order of their keys, and forgets the sums."""
         with self._lock:
             sums, self._sums = self._sums, {}
             gauges = dict(self._gauges)
@@ -201,7 +195,7 @@ class FigureBuffer:
         ]
 
     def put_back(self, rows: list[FigureRow]) -> None:
-        """Takes back sums that the database did not take."""
+        """Restores sums that could not be stored."""
         with self._lock:
             for row in rows:
                 if not row.is_gauge:
@@ -222,12 +216,7 @@ class FigureBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A histogram's series.
-
-    Attributes:
-        buckets: (upper bound, count of values up to it), in order; the last bound is `+Inf`.
-        sum: of all values.
-    """
+    """`buckets` are (upper bound, count of values up to it), in order; the last bound is `+Inf`."""
 
     buckets: tuple[tuple[str, float], ...]
     sum: float
@@ -235,21 +224,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A figure's series, put together from its rows.
-
-    Attributes:
-        info: the figure.
-        labels: by name.
-        value: a number, or a histogram.
-    """
-
     info: FigureInfo
     labels: Mapping[str, str]
     value: float | Histogram
 
 
 def series_of(rows: list[FigureRow]) -> list[Series]:
-    """Returns what rows of the database mean, without those of figures that this release does not know."""
+    """Combines rows of the database; metrics that this release does not know are left out."""
     found: list[Series] = []
     sums: dict[str, dict[str, float]] = {}
     buckets: dict[tuple[str, str], dict[str, float]] = {}

@@ -15,24 +15,17 @@ from trainers.figures import SCORES
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a column of figures is written.
-
-    Attributes:
-        unit: shown once, in the heading; empty for plain numbers.
-        factor: Factor applied to a value.
-        decimals: digits after the point, the same in the whole column.
-    """
+    """How a column of figures is written: the unit in the heading, the same decimals for all."""
 
     unit: str
     factor: float
     decimals: int
 
     def text(self, value: float) -> str:
-        """Returns one value."""
         return f"{value * self.factor:,.{self.decimals}f}"
 
     def spread(self, spread: Spread | None) -> str:
-        """Returns the mean and standard deviation; the mean alone for one seed; a dash for nothing."""
+        """The mean and standard deviation; the mean alone for one seed; a dash for nothing."""
         if spread is None:
             return "-"
         if spread.sd is None:
@@ -70,12 +63,7 @@ _SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.nam
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:
-    """Returns the scale in which a column of this metric is read most easily.
-
-    Args:
-        name: metric with its unit, such as `energy_kwh`.
-        values: the column's means.
-    """
+    """Returns the scale in which a column of this metric is read most easily."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if name in SCORES and SCORES[name].share is not None:
         return Scale("", 1.0, 3)
@@ -98,7 +86,7 @@ def _decimals(largest: float, most: int = 4) -> int:
 
 
 def figure(name: str, value: float | int | str | None) -> str:
-    """Returns one figure with its unit: `12.3 s`."""
+    """`12.3 s`."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -114,12 +102,12 @@ def figure(name: str, value: float | int | str | None) -> str:
 
 
 def kernel_figure(value: float | None) -> str:
-    """Returns a figure of a kernel with three significant digits; "-" where there is none."""
+    """Three significant digits; "-" where there is no value."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def title(name: str) -> str:
-    """Returns a metric's heading, without its unit."""
+    """The heading, without its unit."""
     return _TITLES.get(name, name.replace("_", " "))
 
 
@@ -137,7 +125,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at_s: float | None, now_s: float | None = None) -> str:
-    """Returns how long ago: `12 s ago`."""
+    """`12 s ago`."""
     if at_s is None:
         return "-"
     return f"{duration(max(0.0, (time.time() if now_s is None else now_s) - at_s))} ago"
@@ -152,7 +140,7 @@ def clock(at_s: float) -> str:
 
 
 def utc(at_s: float) -> str:
-    """Returns the date and time for a document that is read anywhere: `2026-11-21 14:05 UTC`."""
+    """`2026-11-21 14:05 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at_s))
 
 
@@ -163,7 +151,7 @@ def short_names(axes: Sequence[str]) -> dict[str, str]:
 
 
 def axis_value(value: Any) -> str:
-    """Returns a value of an axis as the spec writes it."""
+    """The value as the spec writes it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

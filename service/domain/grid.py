@@ -1,9 +1,7 @@
-"""From one spec to its runs: cardinality first, then expansion, then the order of measurement.
+"""From one spec to its runs: cardinality first, then expansion, then the order of measurement. Pure.
 
-Pure. Order of the product: axes in the order in which the spec lists them, the first axis
-varying slowest, and seeds varying fastest of all. The size of the grid is known from the
-axes' lengths before anything is expanded. Runs are not *measured* in that order: see
-`blocked_order`.
+In product order the first axis varies slowest, and seeds vary fastest of all. The size of the grid is known
+from the axes' lengths before anything is expanded. Runs are measured in another order: see `blocked_order`.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ MAX_RUNS = 10_000
 
 
 class Range(Section):
-    """A continuous axis."""
-
     low: float
     """Lower end, in the field's unit."""
     high: float
@@ -50,7 +46,7 @@ class Range(Section):
         return self
 
     def at(self, share: float) -> float:
-        """Returns the value at a share in [0, 1] of the way, rounded: people read it."""
+        """The value at a share in [0, 1] of the way, rounded for readability."""
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         else:
@@ -58,7 +54,7 @@ class Range(Section):
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """Returns a value in the range with six significant digits; an end stays as it is."""
+        """Six significant digits; an end stays as it is."""
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
@@ -67,16 +63,9 @@ Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
 def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditions | None = None) -> int:
-    """Returns the number of runs, without expanding anything.
+    """Returns the number of runs, without expanding anything; beyond `MAX_RUNS` any larger number.
 
-    Args:
-        axes: values by dotted name.
-        seeds: number of seeds; each grid point runs once per seed.
-        samples: grid points drawn by a search; None = all of them.
-        conditions: Conditions of axes that vary only where others have certain values.
-
-    Returns:
-        The number; beyond `MAX_RUNS` any number beyond it.
+    `samples` are grid points drawn by a search; None = all of them.
     """
     listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if len(listed) < len(axes):
@@ -101,7 +90,7 @@ def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[
 def sampled_points(
     axes: Axes, samples: int, seed: int, conditions: Conditions | None = None
 ) -> Iterator[Point]:
-    """`samples` points drawn uniformly, in the order drawn.
+    """Yields points drawn uniformly.
 
     Without a continuous axis the points are distinct; the grid is expanded only when it has conditions.
     """
@@ -129,13 +118,11 @@ def sampled_points(
 def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
     """Returns the order in which runs are measured: one block per seed, every cell once in it, reshuffled.
 
-    Whatever drifts over a sweep (clocks, heat, neighbours) then meets every cell alike, and a sweep
-    that is cut short has whole blocks to compare.
+    Whatever drifts over a sweep (clocks, heat, neighbours) then affects every cell alike, and a sweep that is
+    cut short has whole blocks to compare.
 
     Args:
-        cells: number of grid points.
-        seeds: number of seeds.
-        seed: Seed of the shuffles.
+        seed: Of the shuffles.
 
     Returns:
         Run indices (in product order, seeds fastest) by place in the order of measurement.
@@ -150,12 +137,7 @@ def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
 
 
 def reference_places(runs: int, every: int | None) -> list[int]:
-    """Before how many of the grid's runs each reference run is measured: 0, `every`, ..., and last of all.
-
-    Args:
-        runs: Number of runs in the grid.
-        every: so many runs lie between two reference runs; None = there are none.
-    """
+    """Numbers of grid runs after which each reference run is measured: 0, `every`, ..., all."""
     if every is None:
         return []
     return [*range(0, runs, every), runs]
@@ -165,7 +147,7 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
     """Returns a copy of a spec document with the dotted names of `point` set.
 
     Raises:
-        ValueError: when a name runs through something that is not a section.
+        ValueError: a name runs through something that is not a section.
     """
     result = dict(document)
     for dotted, value in point.items():
@@ -182,14 +164,10 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
 
 
 def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
-    """Returns the axes as they are listed, but each after those that its condition asks for.
-
-    Args:
-        names: of the axes, each once.
-        conditions: by axis; what they ask for besides `names` does not matter.
+    """Returns the axes as listed, but each after those in its condition.
 
     Raises:
-        ValueError: conditions ask for each other in a circle.
+        ValueError: conditions refer to each other in a circle.
     """
     listed = list(names)
     if not conditions:
@@ -219,7 +197,7 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
 
 
 def holds(name: str, conditions: Conditions, chosen: Point) -> bool:
-    """Returns whether an axis varies, given the values of the axes before it."""
+    """Whether an axis varies, given the values of the axes before it."""
     return all(
         other in chosen and chosen[other] in values for other, values in conditions.get(name, {}).items()
     )
@@ -238,7 +216,7 @@ def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Poin
 
 
 def _as_sets(conditions: Conditions) -> Conditions:
-    """Returns the conditions with values that are looked up at once, however many there are."""
+    """For quick look-ups, however many values there are."""
     return {
         name: {other: frozenset(values) for other, values in needs.items()}
         for name, needs in conditions.items()

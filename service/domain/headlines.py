@@ -1,4 +1,4 @@
-"""The one figure by which people judge a run first: which it is, and its value now. Pure."""
+"""The figure by which a run is judged first: which it is, and its value now. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from trainers.tasks import TASKS
 
 
 class Judged(Protocol):
-    """What is needed of a run; `service.domain.records.Run` has it."""
+    """The part of a run that decides its headline."""
 
     @property
-    def task(self) -> str:
-        """Name of the task."""
-        ...
+    def task(self) -> str: ...
 
     @property
     def headline(self) -> str | None:
-        """What the run reported as its headline; None until it has ended."""
+        """As reported by the run; None until it has ended."""
         ...
 
     @property
@@ -30,18 +28,16 @@ class Judged(Protocol):
 
 
 def headline(run: Judged) -> str:
-    """Name of the metric by which the run is judged first; its task's until it has said so itself."""
+    """The task's headline until the run has reported its own."""
     if run.headline is not None:
         return run.headline
     return TASKS[run.task].headline
 
 
 def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | None:
-    """Value of the headline: at the end of the run, else at its last evaluation; None until it is known.
+    """Returns the headline's value at the end of the run, else at its last evaluation.
 
-    Args:
-        run: the run.
-        latest: last value of each of its metrics, where they are known.
+    `latest` has the last value of each of its metrics, where they are known.
     """
     if run.score is not None:
         return run.score
@@ -51,12 +47,10 @@ def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | Non
 
 
 class Ended(Judged, Protocol):
-    """What is needed of a run to say which part it is judged on; `service.domain.records.Run` has it."""
+    """The part of a run that decides on which part of the data it is judged."""
 
     @property
-    def state(self) -> RunState:
-        """Where the run is in its life."""
-        ...
+    def state(self) -> RunState: ...
 
     @property
     def test_score(self) -> float | None:
@@ -65,13 +59,13 @@ class Ended(Judged, Protocol):
 
 
 def is_on_test(runs: Iterable[Ended]) -> bool:
-    """Whether answers about runs are about the test part: all that trained their whole length scored one."""
+    """Whether all runs that trained their whole length have a score on the test part."""
     scores = [run.test_score for run in runs if run.state is RunState.succeeded]
     return bool(scores) and None not in scores
 
 
 def answer_headlines(runs: Iterable[Ended]) -> tuple[str, ...]:
-    """Metrics by which answers judge runs: their headlines, on the test part where all have one."""
+    """The headlines, on the test part where all runs have one."""
     runs = list(runs)
     on_part = _on_test if is_on_test(runs) else str
     return tuple(dict.fromkeys(on_part(headline(run)) for run in runs))
@@ -82,6 +76,6 @@ def _on_test(name: str) -> str:
 
 
 def shared_headline(runs: Iterable[Judged]) -> str | None:
-    """Returns the headline that all runs have in common; None when they are judged by different ones."""
+    """The headline that all runs have in common; None when they are judged by different ones."""
     names = {headline(run) for run in runs}
     return names.pop() if len(names) == 1 else None

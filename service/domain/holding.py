@@ -1,4 +1,4 @@
-"""Devices that are held now, and by whom: what a map of the cluster is drawn from."""
+"""Devices that are held now, and by whom, for the map of the cluster."""
 
 from __future__ import annotations
 

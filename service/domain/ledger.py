@@ -43,14 +43,13 @@ Until = Literal["its end", "now", "its last heartbeat"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the windows of an attempt tell, summed.
+    """Sums over the windows of an attempt.
 
     Attributes:
-        covered_s: time that windows of energy cover.
-        energy_kwh: by provenance.
-        utilisation_pct: mean over the time of its windows; None = not told.
-        utilisation_provenance: Origin of the utilisation.
-        overhead_s: by part, the time that no configuration causes.
+        covered_s: Time that windows of energy cover.
+        energy_kwh: By provenance.
+        utilisation_pct: Mean over the time of its windows; None = unknown.
+        overhead_s: By part, the time that no configuration causes.
     """
 
     covered_s: float = 0.0
@@ -62,21 +61,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class AttemptUsage:
-    """An attempt as it is stored, with what its run's devices cost and draw.
+    """An attempt as it is stored, with the price and power of all its devices.
 
     Attributes:
-        run_id, number: Run and number of the attempt.
-        run_state: State of its run.
-        state: State of the attempt.
-        failure_class: why it failed.
-        started_s, ended_s, seen_s: opened, ended (or found dead), last known to be alive; Unix time.
-        resumed_from_s: when the checkpoint was taken that it went on from; None = from the beginning, or
-            not told.
+        started_s, ended_s, seen_s: Opened, ended (or found dead), last known to be alive; Unix time.
+        resumed_from_s: When the checkpoint that it resumed from was taken; None = from the beginning, or
+            unknown.
         resumed_from_step, last_step: First and last step.
         devices: Number of devices held; a part of one where runs share it.
-        price_usd_per_hour, power_w: Price and power of all its devices.
-        placement: id of the devices; None = not known.
-        measured: Figures it reported.
+        placement: Id of the devices; None = unknown.
     """
 
     run_id: int
@@ -205,7 +198,7 @@ class Ledger(Serializable):
 
 
 def counts_towards_usage(measurement: MeasurementRow) -> bool:
-    """Returns whether a measurement adds to the energy or the overhead of its attempt."""
+    """Whether a measurement adds to the energy or the overhead of its attempt."""
     if measurement.name == OVERHEAD_TIME:
         return measurement.scope in OVERHEAD  # Other scopes are sums, which a run ends with.
     return measurement.name == WINDOW_ENERGY
@@ -214,14 +207,7 @@ def counts_towards_usage(measurement: MeasurementRow) -> bool:
 def ledger(
     experiment_id: int, used: Iterable[AttemptUsage], placements: Iterable[Placement] = (), *, now_s: float
 ) -> Ledger:
-    """Returns the ledger of an experiment.
-
-    Args:
-        experiment_id: Id of the experiment.
-        used: all attempts at its runs.
-        placements: the devices that it held.
-        now_s: Unix time up to which open attempts are charged.
-    """
+    """Returns the ledger of an experiment; open attempts are charged up to `now_s`."""
     used, by_run = list(used), dict[int, list[AttemptUsage]]()
     for attempt in used:
         by_run.setdefault(attempt.run_id, []).append(attempt)
@@ -256,7 +242,6 @@ class _Stretch:
     power_w: float
 
     def charged(self) -> Sum:
-        """Returns it as a charge of its own."""
         cost_usd = self.time_s * self.price_usd_per_hour / 3600
         return Sum(
             attempts=0,
@@ -301,7 +286,6 @@ def _by_part(stretches: Sequence[_Stretch]) -> tuple[Overhead, ...]:
 
 
 def account(run_id: int, state: RunState, used: Sequence[AttemptUsage], *, now_s: float) -> Account:
-    """Returns the account of one run out of all attempts at it."""
     ordered = sorted(used, key=lambda attempt: attempt.number)
     charges = tuple(
         _charge(attempt, _kept_until_s(attempt, ordered[place + 1 :]), now_s)
@@ -380,7 +364,7 @@ def _energy(attempt: AttemptUsage, time_s: float) -> dict[str, float]:
 
 
 def _kept_until_s(attempt: AttemptUsage, later: Sequence[AttemptUsage]) -> float:
-    """Until when the attempt's work lives on, Unix time; -inf = none of it, inf = all of it."""
+    """Until when the attempt's work was kept, Unix time; -inf = none of it, inf = all of it."""
     if attempt.run_state in _FRUITLESS:
         return -math.inf
     # Each later attempt that trained has chosen what it continues from; the least of it is what is left.

@@ -45,18 +45,13 @@ DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 
 
 def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
-    """Returns the project's question in the words of the runs' tasks: their headline metrics for accuracy."""
+    """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
 def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
-    """Returns what runs that only evaluate are compared by: accuracy, what an example takes, and memory.
-
-    Args:
-        runs: Runs being compared.
-        known: names of the figures that some run has.
-    """
+    """What evaluation-only runs are compared by: accuracy, cost of an example, and memory."""
     names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
     names |= dict.fromkeys(("example_ms_p50", "example_ms_p95", "weight_memory_mib"))
     return tuple(name for name in names if name in known)
@@ -91,22 +86,19 @@ class Spread(Serializable):
 
 
 def better_of(name: str, headline: str | None = None) -> Better | None:
-    """Returns which direction wins, as the trainers declare it; None = they declare none.
+    """Returns the winning direction as the trainers declare it; None = undeclared.
 
-    Args:
-        name: Name of a figure, score or point.
-        headline: Metric by which the runs are judged: `score` and `best_score` are its values.
+    With `headline`, `score` and `best_score` are its values.
     """
     figure = figure_of(name, headline)
     return None if figure is None else figure.better
 
 
 def figure_of(name: str, headline: str | None = None) -> Figure | None:
-    """Returns what the trainers declare of a figure; None = nothing.
+    """Returns the trainers' declaration of a figure; None = undeclared.
 
-    Args:
-        name: Name of a figure, score or point; `test_` before a score means the test part.
-        headline: Metric by which the runs are judged: `score`, `best_score` and `test_score` are its values.
+    `test_` before a score means the test part. With `headline`, `score`, `best_score` and `test_score` are
+    its values.
     """
     if name in DECLARED:
         return DECLARED[name]
@@ -123,7 +115,7 @@ def scale_of(name: str) -> Literal["ratio", "difference"]:
 
 
 def finite(value: object) -> float | None:
-    """Returns a figure that can be calculated with; None for anything else, NaN included."""
+    """None for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)

@@ -2,8 +2,8 @@
 
 The rule. Processes outside the cluster and those of other experiments disturb a run when they used its node
 noticeably for more than `DISTURBED_PCT` of its time. Runs of one experiment side by side are how a sweep
-fills a machine, and as long as all runs of a configuration have such company their figures are comparable
-with each other; where some had it and others had not, those that had it are disturbed.
+fills a machine: as long as all runs of a configuration have such company their figures are comparable with
+each other; where some had it and others had not, those that had it are disturbed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Neighbour(StrEnum):
 
     @property
     def words(self) -> str:
-        """As people read it."""
         return _WORDS[self]
 
 
@@ -49,35 +48,28 @@ def of_time(kind: Neighbour) -> str:
 
 
 def of_cpus(kind: Neighbour) -> str:
-    """Returns the name of the measurement: mean share of the node's CPUs that they used."""
+    """Name of the measurement: mean share of the node's CPUs that they used."""
     return f"neighbours_{kind}_cpu_pct"
 
 
 class MeasuredRun(Protocol):
-    """What the rule needs of a run; `service.domain.records.Run` has it, and its columns of `of_time`."""
+    """The part of a run that the rule needs, with its columns of `of_time`."""
 
     @property
-    def id(self) -> int:
-        """Its number."""
-        ...
+    def id(self) -> int: ...
 
     @property
-    def point(self) -> dict[str, Any]:
-        """Axis values by dotted name."""
-        ...
+    def point(self) -> dict[str, Any]: ...
 
     @property
-    def state(self) -> RunState:
-        """Where it is in its life."""
-        ...
+    def state(self) -> RunState: ...
 
 
 def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]]:
-    """Who disturbed runs with a result, by the run's number; undisturbed runs are left out.
+    """Returns who disturbed runs with a result, by run id; undisturbed runs are left out.
 
-    Args:
-        runs: those that are compared: whether company of the same experiment disturbs is a matter of all
-            runs of a configuration.
+    Whether company of the same experiment disturbs depends on all runs of a configuration, so `runs` are
+    all that are compared.
     """
     cells: dict[str, list[MeasuredRun]] = {}
     for run in runs:
@@ -103,19 +95,13 @@ def _noticed(run: MeasuredRun) -> list[Neighbour]:
 
 
 def counted(causes: Iterable[Sequence[Neighbour]]) -> dict[str, int]:
-    """Returns how many runs each neighbour disturbed, out of what disturbed each run."""
+    """Returns how many runs each neighbour disturbed."""
     count = Counter(kind for of_run in causes for kind in of_run)
     return {str(kind): count[kind] for kind in Neighbour if count[kind]}
 
 
 def in_words(disturbed: int, runs: int, by: Mapping[str, int]) -> str:
-    """For instance `2 of 3 runs disturbed: same experiment`.
-
-    Args:
-        disturbed: runs that were.
-        runs: Total number of runs.
-        by: Number of runs disturbed by each neighbour.
-    """
+    """`2 of 3 runs disturbed: same experiment`."""
     parts = [
         Neighbour(kind).words + (f" ({count})" if count != disturbed or len(by) > 1 else "")
         for kind, count in by.items()

@@ -1,4 +1,4 @@
-"""Who is told what: subscriptions, and the messages to them."""
+"""Subscriptions, and the messages to them."""
 
 from __future__ import annotations
 
@@ -51,12 +51,11 @@ class Subscription(StoredRecord):
 
     @property
     def within(self) -> str | None:
-        """The only project that it tells of; None = it may tell of several."""
+        """The only project that it is about; None = it may be about several."""
         return self.project or self.limited_to
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row of `SUBSCRIPTIONS`."""
         values = {field.name: row[field.name] for field in fields(cls)}
         values["topics"] = tuple(Topic(topic) for topic in row["topics"].split(","))
         return cls(**values)
@@ -99,7 +98,6 @@ class Delivery(StoredRecord):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row of `deliveries`."""
         body = json.loads(row["body"])
         pending = row["state"] is DeliveryState.pending
         values = {field.name: row[field.name] for field in fields(cls) if field.name != "kind"}

@@ -1,4 +1,4 @@
-"""When what waits will start, before whom and behind whom, and at whose expense."""
+"""When waiting experiments will start, before and behind whom, and at whose expense."""
 
 from __future__ import annotations
 

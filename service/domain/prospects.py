@@ -10,12 +10,12 @@ class Prospect:
     """Sums over the runs of an experiment.
 
     Attributes:
-        unfinished: runs that have not ended.
-        done: runs that were trained to their end.
-        done_usd: cost of these.
-        moving: runs that train and have made a step in their present attempt.
-        moving_usd: what these will have cost in all, at the pace of that attempt.
-        moving_rest_usd: the part of it that is still to come.
+        unfinished: Runs that have not ended.
+        done: Runs that trained to their end.
+        done_usd: Cost of these.
+        moving: Training runs that have made a step in their present attempt.
+        moving_usd: Their expected total cost, at the pace of that attempt.
+        moving_rest_usd: The part of it that is still to come.
     """
 
     unfinished: int
@@ -26,7 +26,7 @@ class Prospect:
     moving_rest_usd: float
 
     def rest_usd(self) -> float | None:
-        """Returns the forecast cost of all steps that are still to be made; None = nothing to go by yet.
+        """Returns the expected cost of all remaining steps; None = nothing to go by yet.
 
         A run that trains continues at its pace. One that waits costs as much as the mean of those that ended
         and those that train: early stops and restarts to come are not foreseen.

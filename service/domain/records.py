@@ -27,7 +27,6 @@ class StoredRecord(Serializable):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row that has a column for each field."""
         return cls(**{field.name: row[field.name] for field in fields(cls)})
 
 
@@ -88,13 +87,12 @@ class Experiment(StoredRecord):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row that has a column for each field."""
         columns = {field.name: row[field.name] for field in fields(cls)}
         return cls(**{**columns, "tags": columns["tags"].split()})
 
 
 def tags_text(tags: Collection[str]) -> str:
-    """Returns tags as they are stored: in order, each between spaces, so that a pattern finds a whole one."""
+    """Tags in order, each between spaces, so that a pattern finds a whole one."""
     return "".join(f" {tag}" for tag in sorted(set(tags))) + " " * bool(tags)
 
 
@@ -232,7 +230,7 @@ class Run(StoredRecord):
 
     @property
     def is_reference(self) -> bool:
-        """Whether it repeats the first cell only to tell how the machine drifts; it is in no comparison."""
+        """It repeats the first cell only to measure how the machine drifts; it is in no comparison."""
         return self.cell == REFERENCE_CELL
 
 
@@ -280,14 +278,12 @@ class Placement(StoredRecord):
 
     Attributes:
         id: Ray's id of the placement group.
-        hardware: catalogue entry of the devices.
-        workers: processes on them.
         devices: Number of devices held; a part of one where runs share it.
-        price_usd_per_hour, power_w: Price and power of all its devices.
+        price_usd_per_hour, power_w: Of all its devices.
         placed_s: Ray reserved them, Unix time.
-        ready_s: the worker processes could take their first run; None = not yet, or they never could.
+        ready_s: The worker processes could take their first run; None = not yet, or they never could.
         released_s: Ray had them back; None = they are held.
-        seen_s: last known to be held.
+        seen_s: Last known to be held.
     """
 
     id: str
@@ -427,12 +423,7 @@ class DeletedExperiment(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class SampledSeries:
-    """Points of one metric, and of how many steps each bucket is whose extremes they are.
-
-    Attributes:
-        points: in the order of their steps.
-        bucket_steps: width of the buckets, in steps; None = these are all points.
-    """
+    """All points of one metric, or the extremes of buckets of `bucket_steps` each."""
 
     points: list[PointRow]
     bucket_steps: int | None
@@ -456,7 +447,6 @@ class MetricSeries(Serializable):
 
     @classmethod
     def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
-        """Returns the points of one metric, in the order of their steps."""
         return cls(
             steps=[row.step for row in rows],
             values=[row.value for row in rows],
@@ -494,7 +484,6 @@ class NewSeries(Serializable):
 
     @classmethod
     def of(cls, rows: Sequence[PointRow], bucket_steps: int | None = None) -> Self:
-        """Returns the points of one metric, in the order of their steps."""
         return cls(
             [row.step for row in rows], [row.value for row in rows], [row.at_s for row in rows], bucket_steps
         )
@@ -544,7 +533,6 @@ class ExperimentStatus(Experiment):
 
     @classmethod
     def of(cls, experiment: Experiment, run_counts: Mapping[RunState, int], **more: Any) -> Self:
-        """Returns an experiment with how many of its runs are in each state, and what a subclass adds."""
         record = {name: getattr(experiment, name) for name in _OF_EXPERIMENT}
         return cls(**record, run_states={state: n for state, n in run_counts.items() if n}, **more)
 

@@ -44,7 +44,7 @@ def _field_docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
     """Returns the string literal below each annotated field of a module's classes, by class and field.
 
     Pydantic's `use_attribute_docstrings` leaves out inherited fields, and before Python 3.13 parses the
-    whole module once per class whenever an adapter is built; this is read when OpenAPI is asked for.
+    whole module once per class whenever an adapter is built; this is read when OpenAPI is generated.
     """
     return {
         node.name: {
@@ -79,12 +79,11 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Returns what reads and writes the JSON of a type; built once per type."""
+    """Built once per type."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
 
 
 def to_json(answer: Serializable) -> str:
-    """Returns an answer as the API sends it."""
     return adapter(type(answer)).dump_json(answer).decode()

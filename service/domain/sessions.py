@@ -1,5 +1,3 @@
-"""Browser sessions and device logins, as they are stored and shown."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -46,7 +44,6 @@ class Session(StoredRecord):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        """Builds the record from a row of `sessions`."""
         return cls(
             public_id(row["sha256"]), row["user"], row["created_s"], row["last_used_s"], row["expires_s"],
             row["from_address"], row["agent"],
@@ -68,7 +65,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGrant(StoredRecord):
-    """A command line that asks to be let in."""
+    """A command line that is waiting for approval of its login."""
 
     user_code: str
     """Code that it shows, `WDJB-MJHT` for instance."""
@@ -107,5 +104,5 @@ class Whoami(Serializable):
 
 
 def public_id(sha256: str) -> str:
-    """Returns what a session is called where people see it."""
+    """The name of a session where people see it."""
     return sha256[:PUBLIC_ID_LENGTH]

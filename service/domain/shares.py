@@ -1,4 +1,4 @@
-"""Who is entitled to which part of the devices, who holds them, and what projects have used."""
+"""Entitlements to devices, who holds them, and what projects have used."""
 
 from __future__ import annotations
 

@@ -10,12 +10,7 @@ from service.domain.serialization import Serializable
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """A calendar month in UTC.
-
-    Attributes:
-        name: `2026-11` for instance.
-        start_s, end_s: Unix seconds; the end belongs to the next month.
-    """
+    """A calendar month in UTC, such as `2026-11`; `end_s` belongs to the next month."""
 
     name: str
     start_s: float
@@ -23,7 +18,6 @@ class Month:
 
 
 def month_of(now_s: float) -> Month:
-    """Returns the month of a time in Unix seconds."""
     now = datetime.fromtimestamp(now_s, UTC)
     start = datetime(now.year, now.month, 1, tzinfo=UTC)
     end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
@@ -31,11 +25,7 @@ def month_of(now_s: float) -> Month:
 
 
 def month_named(name: str) -> Month:
-    """Returns a month by its name, such as `2026-11`.
-
-    Raises:
-        ValueError: it is not a month's name.
-    """
+    """Raises `ValueError` where the name is not a month's."""
     try:
         return month_of(datetime.fromisoformat(f"{name}-01T00:00:00+00:00").timestamp())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What people can be told of: topics to subscribe to, and the kinds of messages that belong to them."""
+"""Topics to subscribe to, and the kinds of messages that belong to them."""
 
 from __future__ import annotations
 

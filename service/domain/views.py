@@ -37,10 +37,10 @@ class View(StoredRecord):
 
 
 def canonical_query(text: str) -> str:
-    """Returns the query of a view in one order of its parameters, without those that are empty.
+    """Returns the parameters of a view in one order, without empty ones.
 
     Raises:
-        ValueError: a parameter is not one of a view's, or is there twice; the message is one line.
+        ValueError: a parameter is unknown, or is there twice.
     """
     found: dict[str, str] = {}
     for name, value in parse_qsl(text.removeprefix("?"), max_num_fields=100):

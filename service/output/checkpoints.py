@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as its folder has them. No torch."""
+"""A run's checkpoints as found in its folder. No torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ class SavedCheckpoint(Serializable):
 
 
 def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:
-    """Returns the checkpoints of a run, newest first; none where its folder is not on this machine.
-
-    Raises:
-        NotFound: the run does not exist.
-    """
+    """Returns the newest first; none where the run's folder is not on this machine."""
     folder = checkpoints_of(settings, store.source_of(store.run(run_id)))
     best = manifest.read_best(folder)
     found = []

@@ -1,4 +1,4 @@
-"""The ledger in words: what the command line and the report share. Pure."""
+"""The ledger in words, for the command line and the report. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEGEND = (
 
 
 def energy(parts: Mapping[str, float]) -> str:
-    """`302 + ~11 mWh`: each provenance apart."""
+    """`302 + ~11 mWh`: one number per provenance."""
     known = {source: kwh for source, kwh in parts.items() if kwh}
     if not known:
         return "-"
@@ -24,12 +24,12 @@ def energy(parts: Mapping[str, float]) -> str:
 
 
 def time(charge: Charge) -> str:
-    """Returns how long the attempt is charged for."""
+    """How long the attempt is charged for."""
     return ("~" if charge.until == "its last heartbeat" else "") + duration(charge.time_s)
 
 
 def cells(charge: Charge) -> list[str]:
-    """Returns how it ended, time, cost, energy, utilisation, lost time."""
+    """How it ended, time, cost, energy, utilisation, lost time."""
     return [
         str(charge.failure_class or charge.state),
         time(charge),
@@ -55,11 +55,10 @@ PARTS = {
 
 
 def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
-    """Returns the sum in words, and what of it was retries, lost work or overhead.
+    """Returns the sum in words, with the parts that were retries, lost work or overhead.
 
     Args:
-        total: Total of an experiment or a run.
-        overhead: its parts; only an experiment has them.
+        overhead: Parts of an experiment's overhead; a run has none.
     """
     said = [
         f"total: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "

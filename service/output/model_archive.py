@@ -1,4 +1,4 @@
-"""A model on its way from the service to a folder: an uncompressed tar archive, verified as it arrives."""
+"""Receives a model as an uncompressed tar archive and verifies it on arrival."""
 
 from __future__ import annotations
 
@@ -23,17 +23,10 @@ class BrokenModel(Exception):
 
 
 def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
-    """Writes a model that comes as a tar archive to a folder: whole and verified, or not at all.
-
-    Args:
-        chunks: the archive, as it comes.
-        folder: does not exist yet, or is empty.
-
-    Returns:
-        The manifest.
+    """Writes the archive to a new or empty folder, verified or not at all; returns its manifest.
 
     Raises:
-        BrokenModel: the archive is cut off, or a file has other content than the manifest says.
+        BrokenModel: the archive is cut off, or a file does not match the manifest.
         OSError: the folder is not empty or cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +82,7 @@ def _write(stream: Any, path: Path) -> str:
 
 
 class _Reader(io.RawIOBase):
-    """Chunks as a file that is read from its beginning to its end."""
+    """Chunks as a file that is read once, in order."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

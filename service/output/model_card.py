@@ -1,4 +1,4 @@
-"""The model card of a run: what was trained, on what, to which figures, and how to do it again. Pure."""
+"""The model card of a run: what was trained, on what, with which results, how to repeat it. Pure."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ class Told:
     """Everything that a card is written from.
 
     Attributes:
-        run: the run.
-        which: `best` or `last`, of its checkpoints.
-        step: Step of the checkpoint.
+        which: `best` or `last`, of the run's checkpoints.
+        step: Of the checkpoint.
         score: Headline score of the best checkpoint; None when unknown.
-        spec: the run's spec without axes, as a document.
-        spec_sha256: hash of the experiment's canonical spec.
-        summary: figures by name; empty until the run has ended.
-        measurements: with unit and provenance.
+        spec: The run's spec without axes, as a document.
+        spec_sha256: Hash of the experiment's canonical spec.
+        summary: Figures by name; empty until the run has ended.
         facts: Facts of the last attempt that trained.
-        model_type: Family of the model, as in its `config.json`.
+        model_type: As in the model's `config.json`.
     """
 
     run: Run
@@ -99,7 +97,7 @@ def _front_matter(told: Told) -> dict[str, Any]:
 
 
 def _test_scores(told: Told) -> dict[str, float]:
-    """Scores of the exported weights on the test part, for which the best checkpoint's alone are used."""
+    """Scores of the exported weights on the test part; only the best checkpoint has any."""
     if told.which != "best":
         return {}
     names = {score: on_test(score) for score in (headline(told.run), *TASKS[told.run.task].scores)}
@@ -111,7 +109,7 @@ def _test_scores(told: Told) -> dict[str, float]:
 
 
 def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
-    """Returns what is known of the exported weights, not of those that the run ended with."""
+    """Scores of the exported weights, which may not be those that the run ended with."""
     found: dict[str, float] = {}
     if told.which == "best" and told.score is not None:
         found[headline(told.run)] = told.score
@@ -231,5 +229,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns text that stays in its cell and its line."""
+    """Text that stays in its cell and its line."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,7 +1,7 @@
-"""A run's model as a folder that transformers loads, as a stream: no second copy lies on the disk.
+"""Streams a run's model as a folder that transformers loads, without a second copy on the disk.
 
-The weights come from the run's checkpoint as they are; configuration and tokenizer from next to
-them; the model card and `manifest.json`, with the size and SHA-256 of every file, are made here.
+Weights, configuration and tokenizer come from the run's checkpoint as they are; the model card and
+`manifest.json`, with the size and SHA-256 of every file, are made here.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The files of a model, open: a checkpoint that is pruned meanwhile is still read to its end.
+    """Open files of a model, so that a checkpoint that is pruned meanwhile can still be read to its end.
 
-    Attributes:
-        name: Name of the folder.
-        files: Files in the order in which they are sent, the manifest first.
+    `files` are in the order in which they are sent, the manifest first.
     """
 
     name: str
@@ -60,7 +58,6 @@ class ModelFolder:
         return sum(512 + -(-file.size // 512) * 512 for file in self.files) + 1024
 
     def tar(self) -> Iterator[bytes]:
-        """Yields the files as an uncompressed tar archive."""
         try:
             for file in self.files:
                 header = tarfile.TarInfo(file.name)
@@ -79,7 +76,7 @@ class ModelFolder:
             self.close()
 
     def close(self) -> None:
-        """Closes the files; `tar` does so at its end."""
+        """`tar` does so at its end."""
         for file in self.files:
             file.content.close()
 
@@ -87,15 +84,9 @@ class ModelFolder:
 def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> ModelFolder:
     """Returns the model of a run's best or last checkpoint.
 
-    Args:
-        store: Store with the run's record.
-        settings: Settings that locate its checkpoints.
-        run_id: the run.
-        which: Checkpoint to open.
-
     Raises:
         NotFound: the run does not exist.
-        NoModel: it has no such checkpoint, or one that is not whole.
+        NoModel: it has no such checkpoint, or the checkpoint is incomplete.
     """
     told = _told(store, settings, run_id, which)
     path = checkpoint_of(settings, store.source_of(told.run), which)
@@ -122,20 +113,11 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
 
 
 def read_model_card(store: Store, settings: Settings, run_id: int, which: Which) -> str:
-    """Returns the model card of a run's best or last checkpoint, as Markdown.
-
-    Raises:
-        NotFound, NoModel: as `open_model`.
-    """
+    """Returns the card as Markdown; raises as `open_model`."""
     return model_card(_told(store, settings, run_id, which))
 
 
 def _told(store: Store, settings: Settings, run_id: int, which: Which) -> Told:
-    """Returns what the card of a checkpoint is written from.
-
-    Raises:
-        NotFound, NoModel: as `open_model`.
-    """
     run = store.run(run_id)
     source = store.source_of(run)
     path = checkpoint_of(settings, source, which)
@@ -156,11 +138,7 @@ def _told(store: Store, settings: Settings, run_id: int, which: Which) -> Told:
 
 
 def _model_type(folder: Path) -> str:
-    """Returns the family of the model in a checkpoint.
-
-    Raises:
-        NoModel: its configuration cannot be read.
-    """
+    """Raises `NoModel` where the configuration cannot be read."""
     try:
         return str(json.loads((folder / "config.json").read_bytes())["model_type"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -168,12 +146,7 @@ def _model_type(folder: Path) -> str:
 
 
 def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
-    """Returns what `AutoTokenizer` reads, from what a checkpoint has of its tokenizer.
-
-    Args:
-        folder: Folder of the checkpoint.
-        max_length: Longest sequence in tokens.
-    """
+    """Returns what `AutoTokenizer` reads, from a checkpoint's tokenizer; `max_length` is in tokens."""
     tokenizer = (folder / "tokenizer.json").read_bytes()
     document = json.loads(tokenizer)
     normalizer = document.get("normalizer") or {}
@@ -203,7 +176,7 @@ def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
 
 
 def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
-    """Returns special tokens by what they are for; older checkpoints do not name those of a BERT."""
+    """Special tokens by role; older checkpoints do not name those of a BERT."""
     file = folder / _SPECIAL_TOKENS
     if file.is_file():
         named: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))

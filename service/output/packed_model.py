@@ -1,4 +1,4 @@
-"""A run's model with one bit a weight: packed where it arrives, so that the service needs no torch."""
+"""Packs a run's model to one bit a weight on the client, so that the service needs no torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ class NotPackable(Exception):
 
 
 def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Writes a model to a folder with one bit a weight: whole, or not at all.
+    """Writes a model with one bit a weight to a new or empty folder, or nothing; returns its manifest.
 
     Args:
         fetch: Writes the model folder to a new folder.
-        folder: does not exist yet, or is empty.
-
-    Returns:
-        The manifest.
 
     Raises:
         NotPackable: the model is not binary.

@@ -1,4 +1,4 @@
-"""What runs made of each unit of their test parts: stored next to their checkpoints. No torch."""
+"""Predictions of runs for each unit of their test parts, stored next to their checkpoints. No torch."""
 
 from __future__ import annotations
 
@@ -45,12 +45,7 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
 def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
     """Returns each test unit's share of a run's headline, by the unit's name.
 
-    Args:
-        settings: Settings that locate the runs' files.
-        source: the run that was trained: of one that reuses another, that one (`Store.source_of`).
-
-    Raises:
-        NoPredictions: there is no file that can be read.
+    `source` is the run that was trained: of a run that reuses another, that other one (`Store.source_of`).
     """
     folder = checkpoints_of(settings, source)
     try:
@@ -63,7 +58,7 @@ def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
 
 
 def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
-    """Returns the same of any run; None where there are none on this machine."""
+    """Returns the same for any run; None where there are none on this machine."""
     try:
         return unit_scores(settings, store.source_of(run))
     except NoPredictions:
@@ -80,22 +75,13 @@ def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | No
 
 
 def json_lines(file: Path) -> Iterator[bytes]:
-    """Yields the predictions of a file as JSON lines: `unit`, `score`, `prediction`, `truth`.
-
-    Raises:
-        NoPredictions: it cannot be read.
-    """
+    """Yields JSON lines with `unit`, `score`, `prediction`, `truth`."""
     for one in predictions.read(file):
         row = {"unit": one.unit, "score": one.score, "prediction": one.prediction, "truth": one.truth}
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def raw(file: Path) -> Iterator[bytes]:
-    """Yields the file's bytes in pieces.
-
-    Raises:
-        NoPredictions: it cannot be read.
-    """
     try:
         with file.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):

@@ -1,12 +1,10 @@
-"""The forms in which a table of runs is exported."""
-
 from __future__ import annotations
 
 from enum import StrEnum
 
 
 class TableFormat(StrEnum):
-    """How a table is written."""
+    """File format of an exported table of runs."""
 
     csv = "csv"
     """Comma-separated, a header line, UTF-8; cells that a spreadsheet would run begin with '."""

@@ -22,7 +22,7 @@ class NoTrace(Exception):
 
 
 def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
-    """Returns a run's timeline as it lies on the disk: a document in Chrome's trace-event format.
+    """Returns a run's timeline as stored: a document in Chrome's trace-event format.
 
     Raises:
         NotFound: the run does not exist.
@@ -75,13 +75,9 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A phase of a step, on one row of the picture.
+    """A phase of a step on one worker's row, in milliseconds from the beginning of the step.
 
-    Attributes:
-        row: name of the worker.
-        phase: Phase of the step.
-        begin_ms, end_ms: Milliseconds from the beginning of the step.
-        micro_batch: 0-based; None where there is none.
+    `micro_batch` is 0-based; None where there is none.
     """
 
     row: str
@@ -93,13 +89,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step of a run, as all its workers saw it.
-
-    Attributes:
-        step: 1-based.
-        rows: names of the workers, by rank.
-        bars: Bars of all rows.
-    """
+    """One step (1-based) of a run on all its workers; rows are by rank."""
 
     step: int
     rows: tuple[str, ...]
@@ -110,7 +100,7 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
     """Returns the step of a trace that takes the median time.
 
     Raises:
-        ValueError: the document is no trace of this service.
+        ValueError: the document is not a trace of this service.
     """
     try:
         events = document["traceEvents"]
@@ -143,7 +133,7 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
 
 
 def traced_step(settings: Settings, run: Run) -> TracedStep | None:
-    """Returns a typical step of a run; None where it keeps no trace that can be read here."""
+    """Returns a typical step; None where the run keeps no trace that can be read here."""
     try:
         path = newest_file(checkpoints_of(settings, run), TRACE)
         return None if path is None else typical_step(json.loads(path.read_bytes()))

@@ -1,7 +1,7 @@
-"""What is wrong with the data that a spec names, as far as its first rows show.
+"""Checks the data that a spec names, as far as its first rows show.
 
-For the API, `stillhouse validate` and `stillhouse preview`. What was found is remembered for as long as the
-files stay as they are. Data that this process cannot see, such as the hub's, is checked by the first run.
+For the API, `stillhouse validate` and `stillhouse preview`. Results are remembered for as long as the files
+stay as they are. Data that this process cannot see, such as the hub's, is checked by the first run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Dataset:
-    """One dataset as one task reads it."""
-
     path: Path
     task: Task
     key: str
@@ -38,14 +36,14 @@ class _Dataset:
 
 
 class _Memory:
-    """What earlier looks have found; used by several threads."""
+    """Results of earlier checks; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[str, tuple[Signature, Sequence[str]]] = OrderedDict()
 
     def get(self, dataset: _Dataset) -> Sequence[str] | None:
-        """Returns the mistakes found in the dataset as it is now; None = look at it."""
+        """Returns the mistakes in the dataset as it is now; None = unknown."""
         with self._lock:
             signature, mistakes = self._found.get(dataset.key, (None, ()))
         if signature is None or signature != _signature(dataset.path)[0]:
@@ -53,7 +51,7 @@ class _Memory:
         return mistakes
 
     def keep(self, dataset: _Dataset, signature: Signature, mistakes: Sequence[str]) -> None:
-        """Remembers the mistakes of a dataset that had this signature before it was read."""
+        """The signature is from before the dataset was read."""
         with self._lock:
             self._found[dataset.key] = (signature, mistakes)
             self._found.move_to_end(dataset.key)
@@ -75,13 +73,11 @@ def data_problems(
     before_each: Callable[[], None] = nothing,
     may_read: bool = True,
 ) -> list[Problem]:
-    """Returns what is wrong with the first rows of the datasets that runs name: the first problems.
+    """Returns the first problems in the first rows of the datasets that runs name.
 
     Args:
-        tasks: Tasks of the runs.
-        roots: gives the allowed folders.
-        before_each: called before each dataset is looked at; what it raises ends the check.
-        may_read: False = answer from what earlier looks have found, or raise.
+        before_each: Called before each dataset; an exception ends the check.
+        may_read: False = answer from earlier checks, or raise.
 
     Raises:
         UnreadData: a dataset would have to be read, and `may_read` is False.
@@ -103,14 +99,10 @@ def data_problems(
 def room_problems(
     specs: Iterable[ExperimentSpec], roots: Roots, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
-    """Returns budgets of tokens that an example of the data exceeds, as far as its first rows show.
+    """Returns token budgets of batches that an example of the data exceeds, as far as its first rows show.
 
-    Runs that train on a choice of the examples are judged when they have chosen.
-
-    Args:
-        specs: Specs of the runs of a grid, their data checked.
-        roots: gives the allowed folders.
-        before_each: called before each dataset is read; what it raises ends the check.
+    Runs that train on a choice of the examples are checked once they have chosen. `specs` are those of the
+    runs of a grid, their data checked; `before_each` is called before each dataset is read.
     """
     folders = roots("data")
 
@@ -181,7 +173,7 @@ def _datasets(tasks: Iterable[Task], roots: Sequence[Path]) -> Iterator[_Dataset
 
 
 def _signature(path: Path) -> tuple[Signature, bool]:
-    """Returns what changes with a dataset, and whether it does with every change of each of its files."""
+    """Returns what changes with a dataset, and whether every change of each of its files shows in it."""
     try:
         found: list[object] = [_state(path.stat())]
         if not path.is_dir():

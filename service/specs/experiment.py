@@ -1,7 +1,7 @@
-"""The spec of an experiment: the immutable, validated, hashed text of what a user asks for.
+"""The spec of an experiment: the immutable, validated, hashed text of a submission. Pure.
 
-Pure: no I/O. `parse` (`service.config.document`) turns bytes into a document under limits, `validate`
-turns a document into an `ExperimentSpec`, `ExperimentSpec.runs()` expands it.
+`service.config.document.parse` turns bytes into a document under limits, `validate` turns a document into an
+`ExperimentSpec`, and `ExperimentSpec.runs()` expands it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ from trainers.config import Precision, Section
 
 
 def nothing() -> None:
-    """Lets a check continue."""
+    """The null form of `before_each`."""
 
 
 class ExperimentSpec(SpecFields):
-    """One experiment: training sections, hardware, axes, seeds, limits and queue."""
-
     def at(
         self,
         point: Mapping[str, AxisValue],
@@ -43,16 +41,15 @@ class ExperimentSpec(SpecFields):
         named: bool = True,
         infeasible: bool = False,
     ) -> ExperimentSpec:
-        """The spec of one grid point's runs: no axes, all that the point decides written in, validated.
+        """Returns the validated spec of one grid point's runs: no axes, and the point's values written in.
 
         Args:
-            point: axis values by dotted name; empty = not suggested yet, the axes' first values.
-            catalogue: known hardware.
-            named: name the point in the problems.
-            infeasible: let a precision pass that the hardware does not compute.
+            point: Axis values by dotted name; empty = not suggested yet, the axes' first values.
+            named: Name the point in the problems.
+            infeasible: Allow a precision that the hardware does not support.
 
         Raises:
-            SpecError: the values do not go together.
+            SpecError: the values contradict each other.
         """
         if not self.search.axes:
             # Validated as it stands.
@@ -67,9 +64,9 @@ class ExperimentSpec(SpecFields):
         return resolved._with_entry(catalogue)
 
     def _with_values(self, values: Mapping[str, AxisValue], prefix: str) -> ExperimentSpec:
-        """The spec with dotted fields set and without its search: what they are in is validated again.
+        """Returns the spec with dotted fields set and without its search.
 
-        Sections that no value is in are kept as they are; the rules between sections are checked.
+        Sections with a new value are validated again, the others kept; rules between sections are checked.
         """
         document: dict[str, Any] = {}
         for dotted, value in values.items():
@@ -90,7 +87,7 @@ class ExperimentSpec(SpecFields):
             )
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
-        """With what the catalogue's entry decides: its own name, by which runs compare, and its precision."""
+        """Writes in the catalogue entry's own name, by which runs compare, and its precision."""
         entry = find(self.hardware, catalogue)
         if entry is None:
             return self
@@ -104,17 +101,14 @@ class ExperimentSpec(SpecFields):
     def runs(
         self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing
     ) -> Iterator[RunPlan]:
-        """Yields the runs, in product order, each validated as if it had been written out by hand.
+        """Yields the runs in product order, each validated as if it had been written out by hand.
 
-        A grid over hardware and precision has cells that a device cannot compute: they are runs too,
-        which end at once with the reason, unless there are no others.
-
-        Args:
-            catalogue: known hardware.
-            before_each: called before each grid point is validated; what it raises ends the expansion.
+        A grid over hardware and precision has cells that a device cannot compute: they are runs too, which
+        end at once with the reason, unless there are no others. An exception of `before_each` ends the
+        expansion.
 
         Raises:
-            SpecError: naming the axis values of the first grid point that is not valid.
+            SpecError: names the axis values of the first invalid grid point.
         """
         if self.search.info.suggests:
             for point in self.search.probes():
@@ -159,13 +153,12 @@ class RunPlan:
     """One run of the grid before it is stored.
 
     Attributes:
-        index: position in product order, from 0.
-        place: position in the order of measurement, from 0: `grid.blocked_order`.
-        cell: short hash of the axis values; runs that differ by seed alone share it. Reference runs have
-            the cell `REFERENCE_CELL`.
-        seed: the run's seed.
-        point: axis values by dotted name.
-        spec: the spec with the axis values written in, and no axes of its own.
+        index: Position in product order, from 0.
+        place: Position in the order of measurement, from 0: `grid.blocked_order`.
+        cell: Short hash of the axis values, shared by runs that differ by seed alone; `REFERENCE_CELL` for
+            reference runs.
+        point: Axis values by dotted name.
+        spec: The spec with the axis values written in, without axes.
     """
 
     index: int
@@ -178,19 +171,15 @@ class RunPlan:
 
 @functools.lru_cache(maxsize=1024)
 def read_stored(canonical: str) -> ExperimentSpec:
-    """The spec of a stored canonical text; the same object for the same text, as seeds of a cell have."""
+    """Returns the same object for the same canonical text, as seeds of a cell have."""
     return ExperimentSpec.model_validate_json(canonical)
 
 
 def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
     """Turns a document into a spec, checking every field, the hardware and the axes' names.
 
-    Args:
-        document: the parsed text.
-        catalogue: known hardware.
-
     Raises:
-        SpecError: with every problem found, in the order of the fields.
+        SpecError: every problem found, in the order of the fields.
     """
     document = _with_first_point(document)
     with naming_problems(document):
@@ -202,7 +191,7 @@ def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] =
 
 @functools.cache
 def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
-    """Returns a model of some of a spec's fields, each validated alone."""
+    """A model of some of a spec's fields, each validated alone."""
     fields: dict[str, Any] = {
         name: (field.annotation, field)
         for name, field in ExperimentSpec.model_fields.items()
@@ -212,10 +201,10 @@ def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
 
 
 def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
-    """Returns a field that is an axis takes the axis' first value, so that no default is judged unused.
+    """Gives each field that is an axis the axis' first value, so that no default is judged unused.
 
-    A conditional axis takes it only where it varies with the first values of the axes that it asks for.
-    What the document has for its field is kept as the value where it is left out.
+    A conditional axis gives its value only where it varies with the first values of the axes in its
+    condition; elsewhere the document's own value stays.
     """
     search = document.get("search")
     axes = search.get("axes") if isinstance(search, Mapping) else None
@@ -250,7 +239,6 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
-    """Returns whether an axis with these conditions varies where others have the chosen values."""
     return not isinstance(needs, Mapping) or all(
         other in chosen and isinstance(values, list) and chosen[other] in values
         for other, values in needs.items()
@@ -258,7 +246,7 @@ def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
 
 
 def _field_value(document: Mapping[str, object], name: str) -> object:
-    """Returns what a document says for a dotted field, or the field's default."""
+    """Returns the document's value of a dotted field, or the field's default."""
     value: Any = document
     section: Any = ExperimentSpec
     for part in name.split("."):
@@ -272,7 +260,7 @@ def _field_value(document: Mapping[str, object], name: str) -> object:
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
+    """The JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
     schema = ExperimentSpec.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

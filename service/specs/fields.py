@@ -62,7 +62,7 @@ PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 10
 
 
 def _number_of(priority: object) -> object:
-    """Returns the number of a priority class; what is not a word as it is."""
+    """Returns the number of a priority class; any other value as it is."""
     if not isinstance(priority, str):
         return priority
     if priority not in PRIORITIES:
@@ -87,17 +87,14 @@ class Queue(Section):
     """Accept what the present cluster could never run, and wait for nodes to join."""
 
     def may_be_preempted(self, priority: int) -> bool:
-        """Returns whether runs may stop for others, at a priority that people may have changed since."""
+        """The priority may have changed since submission."""
         return priority < PRIORITIES["high"] if self.preemptible is None else self.preemptible
 
 
-class GridTooLarge(ValueError):
-    """The grid has more runs than an experiment may have."""
+class GridTooLarge(ValueError): ...
 
 
 class SpecFields(TrainingSections):
-    """Training sections, hardware, axes, seeds, limits and queue, each field checked."""
-
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$")]
     """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
     description: str = Field(default="", max_length=10_000)
@@ -168,7 +165,7 @@ class SpecFields(TrainingSections):
         return self
 
     def values_of(self, field: str) -> list[AxisValue]:
-        """The listed values that a field may have over the grid, where its axis is left out included."""
+        """All listed values of a field over the grid, including that where its axis is left out."""
         value: Any = self
         for name in field.split("."):
             value = getattr(value, name)
@@ -177,11 +174,10 @@ class SpecFields(TrainingSections):
         return [*values, self.search.otherwise[field]] if field in self.search.otherwise else values
 
     def run_count(self) -> int:
-        """Returns the number of runs, reference runs included; computed from lengths, without expanding."""
+        """Number of runs, reference runs included; computed without expanding."""
         return self.grid_count() + len(self._reference_places())
 
     def grid_count(self) -> int:
-        """Returns the number of the grid's runs."""
         return self.search.run_count(len(self.seeds))
 
     def _reference_places(self) -> list[int]:
@@ -189,22 +185,21 @@ class SpecFields(TrainingSections):
 
     @property
     def metric_better(self) -> Better | None:
-        """Which direction of `search.metric` wins; None = not known, or not the same for all tasks."""
+        """Winning direction of `search.metric`; None = not known, or not the same for all tasks."""
         tasks = self.search.axes.get("task.name")
         infos = [TASKS.get(str(name)) for name in (tasks if isinstance(tasks, list) else [self.task.name])]
         found = {better_of(self.search.metric, info.headline if info else None) for info in infos}
         return found.pop() if len(found) == 1 else None
 
     def canonical_json(self) -> str:
-        """Returns the spec with all defaults, keys sorted, no white space: what is hashed."""
+        """The spec with all defaults, keys sorted, no white space: what is hashed."""
         return canonical_json(self.model_dump(mode="json"))
 
     def sha256(self) -> str:
-        """Returns the hash of the canonical JSON."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
     def places(self) -> list[int]:
-        """Returns each run's place in the order of measurement, by index: blocks of seeds, shuffled.
+        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
 
         Reference runs have the indices after the grid's, and their places between those.
         """
@@ -241,7 +236,6 @@ def axis_names() -> tuple[str, ...]:
 
 
 def _dotted(section: type[Section], without: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yields the fields of a section, and in place of a section those within it."""
     for name, field in section.model_fields.items():
         inner = field.annotation
         if name in without:

@@ -1,4 +1,4 @@
-"""What the configuration of a model says before anyone loads it; weights are never read."""
+"""Reads a model's configuration before anything loads the model; weights are never read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,8 @@ _LARGEST_CONFIGURATION = 1 << 20
 def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
     """Returns the arithmetic of `model.student` without a head, before `model.layers` chooses some of it.
 
-    Args:
-        student: a preset, a folder, `hub:<id>` or `run:<id>`.
-        roots: folders that models may lie in.
-
-    Returns:
-        None where it is not known before a worker has the model: of a run, of a hub id that is not in the
-        hub's cache on this machine, of a configuration that cannot be read (the worker says what is wrong).
+    None where a worker has to have the model first: for a run, for a hub id that is not in the hub's cache on
+    this machine, for a configuration that cannot be read (the worker reports what is wrong).
     """
     preset = Preset(student).config(VOCABULARY_SIZE) if student in PRESETS else None
     fields = preset or configuration(student, roots)
@@ -46,18 +41,12 @@ def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
 
 
 def configuration(model: str, roots: Sequence[Path]) -> Mapping[str, Any] | None:
-    """Returns the fields of a model's `config.json`; None where this machine cannot read them.
-
-    Args:
-        model: a folder, `hub:<id>` or `run:<id>`.
-        roots: folders that models may lie in.
-    """
+    """Returns the fields of a model's `config.json`; None where this machine cannot read them."""
     file = model_file(model, "config.json", roots)
     return None if file is None else read_object(file, _LARGEST_CONFIGURATION)
 
 
 def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
-    """Returns a file of a model; None where this machine does not have the model."""
     try:
         if model.startswith(HUB):
             return _cached(model.removeprefix(HUB), name)
@@ -67,12 +56,7 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
-    """Layers that a student does not have, where its size is known.
-
-    Args:
-        models: Models of the runs of a grid, their paths checked.
-        roots: gives the allowed folders.
-    """
+    """Returns problems about layers that a student does not have, where its size is known."""
     chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
     if not chosen:
         return []
@@ -103,7 +87,7 @@ def _in_folder(model: str, name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
-    """Returns the object in a JSON file; None when there is none, or it is larger than that.
+    """Returns the object in a JSON file; None when there is none, or it is too large.
 
     A file is read once for all models of a grid that are the same one.
     """

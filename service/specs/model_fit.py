@@ -1,4 +1,4 @@
-"""Models that cannot do what a spec asks of them, where this machine can read their configuration."""
+"""Checks whether models can do what a spec needs, where this machine can read their configuration."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ _Misfits = Callable[[TrainingSections, str, FamilyInfo, Mapping[str, Any]], Iter
 
 
 def model_problems(specs: Iterable[ExperimentSpec], roots: Roots) -> list[Problem]:
-    """Returns the first problems of the models of a grid.
-
-    Args:
-        specs: Specs of its runs, their paths checked.
-        roots: gives the allowed folders.
-    """
     folders = roots("model")
     of_folder = functools.cache(functools.partial(_folder_problems, roots=folders))
     return first_problems(
@@ -68,7 +62,6 @@ def _problems(
 
 
 def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[Problem]:
-    """Returns what is wrong with a model itself."""
     fields = configuration(model, roots)
     if fields is None:
         return []
@@ -103,7 +96,7 @@ def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[P
 
 
 def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
-    """Returns the ids of a model's tokenizer by token; empty where they are not known."""
+    """The tokenizer's ids by token; empty where they are not known."""
     file = model_file(model, "tokenizer.json", roots)
     document = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     if document is None:
@@ -119,7 +112,7 @@ def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
 
 
 def _pad_token(model: str, roots: Sequence[Path]) -> str:
-    """Returns the token that a model's settings name for padding; empty = none."""
+    """The padding token in the model's settings; empty = none."""
     file = model_file(model, "tokenizer_config.json", roots)
     settings = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     token = (settings or {}).get("pad_token")

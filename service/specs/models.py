@@ -1,4 +1,4 @@
-"""Models that runs of this service leave behind: `run:12` in a spec, and where its checkpoints lie."""
+"""Models that earlier runs leave behind: `run:12` in a spec, and where its checkpoints are."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ FindRun = Callable[[int], Run | None]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A run that an experiment starts from, and how it stands.
-
-    Attributes:
-        run_id: the run.
-        state: None when it has been deleted.
-        failure_class, failure_message: Class and message of its last failure.
-    """
+    """A run that an experiment starts from; `state` is None when it has been deleted."""
 
     run_id: int
     state: RunState | None
@@ -54,7 +48,7 @@ class Reference:
 
     @property
     def hopeless(self) -> str | None:
-        """Why there will be no model of it, in words; None when there is one or may be one."""
+        """Why it will leave no model, in words; None when it has one or may have one."""
         if self.pending or self.state is RunState.succeeded:
             return None
         if self.state is None:
@@ -72,10 +66,10 @@ class NoModel(Exception):
 
 
 def reference(text: str | None) -> int | None:
-    """Returns the run that `run:12` names; None for everything that begins with something else.
+    """Returns the run that `run:12` names; None for any other text.
 
     Raises:
-        ValueError: it begins with `run:` and names none.
+        ValueError: it begins with `run:`, without a number.
     """
     if text is None or not text.startswith(RUN):
         return None
@@ -86,18 +80,12 @@ def reference(text: str | None) -> int | None:
 
 
 def referenced_runs(spec: ExperimentSpec) -> set[int]:
-    """Runs that a spec without axes starts from."""
     found = (reference(spec.model.student), reference(spec.model.teacher))
     return {number for number in found if number is not None}
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
-    """Returns what is wrong with the runs that a grid starts from: the first problems.
-
-    Args:
-        plans: the runs of the grid; of its references each is judged once.
-        find: looks a run up.
-    """
+    """Returns the first problems of the runs that a grid starts from, each judged once."""
     seen = dict.fromkeys(
         (field, text, plan.spec.task.name)
         for plan in plans
@@ -137,7 +125,7 @@ def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | Non
 
 
 def waits_for(references: Iterable[Reference]) -> str | None:
-    """Returns what an experiment waits for, in words; None when every run that it starts from has ended."""
+    """Returns in words what an experiment waits for; None when every run that it starts from has ended."""
     pending = [str(found.run_id) for found in references if found.pending]
     if not pending:
         return None
@@ -146,35 +134,30 @@ def waits_for(references: Iterable[Reference]) -> str | None:
 
 
 def hopeless(references: Iterable[Reference]) -> str | None:
-    """Which of the runs that an experiment starts from have no model, and what follows; None = none."""
+    """Returns which of the runs that an experiment starts from have no model, and what follows."""
     reasons = [reason for found in references if (reason := found.hopeless) is not None]
     return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
 
 
 def experiments_folder(settings: Settings) -> Path:
-    """Returns where experiments keep their files."""
     return settings.data_dir.resolve() / EXPERIMENTS
 
 
 def experiment_folder(settings: Settings, experiment_id: int) -> Path:
-    """Returns where an experiment keeps its files."""
     return experiments_folder(settings) / str(experiment_id)
 
 
 def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:
     """Returns where a run's checkpoints are; the same for all attempts of one measurement.
 
-    Args:
-        settings: folders.
-        experiment_id, run_id: Owner of the checkpoints.
-        first_attempt: of the measurement: one that is made again does not resume from what the earlier left.
+    `first_attempt` is the measurement's: a repeated one does not resume from what the earlier one left.
     """
     name = "checkpoints" if first_attempt == 1 else f"checkpoints-{first_attempt}"
     return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / name
 
 
 def checkpoints_of(settings: Settings, run: Run) -> Path:
-    """Returns where the checkpoints of a run's present measurement are."""
+    """Returns the folder of the run's present measurement."""
     return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
 
 
@@ -182,9 +165,8 @@ def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[
     """Returns where runs read and write.
 
     Args:
-        settings: folders.
         checkpoints: Checkpoint folder of one run; empty = nothing is trained.
-        models: checkpoint folders that may be read besides the configured folders.
+        models: Checkpoint folders that may be read besides the configured folders.
     """
     return Workspace(
         checkpoints=checkpoints,
@@ -196,12 +178,12 @@ def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[
 
 
 def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
-    """Returns the folder of a run's best or last checkpoint, by what lies on the disk.
+    """Returns the folder of a run's best or last checkpoint, as found on the disk.
 
-    Manifest and sizes are looked at; `trainers.checkpoints.manifest.verify` reads every byte.
+    Checks the manifest and file sizes; `trainers.checkpoints.manifest.verify` reads every byte.
 
     Raises:
-        NoModel: there is none, or it is not whole.
+        NoModel: there is none, or it is incomplete.
     """
     folder = checkpoints_of(settings, run)
     if which == "best":
@@ -218,7 +200,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
 
 
 def _newest(folder: Path) -> Path | None:
-    """Returns the newest complete checkpoint, by attempt and then by step."""
+    """The newest complete checkpoint, by attempt and then by step."""
     try:
         saved = manifest.checkpoints_in(folder)
     except OSError:

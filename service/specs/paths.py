@@ -1,4 +1,4 @@
-"""What is wrong with the paths that a spec names: folders under the configured roots, presets and hub ids.
+"""Checks the paths that a spec names: folders under the configured roots, presets and hub ids.
 
 For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is the rule.
 """
@@ -22,7 +22,6 @@ Roots = Callable[[str], tuple[Path, ...]]
 
 
 def dataset_problem(text: str, roots: Roots) -> Problem | None:
-    """Returns what is wrong with `task.path`, or None."""
     if text.startswith(HUB):
         return _id_problem(text, "dataset", "task.path")
     try:
@@ -50,7 +49,7 @@ def dataset_problem(text: str, roots: Roots) -> Problem | None:
 
 
 def model_problem(text: str, roots: Roots, field: str = "model.student") -> Problem | None:
-    """What is wrong with a model's name or folder, or None; whether a run exists is not judged here."""
+    """Whether a run exists is not checked here."""
     if text in PRESETS and field == "model.teacher":
         return Problem(
             "model-without-weights", field, f"'{text}' is a preset, which has no trained weights; "
@@ -96,13 +95,7 @@ def _id_problem(text: str, what: str, field: str) -> Problem | None:
 def path_problems(
     spec: ExperimentSpec, roots: Roots, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
-    """Returns what is wrong with the paths that a spec or its search names: the first problems.
-
-    Args:
-        spec: the spec as submitted, axes included.
-        roots: gives the allowed folders.
-        before_each: called before each path is looked at; what it raises ends the check.
-    """
+    """Returns the first problems of the paths in a spec, axes included."""
 
     def problem(field: str, text: str) -> Problem | None:
         before_each()
@@ -115,5 +108,5 @@ def path_problems(
 
 
 def _texts(spec: ExperimentSpec, field: str) -> list[str]:
-    """Returns the paths that a field may have over the grid, each once."""
+    """The paths that a field may have over the grid, each once."""
     return list(dict.fromkeys(value for value in spec.values_of(field) if isinstance(value, str)))

@@ -1,7 +1,4 @@
-"""What a project may count on and what limits it: kept in `projects.settings`. Pure.
-
-A field that is missing there has its default.
-"""
+"""Guarantees and limits of a project, from `projects.settings`; missing fields have defaults. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Budgets(BaseModel):
     """Device time, in hours."""
 
     def limited(self) -> dict[str, float]:
-        """Returns the amounts that are limited, by unit."""
+        """The limited amounts, by unit."""
         return self.model_dump(exclude_none=True)
 
 
@@ -76,13 +73,7 @@ NO_LIMITS = ProjectLimits()
 def limit_problems(
     limits: ProjectLimits, catalogue: Mapping[str, Hardware], held: Mapping[str, float]
 ) -> Iterator[Problem]:
-    """Finds limits that contradict the catalogue, each other, or what is in use.
-
-    Args:
-        limits: fields that are valid each by itself.
-        catalogue: known hardware.
-        held: devices that the project holds now, by hardware.
-    """
+    """Yields limits that contradict the catalogue, each other, or the devices held now, by hardware."""
     for field in ("guaranteed", "ceiling"):
         for name in getattr(limits, field):
             path = f"{field}.{name}"

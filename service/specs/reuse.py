@@ -1,9 +1,9 @@
-"""Runs that exist already and need not be trained again: `reuse: true`.
+"""Finds finished runs that need not be trained again: `reuse: true`.
 
-A run is reused when it has succeeded, its resolved settings are the same, and the files that it read
-hold the same as now. Settings are compared by a hash that is stored with every run; files by the
-fingerprints in the run's record, against those that the service takes at submission. A fingerprint is
-remembered under names, sizes and times of the files, so that unchanged data is not read again.
+A run is reused when it has succeeded, its resolved settings are the same, and the files that it read have the
+same content now. Settings are compared by a hash that is stored with every run; files by the fingerprints in
+the run's record, against those that the service takes at submission. A fingerprint is remembered under names,
+sizes and times of the files, so that unchanged data is not read again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,9 @@ _PARTS = {
 
 
 def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> str:
-    """Returns the hash of all that decides about a run's figures but its seed and its files.
+    """Returns the hash of everything that decides a run's figures except its seed and its files.
 
-    The price and the power of its hardware are part of it: figures at other prices are not the same.
-
-    Args:
-        spec: Spec of the run, with its axis values written in.
-        catalogue: known hardware.
+    Includes the price and the power of its hardware: figures at other prices are not the same.
     """
     # Figures of a shared device are not those of one that was the run's alone.
     pricing = lookup(spec.hardware, catalogue).pricing(
@@ -59,13 +55,7 @@ def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> st
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """A run that has succeeded with certain settings.
-
-    Attributes:
-        run_id: the run.
-        config_sha256, seed: its settings.
-        facts: its record; None = there is none.
-    """
+    """A succeeded run with certain settings; `facts` is its record, None = there is none."""
 
     run_id: int
     config_sha256: str
@@ -79,12 +69,7 @@ FindEqual = Callable[[Collection[str]], Sequence[Equal]]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Which runs of a grid are reused.
-
-    Attributes:
-        runs: by position in the grid, the run whose figures are taken.
-        refused: by position, why a run with the same settings is not reused.
-    """
+    """By position in the grid: runs that are reused, and why others with equal settings are not."""
 
     runs: Mapping[int, int] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -93,14 +78,6 @@ class Reuse:
 def reusable(
     plans: Sequence[RunPlan], settings: Settings, catalogue: Mapping[str, Hardware], find: FindEqual
 ) -> Reuse:
-    """Finds the runs of a grid that need not be trained.
-
-    Args:
-        plans: the runs of the grid.
-        settings: folders that data and models may lie in.
-        catalogue: known hardware.
-        find: looks runs up by their settings.
-    """
     hashes: dict[str, str] = {}
     for plan in plans:
         if plan.cell not in hashes:
@@ -125,7 +102,7 @@ def reusable(
 
 
 class _Inputs:
-    """What the files hold that runs would read now, each looked at once."""
+    """Fingerprints of the files that runs would read now, each taken once."""
 
     def __init__(self, settings: Settings) -> None:
         self._workspace = workspace_of(settings)

@@ -1,4 +1,4 @@
-"""What is wrong with a spec beyond its fields: rules between sections, axes and hardware. Pure."""
+"""Rules between sections, axes and hardware: what is wrong with a spec beyond its fields. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ def problems_of(
     point: Mapping[str, AxisValue] = MappingProxyType({}),
     prefix: str = "",
 ) -> list[Problem]:
-    """Returns what is wrong beyond the fields themselves: the first problems, and one that tells of more.
-
-    Args:
-        spec: Spec with valid fields.
-        catalogue: known hardware.
-        point: axis values that are written into the spec.
-        prefix: names that point.
-    """
+    """Returns the first problems, and one that counts the others; `prefix` names the grid point."""
     return first_problems(
         itertools.chain(
             _hardware_problems(spec, catalogue, prefix),
@@ -106,7 +99,7 @@ def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> It
 
 
 def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
-    """What a kind of device does not take; a field that is an axis is judged at each grid point."""
+    """A field that is an axis is judged at each grid point."""
 
     def value_of(dotted: str) -> object:
         value: object = spec
@@ -164,7 +157,7 @@ def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
-    """Yields a short name and the entry that it stands for would be two cells of the same runs."""
+    """An alias and its entry on one axis would be two cells with the same runs."""
     first: dict[str, str] = {}
     values = spec.search.axes.get("hardware", [])
     for name in map(str, values if isinstance(values, list) else ()):
@@ -209,7 +202,7 @@ def _distillation_problems(
 
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
-    """Yields the data that no worker can find; over an axis each grid point is judged."""
+    """Over an axis each grid point is judged."""
     if {"task.name", "task.path"} & set(spec.search.axes):
         return
     if spec.task.path == "":
@@ -266,7 +259,7 @@ def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
-    """Yields what needs to know the runs at submission, where the search suggests them later."""
+    """Settings that need the runs at submission, where the search suggests them later."""
     search = spec.search
     if not search.info.suggests:
         return

@@ -1,4 +1,4 @@
-"""What pydantic finds in a document, as problems in our words."""
+"""Translates pydantic's errors about a document into problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RANGE = ("greater_than", "less_than", "too_short", "too_long", "string_too")
 
 @contextlib.contextmanager
 def naming_problems(document: Mapping[str, object], prefix: str = "") -> Iterator[None]:
-    """Raises what pydantic finds in a document as a `SpecError`."""
+    """Raises pydantic's errors as a `SpecError`."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Figures of answers: the trade-off and its frontier, effects of axes, scores, confusion. Pure."""
+"""Plots of answers: the trade-off and its frontier, effects of axes, scores, confusion. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _MOST_LINKED = 200
 
 
 def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
-    """Returns the runs of each configuration."""
     found: dict[str, list[int]] = {}
     for run in runs:
         found.setdefault(label_of(run.point), []).append(run.id)
@@ -44,13 +43,13 @@ def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
 def trade_off(
     answer: FrontierAnswer, drawn: Sequence[str], runs: Mapping[str, Sequence[int]], *, judged_by_all: bool
 ) -> Figure:
-    """Returns two figures against each other, and a third as colour.
+    """Plots two figures against each other, and a third as colour.
 
     Args:
-        answer: the frontier that decides which configurations stand out.
-        drawn: two or three of its metrics.
-        runs: ids of the runs of each configuration, by label.
-        judged_by_all: the frontier is over more metrics than are drawn.
+        answer: The frontier; its members stand out.
+        drawn: Two or three of its metrics.
+        runs: Ids of the runs of each configuration, by label.
+        judged_by_all: The frontier is over more metrics than are drawn.
     """
     across, up = drawn[:2]
     better = {metric.name: metric.better for metric in answer.metrics}
@@ -150,7 +149,7 @@ def _points(
 
 
 def _edge(points: Sequence[tuple[float, float]], signs: tuple[float, float]) -> list[tuple[float, float]]:
-    """Returns the points that no cheaper one reaches, from the cheapest on."""
+    """Returns the points that no cheaper one reaches, the cheapest first."""
     edge: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda each: (signs[0] * each[0], -signs[1] * each[1])):
         if not edge or signs[1] * point[1] > signs[1] * edge[-1][1]:
@@ -166,7 +165,6 @@ def _left_out(left_out: Mapping[str, str]) -> str:
 
 
 def effect(item: FittedEffects) -> Figure:
-    """Returns the effects of all levels on a metric with their intervals."""
     model = item.model
     ratio = model.scale == "ratio"
     factor = 100.0 if ratio else 1.0
@@ -211,7 +209,7 @@ def _level_name(axis: str, level: Any, baseline: Any) -> str:
 
 
 def score(answer: ScoreAnswer) -> Figure:
-    """Returns the parts of each configuration's score, the best on top."""
+    """Plots the parts of each configuration's score, the best on top."""
     shown = answer.ranking[:MOST_SCORED]
     names = [point_text(ranked.point) or "the only configuration" for ranked in shown]
     data: list[Trace] = [
@@ -248,7 +246,7 @@ def score(answer: ScoreAnswer) -> Figure:
 
 
 def confusion(found: ByLabel) -> Figure:
-    """Returns the confusion matrix, each row as shares of its true label."""
+    """Plots the confusion matrix, each row as shares of its true label."""
     counts = found.counts
     shares = [
         rounded(count / max(1, true) for count in row)

@@ -1,4 +1,4 @@
-"""What can be drawn of some experiments: kinds of figures, metrics and axes."""
+"""What can be drawn of some experiments: kinds of plots, metrics and axes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from service.store import Store
 
 
 def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
-    """Returns what can be drawn of experiments.
-
-    Raises:
-        NotFound: there is no such experiment.
-    """
     ids = list(dict.fromkeys(experiment_ids))
     axes: dict[str, None] = {}
     for id in ids:

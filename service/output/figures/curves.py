@@ -1,6 +1,6 @@
-"""Learning curves: the mean of each configuration with a band, or single runs, over steps, time or cost.
+"""Learning curves over steps, time or cost: the mean of each configuration with a band, or single runs.
 
-Nothing is averaged in silence: the legend says over how many seeds, and what the band is.
+The legend always says over how many seeds a mean is, and what the band is.
 """
 
 from __future__ import annotations
@@ -55,12 +55,9 @@ _FEW_POINTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run's values of a metric.
+    """One run's values of a metric: `x` is the place of each bucket on the axis.
 
-    Attributes:
-        run: the run, with the fields in which several experiments differ among its axes.
-        x: place of each bucket on the axis.
-        buckets: its values.
+    The fields in which several experiments differ are among the run's axes.
     """
 
     run: Run
@@ -70,19 +67,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveSet:
-    """Curves that are drawn together.
+    """Curves that are drawn together, by label of the configuration in grid order.
 
     Attributes:
-        metric: their metric.
-        curves: by label of the configuration, in the order of the grid.
-        wanted: lines that there would be if every chosen run had the metric.
-        chosen: configurations or runs that were chosen, by experiment: one that two have counts twice.
-        of: how many there were to choose from, counted likewise.
-        unit: unit of the axis.
-        width: steps of a bucket.
-        exact: values are means of all points of a bucket.
-        without_x: runs whose place on the axis is not known.
-        cut: runs of the chosen configurations beyond what is read at once.
+        wanted: Lines that there would be if every chosen run had the metric.
+        chosen: Chosen configurations or runs, by experiment: one that two have counts twice.
+        of: Number of configurations or runs to choose from, counted likewise.
+        width: Steps per bucket.
+        exact: Values are means of all points of a bucket.
+        without_x: Runs whose place on the axis is not known.
+        cut: Runs of the chosen configurations beyond what is read at once.
     """
 
     metric: str
@@ -145,9 +139,9 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
 def _chosen(
     store: Store, experiment_ids: Sequence[int], filter: str | None, options: Options
 ) -> tuple[list[list[int]], int]:
-    """Returns the runs of each line that is to be drawn, and how many lines there would be without a limit.
+    """Returns the runs of each line to draw, and the number of lines without a limit.
 
-    Of several experiments each has its turn, so that all of them are seen.
+    Several experiments take turns, so that all of them are seen.
     """
     queues: list[list[list[int]]] = []
     for experiment_id in dict.fromkeys(experiment_ids):
@@ -228,7 +222,6 @@ _BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
 
 
 def draw(found: CurveSet, options: Options) -> Figure:
-    """Returns the figure of a set of curves."""
     single = options.by is By.run
     drawn = sum(map(len, found.curves.values())) if single else len(found.curves)
     data = [*(_runs(found, options) if single else _cells(found, options))]
@@ -306,7 +299,7 @@ class _Mean:
     high: list[float]
 
     def deviating(self) -> tuple[list[float], list[float]]:
-        """Returns the ends of a band of one standard deviation to each side."""
+        """The ends of a band of one standard deviation to each side."""
         return (
             [mean - sd for mean, sd in zip(self.y, self.sd, strict=True)],
             [mean + sd for mean, sd in zip(self.y, self.sd, strict=True)],
@@ -361,7 +354,7 @@ def _runs(found: CurveSet, options: Options) -> Iterator[Trace]:
 
 
 def _smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
-    """The exponentially weighted mean of what came before and each value, without a bias to the start."""
+    """Exponentially weighted mean of each value and those before it, without a bias to the start."""
     if not weight:
         return list(values)
     found: list[float | None] = []
@@ -378,8 +371,6 @@ def _smoothed(values: Sequence[float | None], weight: float) -> list[float | Non
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """How one line is drawn, and the traces that belong to it."""
-
     number: int
     name: str
     group: str
@@ -391,7 +382,6 @@ class _Line:
         return PALETTE[self.number % len(PALETTE)]
 
     def line(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
-        """Returns the line that the legend names."""
         marked = len(x) <= _FEW_POINTS
         return {
             "type": "scatter",
@@ -410,7 +400,6 @@ class _Line:
         }
 
     def band(self, x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> Trace:
-        """Returns the area between two lines."""
         return {
             "type": "scatter",
             "x": rounded([*x, *reversed(x)]),
@@ -427,7 +416,7 @@ class _Line:
         }
 
     def faint(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
-        """Returns the line as measured, behind the smoothed one."""
+        """The line as measured, behind the smoothed one."""
         return {
             "type": "scatter",
             "x": rounded(x),

@@ -1,9 +1,9 @@
-"""What a figure is, what can be drawn, and what all of them share: colours, layout, names of axes. Pure.
+"""What all plots share: colours, layout, names of axes; and the records that the API declares. Pure.
 
-Colours are Okabe and Ito's, which people with any common form of colour blindness tell apart; past
-eight series, dashes and symbols go on where colours repeat. Text, grid and background take the
-page's colours when it is shown, so that one figure serves light, dark and print. Traces are of kinds
-that plotly draws as SVG: WebGL and parallel coordinates need `eval`, which the page forbids.
+Colours are Okabe and Ito's, which can be told apart with any common form of colour blindness; past eight
+series, dashes and symbols distinguish repeated colours. Text, grid and background take the page's colours
+when shown, so that one plot serves light, dark and print. Traces are of kinds that plotly draws as SVG:
+WebGL and parallel coordinates need `eval`, which the page forbids.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Choices(Serializable):
 
 
 def layout(x: str, y: str, *, height: int) -> Layout:
-    """Returns a layout with these titles of the axes and this height in pixels."""
+    """`x` and `y` are the titles of the axes; the height is in pixels."""
     return {
         "height": height,
         "margin": {"l": 70, "r": 16, "t": 12, "b": 52},
@@ -96,7 +96,7 @@ def layout(x: str, y: str, *, height: int) -> Layout:
 
 
 def with_legend(layout: Layout, names: Sequence[str]) -> Layout:
-    """Returns the room for the legend above the plot: about 100 characters of names fit into a line."""
+    """Makes room for the legend above the plot and returns the layout; a line holds about 100 characters."""
     longest = max((len(name) for name in names), default=0) + 8
     lines = math.ceil(len(names) / max(1, 120 // longest))
     layout["height"] += 22 * max(0, lines - 1)
@@ -104,24 +104,24 @@ def with_legend(layout: Layout, names: Sequence[str]) -> Layout:
 
 
 def axis_title(name: str) -> str:
-    """Returns a figure's name with its unit."""
+    """The name with its unit."""
     return f"{title(name)} ({unit_of(name)})"
 
 
 def capitalised(name: str) -> str:
-    """Returns a figure's name as a sentence begins with it."""
+    """The name at the start of a sentence."""
     words = title(name)
     return words[0].upper() + words[1:]
 
 
 def unit_of(name: str) -> str:
-    """Returns the unit of a figure as an axis title shows it."""
+    """The unit as an axis title shows it."""
     unit = DECLARED[name].unit if name in DECLARED else "1"
     return "share, 0 to 1" if name in SCORES and SCORES[name].share is not None else unit
 
 
 def word(name: str) -> str:
-    """Returns a figure's name as part of an id."""
+    """The name as part of an id."""
     return name.replace("_", "-")
 
 
@@ -136,6 +136,6 @@ def rounded_or_gap(values: Iterable[float | None]) -> list[float | None]:
 
 
 def faded(colour: str, opacity: float = 0.18) -> str:
-    """Returns a colour of the palette that lets others through."""
+    """The colour with transparency."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"

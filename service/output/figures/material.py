@@ -1,7 +1,7 @@
-"""What figures are drawn from: each part is read or answered when a figure first needs it, and kept.
+"""What plots are drawn from: each part is read or answered when a plot first needs it, and kept.
 
-The report and the API make one `Material` per document or request, so that a figure costs what it shows:
-curves need no analysis, and the trade-off no points.
+The report and the API make one `Material` per document or request, so that curves need no analysis, and the
+trade-off no points.
 """
 
 from __future__ import annotations
@@ -52,20 +52,14 @@ TIME_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ByLabel:
-    """What a configuration made of each label of the test part.
-
-    Attributes:
-        point: Configuration.
-        runs: its runs that are counted.
-        counts: their counts together.
-    """
+    """A configuration's counts by label of the test part, summed over `runs`."""
 
     point: Mapping[str, object]
     runs: tuple[int, ...]
@@ -73,7 +67,6 @@ class ByLabel:
 
 
 def answered(ask: Callable[[], Answer]) -> Answer | Unanswered:
-    """Returns an answer, or why there is none."""
     try:
         return ask()
     except AnalysisError as error:
@@ -84,13 +77,10 @@ class Material:
     """Runs, answers, curves and charges of some experiments.
 
     Args:
-        store: Store with the runs.
-        experiment_ids: one, or several that are answered together.
-        selection: Selection among their runs.
-        traced: a step of a run, where it traced some.
-        unit_scores: reads a run's scores of the test part's units.
-        label_counts: reads a run's counts by label.
-        made_at_s: now, in Unix seconds; None = the clock.
+        traced: Returns a traced step of a run, if it has one.
+        unit_scores: Reads a run's scores of the test part's units.
+        label_counts: Reads a run's counts by label.
+        made_at_s: Now, in Unix seconds; None = the clock.
     """
 
     def __init__(
@@ -113,30 +103,22 @@ class Material:
 
     @cached_property
     def run_table(self) -> RunTable:
-        """All runs with everything that judges them."""
         return read_run_table(self.store, self.experiment_ids, self.selection, unit_scores=self._unit_scores)
 
     @cached_property
     def question(self) -> Question:
-        """The runs, comparable."""
         return Question(self.run_table)
 
     @cached_property
     def recommendation(self) -> Recommendation | Unanswered:
-        """The recommended configuration."""
         return answered(self.question.recommend)
 
     @cached_property
     def effects(self) -> EffectsAnswer | Unanswered:
-        """Effects of the axes on the metrics of the project's question."""
+        """On the metrics of the project's question."""
         return answered(self.question.effects)
 
     def frontier(self, metrics: Sequence[str] = ()) -> FrontierAnswer:
-        """Returns what nothing else beats on every metric at once.
-
-        Raises:
-            AnalysisError: no configuration has all metrics.
-        """
         key = tuple(metrics)
         if key not in self._frontiers:
             self._frontiers[key] = self.question.frontier(metrics=key)
@@ -144,25 +126,18 @@ class Material:
 
     @cached_property
     def point_names(self) -> list[str]:
-        """Metrics that the runs have points of."""
         return self.store.point_names(self.experiment_ids)
 
     def curves(self, options: Options) -> curves.CurveSet:
-        """Reads the curves of a metric.
-
-        Raises:
-            AnalysisError: no run has the metric.
-        """
         return curves.read(self.store, self.experiment_ids, self.selection, options)
 
     @cached_property
     def ledgers(self) -> tuple[Ledger, ...]:
-        """What was used, with all runs, by experiment."""
+        """Of all runs, by experiment."""
         return tuple(self.store.ledger(id) for id in self.experiment_ids)
 
     @cached_property
     def breakdown(self) -> Mapping[str, Mapping[str, float]]:
-        """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
         return breakdown(self.run_table)
 
     @cached_property
@@ -181,7 +156,7 @@ class Material:
 
     @cached_property
     def by_label(self) -> ByLabel | None:
-        """Counts by label of the recommended configuration, else of the first; None = there are none."""
+        """Of the recommended configuration, else of the first; None = there are no counts."""
         chosen, finished = self.recommendation, self.run_table.finished
         if not finished:
             return None
@@ -194,7 +169,7 @@ class Material:
 
 
 def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
-    """Mean seconds of each part of a run's time, by configuration; runs without the parts give none."""
+    """Mean seconds of each part of a run's time by configuration, over the runs that have it."""
     found: dict[str, dict[str, list[float]]] = {}
     columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
     for position, run in enumerate(run_table.runs):

@@ -1,4 +1,4 @@
-"""What can be chosen of a figure: the same for the report, the page and whoever asks the API."""
+"""Options of plots, shared by the report, the page and the API."""
 
 from __future__ import annotations
 
@@ -46,20 +46,18 @@ class Band(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is chosen; each kind of figure reads some of it.
+    """The chosen options; each kind of plot reads some of them.
 
     Attributes:
-        metric: figures that are drawn; none = those of the report.
-        over: figures over which the frontier is found; none = those that are drawn.
-        x: what curves are drawn over.
-        by: what a line or a point stands for; None = the kind's own choice.
-        band: what a band around a mean shows.
-        smooth: weight of what came before in the exponentially weighted mean; 0 = as measured.
-        max_curves: most lines; None = the kind's own choice.
-        unfinished: include runs that have not ended, or not well.
-        strategy: named weighting of scores.
-        weight: weights of one's own by metric.
-        run: the run of which a step is drawn.
+        metric: Figures that are drawn; none = those of the report.
+        over: Figures over which the frontier is found; none = those that are drawn.
+        by: What a line or a point stands for; None = the kind's own choice.
+        smooth: Weight of earlier values in the exponentially weighted mean; 0 = as measured.
+        max_curves: Most lines; None = the kind's own choice.
+        unfinished: Include runs that have not ended, or not well.
+        strategy: Named weighting of scores.
+        weight: The user's own weights by metric.
+        run: Run of which a step is drawn.
     """
 
     metric: tuple[str, ...] = ()
@@ -75,6 +73,6 @@ class Options:
     run: int | None = None
 
     def given(self) -> list[str]:
-        """Returns the names of the options that differ from their defaults."""
+        """Names of the options that differ from their defaults."""
         plain = Options()
         return [one.name for one in fields(self) if getattr(self, one.name) != getattr(plain, one.name)]

@@ -22,13 +22,7 @@ KIND = "parallel"
 
 
 def of_runs(run_table: RunTable, positions: Sequence[int], metrics: Sequence[Metric]) -> Figure:
-    """Returns a line per finished run.
-
-    Args:
-        run_table: the runs.
-        positions: places of those that are drawn.
-        metrics: figures that have an axis.
-    """
+    """Returns a line per finished run among `positions`."""
     runs = [run_table.runs[at] for at in positions]
     columns = {metric.name: run_table.column(metric.name)[list(positions)] for metric in metrics}
     return _figure(
@@ -85,7 +79,7 @@ def _figure(
 
 
 def _axis(name: str, label: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Returns the dimension of an axis: each value has a place of its own, in the order of the grid."""
+    """Returns an axis' dimension: each value has its own place, in grid order."""
     places: dict[str, int] = {}
     for value in values:
         places.setdefault(json.dumps(value), len(places))

@@ -1,7 +1,7 @@
-"""Every kind of figure, in one place: the report, the API and the page read this list.
+"""Every kind of plot, in one place: the report, the API and the page read this list.
 
-A new kind is one entry: what it is called, which options it reads, which of its figures a report has, and
-the function that draws one.
+A new kind is one entry: its name, the options that it reads, which of its plots a report has, and the
+function that draws one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _MOST_LINES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FigureKind:
-    """A kind of figure.
+    """A kind of plot.
 
     Attributes:
-        id: word that names it in addresses.
-        title: heading of the figure.
-        about: what it answers, in one sentence.
-        reads: names of the options that it reads.
-        draw: returns one figure; raises `AnalysisError` where there is nothing to draw.
-        of_report: options of each figure of this kind that a report has.
+        id: Word for addresses.
+        about: What it answers, in one sentence.
+        reads: Names of the options that it reads.
+        draw: Returns one plot; raises `AnalysisError` where there is nothing to draw.
+        of_report: Options of each plot of this kind in a report.
     """
 
     id: str
@@ -262,21 +261,16 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
 
 
 def kind_of(id: str) -> FigureKind:
-    """Returns a kind of figure.
-
-    Raises:
-        BadQuestion: there is none of that id.
-    """
     if id not in FIGURES:
         raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
     return FIGURES[id]
 
 
 def drawn(id: str, material: Material, options: Options) -> Figure:
-    """Returns one figure.
+    """Returns one plot.
 
     Raises:
-        BadQuestion: there is no such figure, it does not read an option that is given, or one makes no sense.
+        BadQuestion: an unknown kind, an option that it does not read, or an invalid one.
         AnalysisError: there is nothing to draw.
     """
     kind = kind_of(id)
@@ -288,7 +282,7 @@ def drawn(id: str, material: Material, options: Options) -> Figure:
 
 
 def figures_of_report(material: Material) -> list[Figure]:
-    """Returns all figures that a report has, in its order; what cannot be drawn is left out."""
+    """In the report's order; what cannot be drawn is left out."""
     found: list[Figure] = []
     for kind in FIGURES.values():
         # Where there is no answer, a section of the report says why.
@@ -300,5 +294,4 @@ def figures_of_report(material: Material) -> list[Figure]:
 
 
 def listed() -> list[FigureInfo]:
-    """Returns all kinds of figures, as the API lists them."""
     return [FigureInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()]

@@ -1,4 +1,4 @@
-"""Where time and money went: parts of a run's time, when runs ran, one step, what was paid for. Pure."""
+"""Where time and money went: parts of a run's time, when runs ran, one step, the charges. Pure."""
 
 from __future__ import annotations
 
@@ -50,12 +50,7 @@ _MOST_TIMED = 500
 
 
 def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Figure:
-    """Returns the parts of a run's time by configuration.
-
-    Args:
-        found: mean seconds of each part by label of the configuration.
-        runs: runs of these configurations.
-    """
+    """Plots the parts of a run's time, in mean seconds by label of the configuration."""
     points = {label_of(run.point): run.point for run in runs}
     labels = list(found)[:MOST_BARS]
     largest = max(sum(parts.values()) for parts in found.values())
@@ -92,12 +87,7 @@ def _mark(phase: str) -> dict[str, Any]:
 
 
 def timeline(runs: Sequence[Run], now_s: float) -> Figure:
-    """Returns when each run ran.
-
-    Args:
-        runs: runs that have started.
-        now_s: where bars of runs end that have not ended, Unix time.
-    """
+    """Plots when each run ran; bars of unfinished runs end at `now_s`."""
     begun = (
         sorted(runs, key=lambda run: run.started_s or 0.0)[:_MOST_TIMED] if len(runs) > _MOST_TIMED else runs
     )
@@ -150,7 +140,7 @@ def timeline(runs: Sequence[Run], now_s: float) -> Figure:
 
 
 def step(run: Run, traced: TracedStep) -> Figure:
-    """Returns one step of a run: a row per worker, a bar per phase; what waits stands out."""
+    """Plots one step of a run: a row per worker, a bar per phase; waiting stands out."""
     data: list[Trace] = []
     for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in traced.bars)]):
         bars = [bar for bar in traced.bars if bar.phase == phase]
@@ -187,12 +177,7 @@ def step(run: Run, traced: TracedStep) -> Figure:
 
 
 def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Figure:
-    """Returns what was paid for, by configuration: work that counts, lost work, overhead, and waiting.
-
-    Args:
-        ledgers: Ledgers of the experiments.
-        runs: the runs that are shown.
-    """
+    """Plots the charges by configuration: work that counts, lost work, overhead, and waiting."""
     of_run = {account.run_id: account.total for ledger in ledgers for account in ledger.runs}
     cells: dict[str, dict[str, float]] = {}
     for run in runs:

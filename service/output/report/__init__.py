@@ -1,7 +1,7 @@
 """The report of an experiment: one self-contained page, or the same in Markdown.
 
-The story: `contents` gathers everything that is said from the store's rows, with the figures of
-`service.output.figures`, `page` writes the HTML and `text` the Markdown. Only `gather` reads anything.
+`contents` gathers everything from the store, with the plots of `service.output.figures`; `page` writes the
+HTML and `text` the Markdown. Only `gather` reads anything.
 """
 
 from service.output.report.contents import Contents, gather

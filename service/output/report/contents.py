@@ -1,6 +1,6 @@
-"""Everything that a report says, before it has a form: answers, curves, facts, caveats.
+"""The content of a report before it has a form: answers, curves, facts, caveats.
 
-What cannot be answered is not left out: its section says why.
+The section of an answer that cannot be given says why.
 """
 
 from __future__ import annotations
@@ -43,21 +43,19 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a report says.
+    """Content of a report.
 
     Attributes:
-        run_table: the runs.
-        specs: text of each experiment's spec as submitted.
-        made_at_s: when the report was made, Unix seconds.
-        recommendation, comparison, frontier, effects, speedup: answers, or why there is none.
-        verdicts: the recommended configuration against each other one.
-        scores: an answer per named strategy.
-        curves: points by run id and name, of the metrics that tables and the speed-up need.
+        specs: Text of each experiment's spec as submitted.
+        recommendation, comparison, frontier, effects, speedup: Answers, or why there is none.
+        verdicts: The recommended configuration against each other one.
+        scores: An answer per named strategy.
+        curves: Points by run id and name, of the metrics that tables and the speed-up need.
         figures: Plots in the order of the report.
-        caveats: Caveats for the reader, in words.
-        ledgers: Ledgers of the experiments, all their runs included.
-        by_label: Counts by label of the recommended configuration, without one of the first; None = the
-            task has no labels, or no run kept them here.
+        caveats: In words.
+        ledgers: Of the experiments, all their runs included.
+        by_label: Counts by label of the recommended configuration, else of the first; None = the task has no
+            labels, or no run kept them here.
     """
 
     run_table: RunTable
@@ -89,12 +87,9 @@ def gather(
     """Reads and answers everything.
 
     Args:
-        store: Store with the runs.
-        experiment_ids: one, or several that are answered together.
-        selection: Selection among their runs.
-        traced: a step of a run, where it traced some.
-        unit_scores: reads a run's scores of the test part's units.
-        label_counts: reads a run's counts by label.
+        traced: Returns a traced step of a run, if it has one.
+        unit_scores: Reads a run's scores of the test part's units.
+        label_counts: Reads a run's counts by label.
 
     Raises:
         NotFound: there is no such experiment.
@@ -189,7 +184,7 @@ def _count(runs: Sequence[Run]) -> str:
 
 
 def description_of(spec: str) -> str:
-    """Returns the spec's own words about what it is for; empty without any."""
+    """The spec's description; empty without one."""
     try:
         document = yaml.safe_load(spec)
     except yaml.YAMLError:

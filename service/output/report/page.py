@@ -1,7 +1,7 @@
-"""The report as one HTML file: styles, script and plotly inside, nothing from anywhere else.
+"""The report as one HTML file with styles, script and plotly inside.
 
-A content security policy in the page forbids the network and any script but the three that are in
-it, by their hashes: whatever a user named an experiment, it stays text.
+A content security policy in the page forbids the network and any script but the three in it, by their
+hashes: whatever a user named an experiment stays text.
 """
 
 from __future__ import annotations
@@ -24,19 +24,13 @@ _FOLDER = files("service.output.report")
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """A finished page.
-
-    Attributes:
-        text: the HTML.
-        policy: its content security policy, for who serves it.
-    """
+    """A finished page; `policy` is its content security policy, for the server's header."""
 
     text: str
     policy: str
 
 
 def html(contents: Contents) -> ReportPage:
-    """Returns the whole report."""
     parts = sections(contents)
     plots = [block.figure for part in parts for block in part.blocks if isinstance(block, Plot)]
     drawn = [{"id": plot.id, "data": plot.data, "layout": plot.layout} for plot in plots]
@@ -82,5 +76,5 @@ def _read(name: str) -> str:
 
 
 def _plotly() -> str:
-    """Plotly's script; not kept, because a process that made one report may make no other."""
+    """Not kept: a process that made one report may make no other."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")

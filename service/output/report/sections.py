@@ -36,7 +36,7 @@ MOST_IN_MATRIX = 12
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Some sentences; `strong` for the one that matters most."""
+    """Sentences; `strong` for the most important ones."""
 
     text: str
     strong: bool = False
@@ -44,21 +44,17 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Bullets:
-    """A list of sentences."""
-
     items: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Text to be copied."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text; `numbers` are the columns that are set right."""
+    """Rows of text; `numbers` are the right-aligned columns."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -67,8 +63,6 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot with its caption."""
-
     figure: Figure
 
 
@@ -77,21 +71,13 @@ Block = Paragraph | Bullets | Code | Table | Plot
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """One part of the report.
-
-    Attributes:
-        id: word that names it in links.
-        title: heading.
-        blocks: Content of the section.
-    """
-
     id: str
     title: str
     blocks: list[Block] = field(default_factory=list)
 
 
 def sections(contents: Contents) -> list[ReportSection]:
-    """Returns the whole report in order; a section without anything to say is left out."""
+    """In the report's order; empty sections are left out."""
     drawn = {figure.id: Plot(figure) for figure in contents.figures}
 
     def plots(prefix: str) -> list[Block]:
@@ -174,7 +160,7 @@ def _question(contents: Contents) -> Iterable[Block]:
 
 
 def _fixed(contents: Contents) -> dict[str, list[str]]:
-    """Returns what the runs are, where no axis says it."""
+    """Properties of the runs that no axis varies."""
     axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
     runs = contents.run_table.runs
     columns = {
@@ -248,7 +234,7 @@ def _results(contents: Contents) -> Iterable[Block]:
 
 
 def _kernels(contents: Contents) -> Iterable[Block]:
-    """Yields the kernels with the most time of each profiled configuration."""
+    """The kernels with the most time of each profiled configuration."""
     rows = () if isinstance(contents.comparison, Unanswered) else contents.comparison.kernels
     if not rows:
         return
@@ -279,7 +265,7 @@ _OF_BITS = (
 
 
 def _bits(contents: Contents) -> Iterable[Block]:
-    """Yields what models of few bits hold and score; nothing without any."""
+    """Size and scores of models of few bits."""
     groups: dict[str, list[Run]] = {}
     for run in contents.run_table.finished:
         groups.setdefault(label_of(run.point), []).append(run)

@@ -10,7 +10,6 @@ from service.output.report.sections import Block, Bullets, Code, Paragraph, Plot
 
 
 def markdown(contents: Contents) -> str:
-    """Returns the whole report."""
     names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
     lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
     for section in sections(contents):
@@ -41,7 +40,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _inline(text: str) -> str:
-    """Returns text in which names of users cannot open a tag; stars and underscores read well enough."""
+    """Names of users cannot open a tag; stars and underscores stay readable."""
     return " ".join(text.split()).replace("<", "&lt;").replace(" *", " \\*")
 
 
