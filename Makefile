@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tools for the web page's JavaScript; without Node.js 20 they are left out, with a line that says so.
+NODE_READY := $(shell node -e 'if (+process.versions.node.split(".")[0] >= 20) console.log("node_modules/.package-lock.json")' 2>/dev/null)
+NO_NODE = echo "Node.js 20 or newer is not installed: the web page's JavaScript is not checked"
 # The oldest supported (torch 2.11 brings it), what torch 2.13 brings, and the newest, each in a folder of its own.
 TRITON := build/triton
 TRITONS := 3.6.0 3.7.1 newest
@@ -63,15 +66,20 @@ kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three
 	@for version in 3.6.0 newest; do \
 	  PYTHONPATH=$(TRITON)/$$version $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90 || exit 1; done
 
-lint: $(READY) ## Check style, types and import contracts
+lint: $(READY) $(NODE_READY) ## Check style, types and import contracts, of the web page's JavaScript too
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(if $(NODE_READY),npm run --silent lint && npm test --silent,$(NO_NODE))
 
-format: $(READY) ## Format the code
+format: $(READY) $(NODE_READY) ## Format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(if $(NODE_READY),npm run --silent format)
+
+node_modules/.package-lock.json: package.json package-lock.json
+	@npm ci --silent --no-audit --no-fund
 
 docs: $(READY) ## Regenerate docs/errors.md and the rules in docs/security.md from the code
 	@$(BIN)/python -m api.errors_page
@@ -95,5 +103,5 @@ gpu-wheels: $(READY) ## Fetch the small wheels that a GPU machine lacks (PYTHON_
 	@ls build/wheels
 
 clean: ## Remove caches and build outputs, but not the virtual environment
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build node_modules *.egg-info
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ import { THEMES, chooseTheme, chosenTheme } from "./theme.js";
 const main = document.getElementById("main");
 
 /** Pages in the header: path, title, and who sees them. */
+/** @type {[string, string, ((who: any) => boolean)?][]} */
 const PAGES = [
   ["/", "Experiments"],
   ["/queue", "Queue"],
@@ -18,7 +19,7 @@ const PAGES = [
   ["/hardware", "Hardware"],
   ["/projects", "Projects"],
   ["/people", "People", administers],
-  ["/tokens", "Tokens", (who) => who.via !== "open"],
+  ["/tokens", "Tokens", who => who.via !== "open"],
   ["/audit", "Audit", administers],
 ];
 
@@ -38,24 +39,40 @@ route("/account", () => import("./views/account.js"));
 function markPage() {
   for (const link of document.querySelectorAll("#pages a")) {
     const path = link.getAttribute("href");
-    const own = path === "/" ? /^\/($|experiments|runs|compare)/.test(location.pathname) : location.pathname.startsWith(path);
-    if (own) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    const own =
+      path === "/"
+        ? /^\/($|experiments|runs|compare)/.test(location.pathname)
+        : location.pathname.startsWith(path);
+    if (own) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
 }
 
 function showTheme() {
   const button = document.getElementById("theme");
   const next = () => THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length];
-  const name = () => { button.textContent = { system: "◐", light: "☀", dark: "☾" }[chosenTheme()]; button.setAttribute("aria-label", `Theme: ${chosenTheme()}; change to ${next()}`); button.title = `Theme: ${chosenTheme()}`; };
+  const name = () => {
+    button.textContent = { system: "◐", light: "☀", dark: "☾" }[chosenTheme()];
+    button.setAttribute("aria-label", `Theme: ${chosenTheme()}; change to ${next()}`);
+    button.title = `Theme: ${chosenTheme()}`;
+  };
   chooseTheme(chosenTheme());
   name();
-  button.addEventListener("click", () => { chooseTheme(next()); name(); });
+  button.addEventListener("click", () => {
+    chooseTheme(next());
+    name();
+  });
 }
 
 async function showReader() {
   const who = await whoami();
-  replace(document.getElementById("pages"), PAGES.filter(([, , seen]) => !seen || seen(who)).map(([path, title]) => h("a", { href: path }, title)), h("a", { href: "/docs" }, "API"));
-  const name = document.getElementById("who"), out = document.getElementById("out");
+  replace(
+    document.getElementById("pages"),
+    PAGES.filter(([, , seen]) => !seen || seen(who)).map(([path, title]) => h("a", { href: path }, title)),
+    h("a", { href: "/docs" }, "API"),
+  );
+  const name = document.getElementById("who"),
+    out = document.getElementById("out");
   name.hidden = who.via === "open";
   name.textContent = who.user;
   out.hidden = who.via !== "session";
@@ -71,22 +88,46 @@ function fromOldAddress() {
 
 showTheme();
 fromOldAddress();
-addEventListener("hashchange", () => { if (/^#\//.test(location.hash)) { fromOldAddress(); open(); } });
-showReader().catch((error) => announce(error.message));
+addEventListener("hashchange", () => {
+  if (/^#\//.test(location.hash)) {
+    fromOldAddress();
+    open();
+  }
+});
+showReader().catch(error => announce(error.message));
 let first = true;
 start(main, {
-  loading: (area) => { showLive(""); replace(area, loading()); markPage(); },
-  missing: (area) => { replace(area, missing()); return { title: "Not found" }; },
-  failed: (area, error, retry) => replace(area, error instanceof ApiError && error.status === 404 ? missing() : failed(error, retry)),
-  opened: (title) => {
+  loading: area => {
+    showLive("");
+    replace(area, loading());
+    markPage();
+  },
+  missing: area => {
+    replace(area, missing());
+    return { title: "Not found" };
+  },
+  failed: (area, error, retry) =>
+    replace(area, error instanceof ApiError && error.status === 404 ? missing() : failed(error, retry)),
+  opened: title => {
     document.title = title ? `${title} · Stillhouse` : "Stillhouse";
     markPage();
-    if (!first) { main.focus({ preventScroll: true }); scrollTo(0, 0); announce(document.title); }
+    if (!first) {
+      main.focus({ preventScroll: true });
+      scrollTo(0, 0);
+      announce(document.title);
+    }
     first = false;
   },
 });
-document.addEventListener("keydown", (event) => {
+document.addEventListener("keydown", event => {
   if (event.key !== "/" || /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName || "")) return;
+  /** @type {HTMLInputElement} */
   const search = main.querySelector('input[type="search"]');
-  if (search) { event.preventDefault(); search.focus(); } else if (location.pathname !== "/") { event.preventDefault(); go("/"); }
+  if (search) {
+    event.preventDefault();
+    search.focus();
+  } else if (location.pathname !== "/") {
+    event.preventDefault();
+    go("/");
+  }
 });

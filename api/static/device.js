@@ -1,13 +1,24 @@
-"use strict";
 // A device asks to be let in: shows what asks, from where, and sends the decision.
 
-const byId = (id) => document.getElementById(id);
-const show = (id, shown) => { byId(id).hidden = !shown; };
-const may = { read: "read", submit: "read and submit", operate: "read, submit and steer", admin: "everything, administration included" };
+import { change, logInAgain, whoami } from "./session.js";
+
+const byId = id => /** @type {any} */ (document.getElementById(id));
+const show = (id, shown) => {
+  byId(id).hidden = !shown;
+};
+const may = {
+  read: "read",
+  submit: "read and submit",
+  operate: "read, submit and steer",
+  admin: "everything, administration included",
+};
 let asked = null;
 
 function fail(error) {
-  if (error.status === 401) { logInAgain(); return; }
+  if (error.status === 401) {
+    logInAgain();
+    return;
+  }
   byId("problem").textContent = error.message;
   show("problem", true);
 }
@@ -30,17 +41,28 @@ async function look(code) {
 async function decide(approve) {
   await change("POST", `${asked}/decision`, { approve });
   show("asked", false);
-  byId("done").textContent = approve ? "The device is logged in; you can close this page." : "The device was turned away.";
+  byId("done").textContent = approve
+    ? "The device is logged in; you can close this page."
+    : "The device was turned away.";
   show("done", true);
 }
 
-byId("form").addEventListener("submit", (event) => { event.preventDefault(); look(byId("code").value.trim()).catch(fail); });
+byId("form").addEventListener("submit", event => {
+  event.preventDefault();
+  look(byId("code").value.trim()).catch(fail);
+});
 byId("approve").addEventListener("click", () => decide(true).catch(fail));
 byId("deny").addEventListener("click", () => decide(false).catch(fail));
 
 async function begin() {
-  if (!await whoami()) { logInAgain(); return; }
+  if (!(await whoami())) {
+    logInAgain();
+    return;
+  }
   const code = new URLSearchParams(location.search).get("user_code");
-  if (code) { byId("code").value = code; await look(code); } else byId("code").focus();
+  if (code) {
+    byId("code").value = code;
+    await look(code);
+  } else byId("code").focus();
 }
 begin().catch(fail);

@@ -1,7 +1,8 @@
-"use strict";
 // Logging in with a token or at the provider, and back to where one came from.
 
-const byId = (id) => document.getElementById(id);
+import { change, returnPath, whoami } from "./session.js";
+
+const byId = id => /** @type {any} */ (document.getElementById(id));
 const parameters = new URLSearchParams(location.search);
 const back = returnPath(parameters.get("return"));
 
@@ -23,9 +24,15 @@ function explain(problem, host) {
 
 async function begin() {
   const options = await (await fetch("/login/options")).json();
-  if (!options.required) { byId("open").hidden = false; return; }
+  if (!options.required) {
+    byId("open").hidden = false;
+    return;
+  }
   const problem = parameters.get("problem");
-  if (!problem && await whoami()) { location.replace(back); return; }
+  if (!problem && (await whoami())) {
+    location.replace(back);
+    return;
+  }
   if (problem) explain(problem, options.provider);
   if (options.provider) {
     byId("host").textContent = options.provider;
@@ -36,7 +43,7 @@ async function begin() {
   if (!options.provider) byId("token").focus();
 }
 
-byId("form").addEventListener("submit", async (event) => {
+byId("form").addEventListener("submit", async event => {
   event.preventDefault();
   byId("problem").hidden = true;
   byId("enter").disabled = true;
@@ -49,4 +56,4 @@ byId("form").addEventListener("submit", async (event) => {
     byId("token").select();
   }
 });
-begin().catch((error) => fail(error.message));
+begin().catch(error => fail(error.message));

@@ -36,22 +36,34 @@ async function asked(path, options) {
     answer = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { title: "The server cannot be reached", detail: "the server cannot be reached; is it running?" });
+    throw new ApiError(0, {
+      title: "The server cannot be reached",
+      detail: "the server cannot be reached; is it running?",
+    });
   }
   if (answer.status === 401) return logInAgain();
   if (answer.ok) return answer;
   const text = await answer.text();
-  let problem = {};
-  try { problem = JSON.parse(text); } catch { problem = { detail: text.slice(0, 500) || answer.statusText }; }
+  let problem;
+  try {
+    problem = JSON.parse(text);
+  } catch {
+    problem = { detail: text.slice(0, 500) || answer.statusText };
+  }
   throw new ApiError(answer.status, problem);
 }
 
 /** The JSON at a path of the API, such as "/experiments". */
-export async function get(path, parameters = {}, { signal } = {}) {
+export async function get(path, parameters = {}, /** @type {{signal?: AbortSignal}} */ { signal } = {}) {
   return (await asked(address(path, parameters), { signal, headers: { Accept: "application/json" } })).json();
 }
 
-/** The text at a path of the API. */
+/**
+ * The text at a path of the API.
+ * @param {string} path
+ * @param {Object} parameters
+ * @param {{signal?: AbortSignal, accept?: string}} options
+ */
 export async function getText(path, parameters = {}, { signal, accept = "text/plain" } = {}) {
   return (await asked(address(path, parameters), { signal, headers: { Accept: accept } })).text();
 }
@@ -60,13 +72,15 @@ export async function getText(path, parameters = {}, { signal, accept = "text/pl
  * Changes something.
  * @param {string} method POST, PUT, PATCH or DELETE
  * @param {string} path of the API
- * @param {any} body JSON; a string is sent as it is, as a spec
+ * @param {any} [body] JSON; a string is sent as it is, as a spec
+ * @param {{signal?: AbortSignal, headers?: Object, parameters?: Object}} options
  * @returns the JSON of the answer, or null where it has none
  */
 export async function send(method, path, body, { signal, headers = {}, parameters = {} } = {}) {
   const { csrf } = await whoami();
   const sent = { Accept: "application/json", ...headers };
-  if (body !== undefined) sent["Content-Type"] ||= typeof body === "string" ? "application/yaml" : "application/json";
+  if (body !== undefined)
+    sent["Content-Type"] ||= typeof body === "string" ? "application/yaml" : "application/json";
   if (csrf) sent["Stillhouse-CSRF"] = csrf;
   const content = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   const answer = await asked(address(path, parameters), { method, signal, headers: sent, body: content });
@@ -78,7 +92,10 @@ let known = null;
 
 /** Who is asking: user, scope, roles by project, administrator, and how they logged in; asked for once. */
 export function whoami() {
-  known ||= get("/whoami").catch((error) => { known = null; throw error; });
+  known ||= get("/whoami").catch(error => {
+    known = null;
+    throw error;
+  });
   return known;
 }
 
@@ -86,10 +103,11 @@ const SCOPES = ["read", "submit", "operate", "admin"];
 const ROLES = ["viewer", "member", "maintainer"];
 
 /** Whether someone's scope is at least the one given. */
-export const hasScope = (who, scope) => who.via === "open" || SCOPES.indexOf(who.scope) >= SCOPES.indexOf(scope);
+export const hasScope = (who, scope) =>
+  who.via === "open" || SCOPES.indexOf(who.scope) >= SCOPES.indexOf(scope);
 
 /** Whether someone administers the installation. */
-export const administers = (who) => who.via === "open" || (who.administrator && who.scope === "admin");
+export const administers = who => who.via === "open" || (who.administrator && who.scope === "admin");
 
 /** Whether someone has at least a role in a project. */
 export const hasRole = (who, project, role) =>
@@ -97,14 +115,18 @@ export const hasRole = (who, project, role) =>
 
 /** Whether someone may pause, cancel, retry or delete an experiment; the server decides in any case. */
 export function maySteer(who, experiment) {
-  if (experiment.owner === who.user) return hasScope(who, "submit") && hasRole(who, experiment.project, "member");
+  if (experiment.owner === who.user)
+    return hasScope(who, "submit") && hasRole(who, experiment.project, "member");
   return hasScope(who, "operate") && hasRole(who, experiment.project, "maintainer");
 }
 
 /** Logs out, and goes to the login page or to the provider's. */
 export async function logOut() {
   const { csrf } = await whoami();
-  const answer = await asked("/logout", { method: "POST", headers: { Accept: "application/json", ...(csrf ? { "Stillhouse-CSRF": csrf } : {}) } });
+  const answer = await asked("/logout", {
+    method: "POST",
+    headers: { Accept: "application/json", ...(csrf ? { "Stillhouse-CSRF": csrf } : {}) },
+  });
   const text = await answer.text();
   location.assign((text && JSON.parse(text).provider) || "/login");
 }

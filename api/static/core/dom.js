@@ -6,11 +6,16 @@ function filled(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (key === "style") for (const [name, given] of Object.entries(value)) node.style.setProperty(name, given);
+    else if (key === "style")
+      for (const [name, given] of Object.entries(value)) node.style.setProperty(name, given);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false)
-    .map((child) => (child instanceof Node ? child : String(child))));
+  node.append(
+    ...children
+      .flat(Infinity)
+      .filter(child => child !== null && child !== undefined && child !== false)
+      .map(child => (child instanceof Node ? child : String(child))),
+  );
   return node;
 }
 
@@ -21,10 +26,12 @@ function filled(node, attributes, children) {
  *   and false are left out, true is an empty attribute
  * @param {...any} children nodes, text, and arrays of them; null, undefined and false are left out
  */
-export const h = (name, attributes = {}, ...children) => filled(document.createElement(name), attributes, children);
+export const h = (name, attributes = {}, ...children) =>
+  filled(document.createElement(name), attributes, children);
 
 /** An element of a drawing; see `h`. */
-export const svg = (name, attributes = {}, ...children) => filled(document.createElementNS(SVG, name), attributes, children);
+export const svg = (name, attributes = {}, ...children) =>
+  filled(document.createElementNS(SVG, name), attributes, children);
 
 /** Puts children in the place of what a node holds; see `h` for what they may be. */
 export function replace(node, ...children) {
@@ -41,5 +48,8 @@ export function announce(text) {
 export function debounced(call, wait, signal) {
   let timer;
   signal?.addEventListener("abort", () => clearTimeout(timer));
-  return (...given) => { clearTimeout(timer); timer = setTimeout(() => call(...given), wait); };
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => call(...given), wait);
+  };
 }

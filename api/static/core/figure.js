@@ -13,8 +13,19 @@ let loaded = null;
 export function plotly() {
   loaded ||= new Promise((resolve, reject) => {
     const restore = keepStyles();
-    const failed = () => { restore(); loaded = null; reject(new Error("the plots' script cannot be loaded; is the server running?")); };
-    const script = h("script", { src: SCRIPT, onload: () => { restore(); resolve(window.Plotly); }, onerror: failed });
+    const failed = () => {
+      restore();
+      loaded = null;
+      reject(new Error("the plots' script cannot be loaded; is the server running?"));
+    };
+    const script = h("script", {
+      src: SCRIPT,
+      onload: () => {
+        restore();
+        resolve(/** @type {any} */ (window).Plotly);
+      },
+      onerror: failed,
+    });
     document.head.append(script);
   });
   return loaded;
@@ -31,55 +42,80 @@ function keepStyles() {
   Object.defineProperty(place, "sheet", { value: sheet });
   document.head.append(place);
   const create = Document.prototype.createElement;
-  document.createElement = (name, ...more) => create.call(document, name === "style" ? "meta" : name, ...more);
-  return () => { delete document.createElement; };
+  document.createElement = (name, ...more) =>
+    create.call(document, name === "style" ? "meta" : name, ...more);
+  return () => {
+    delete document.createElement;
+  };
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : dark.matches);
+const isDark = () =>
+  document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : dark.matches;
 const shown = new Map();
 
 function themed(layout) {
   const style = getComputedStyle(document.documentElement);
-  const [text, line, dim, card] = ["--ink", "--line", "--quiet", "--card"].map((name) => style.getPropertyValue(name).trim());
-  const axis = (given) => ({ ...given, gridcolor: line, zerolinecolor: dim, linecolor: dim });
+  const [text, line, dim, card] = ["--ink", "--line", "--quiet", "--card"].map(name =>
+    style.getPropertyValue(name).trim(),
+  );
+  const axis = given => ({ ...given, gridcolor: line, zerolinecolor: dim, linecolor: dim });
   return {
-    ...layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    ...layout,
+    autosize: true,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: text },
     hoverlabel: { ...layout.hoverlabel, bgcolor: card, bordercolor: dim, font: { color: text } },
-    xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    xaxis: axis(layout.xaxis),
+    yaxis: axis(layout.yaxis),
   };
 }
 
 /** Narrow screens have no room for a title beside the plot, nor for the names of axes in each name of a configuration. */
 function fitted({ data, layout }, width) {
   if (width > 560) return { data, layout };
-  const short = (name) => (typeof name === "string" ? name.replace(/\S+?=/g, "") : name);
-  const places = [...new Set(data.flatMap((trace) => trace.y || []).filter((y) => typeof y === "string"))];
+  const short = name => (typeof name === "string" ? name.replace(/\S+?=/g, "") : name);
+  const places = [...new Set(data.flatMap(trace => trace.y || []).filter(y => typeof y === "string"))];
   const small = { size: 11 };
   return {
-    data: data.map((trace) => (trace.name ? { ...trace, name: short(trace.name) } : trace)),
+    data: data.map(trace => (trace.name ? { ...trace, name: short(trace.name) } : trace)),
     layout: {
-      ...layout, margin: { ...layout.margin, l: 44, r: 8 }, legend: { ...layout.legend, font: small },
+      ...layout,
+      margin: { ...layout.margin, l: 44, r: 8 },
+      legend: { ...layout.legend, font: small },
       xaxis: { ...layout.xaxis, nticks: 5, tickfont: small, title: { ...layout.xaxis?.title, font: small } },
-      yaxis: { ...layout.yaxis, title: { text: "" }, tickfont: small, ...(places.length ? { tickmode: "array", tickvals: places, ticktext: places.map(short) } : {}) },
+      yaxis: {
+        ...layout.yaxis,
+        title: { text: "" },
+        tickfont: small,
+        ...(places.length ? { tickmode: "array", tickvals: places, ticktext: places.map(short) } : {}),
+      },
     },
   };
 }
 
 // Dark blue on a dark page is hard to see: the two blues of the palette change places there.
-const brighter = (data) => JSON.parse(JSON.stringify(data).replace(/#0072B2|#56B4E9/g, (blue) => (blue === "#0072B2" ? "#56B4E9" : "#0072B2")));
+const brighter = data =>
+  JSON.parse(
+    JSON.stringify(data).replace(/#0072B2|#56B4E9/g, blue => (blue === "#0072B2" ? "#56B4E9" : "#0072B2")),
+  );
 
 async function paint(container) {
   const { plot, one, handlers } = shown.get(container);
   const Plotly = await plotly();
   if (shown.get(container)?.one !== one || !plot.isConnected) return;
-  const { data, layout } = fitted({ data: isDark() ? brighter(one.data) : one.data, layout: themed(one.layout) }, plot.clientWidth);
+  const { data, layout } = fitted(
+    { data: isDark() ? brighter(one.data) : one.data, layout: themed(one.layout) },
+    plot.clientWidth,
+  );
   await Plotly.react(plot, data, layout, CONFIG);
   for (const kind of ["plotly_click", "plotly_selected", "plotly_deselect"]) plot.removeAllListeners?.(kind);
-  if (handlers.onClick) plot.on("plotly_click", (event) => handlers.onClick(event.points));
+  if (handlers.onClick) plot.on("plotly_click", event => handlers.onClick(event.points));
   if (handlers.onSelect) {
-    plot.on("plotly_selected", (event) => { if (event?.range) handlers.onSelect(event.points, event.range); });
+    plot.on("plotly_selected", event => {
+      if (event?.range) handlers.onSelect(event.points, event.range);
+    });
     plot.on("plotly_deselect", () => handlers.onSelect(null, null));
   }
   container.dataset.drawn = "true";
@@ -107,8 +143,14 @@ export async function figure(container, one, { onClick, onSelect, captioned = fa
   let entry = shown.get(container);
   if (!entry || !entry.plot.isConnected) {
     for (const [other] of shown) if (!other.isConnected) shown.delete(other);
-    entry = { plot: h("div", { class: "plot", role: "img" }), words: h("figcaption"), table: h("details", { class: "as-table" }) };
-    entry.table.addEventListener("toggle", () => { if (entry.table.open && entry.table.children.length < 2) entry.table.append(table(entry.one)); });
+    entry = {
+      plot: h("div", { class: "plot", role: "img" }),
+      words: h("figcaption"),
+      table: h("details", { class: "as-table" }),
+    };
+    entry.table.addEventListener("toggle", () => {
+      if (entry.table.open && entry.table.children.length < 2) entry.table.append(table(entry.one));
+    });
     shown.set(container, entry);
     replace(container, entry.plot, captioned ? entry.words : null, entry.table);
   }
@@ -126,30 +168,77 @@ export function extended(container, add) {
   const entry = shown.get(container);
   if (!entry) return;
   let changed = false;
-  const data = entry.one.data.map((trace) => {
+  const data = entry.one.data.map(trace => {
     const point = add(trace);
     changed ||= Boolean(point);
     return point ? { ...trace, x: [...trace.x, point[0]], y: [...trace.y, point[1]] } : trace;
   });
-  if (changed) { entry.one = { ...entry.one, data }; paint(container); }
+  if (changed) {
+    entry.one = { ...entry.one, data };
+    paint(container);
+  }
 }
 
-const named = (trace) => (trace.meta?.part === "line" && trace.meta.runs.length === 1 ? h("a", { href: `/runs/${trace.meta.runs[0]}` }, trace.name) : trace.name || "");
+const named = trace =>
+  trace.meta?.part === "line" && trace.meta.runs.length === 1
+    ? h("a", { href: `/runs/${trace.meta.runs[0]}` }, trace.name)
+    : trace.name || "";
 
 function table({ data, layout }) {
-  const title = (axis) => layout[axis]?.title?.text || "";
-  const lines = data.filter((trace) => trace.mode?.startsWith("lines") && trace.name && trace.hoverinfo !== "skip");
-  const cell = (value) => h("td", { class: typeof value === "number" ? "num" : null }, typeof value === "number" ? number(value) : value ?? "");
-  const of = (titles, rows, total) => h("div", { class: "card scrolls", tabindex: "0", role: "region", "aria-label": "The figure as a table" },
-    h("table", {}, total > rows.length ? h("caption", {}, `The first ${rows.length} of ${count(total)} rows`) : null,
-      h("thead", {}, h("tr", {}, titles.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map(cell))))));
+  const title = axis => layout[axis]?.title?.text || "";
+  const lines = data.filter(
+    trace => trace.mode?.startsWith("lines") && trace.name && trace.hoverinfo !== "skip",
+  );
+  const cell = value =>
+    h(
+      "td",
+      { class: typeof value === "number" ? "num" : null },
+      typeof value === "number" ? number(value) : (value ?? ""),
+    );
+  const of = (titles, rows, total) =>
+    h(
+      "div",
+      { class: "card scrolls", tabindex: "0", role: "region", "aria-label": "The figure as a table" },
+      h(
+        "table",
+        {},
+        total > rows.length ? h("caption", {}, `The first ${rows.length} of ${count(total)} rows`) : null,
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            titles.map(text => h("th", { scope: "col" }, text)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map(cells => h("tr", {}, cells.map(cell))),
+        ),
+      ),
+    );
   if (lines.length) {
-    const rows = lines.slice(0, MOST_ROWS).map((trace) => {
+    const rows = lines.slice(0, MOST_ROWS).map(trace => {
       const values = trace.y.filter(Number.isFinite);
-      return [named(trace), trace.x.at(-1), values[0], values.at(-1), Math.min(...values), Math.max(...values)];
+      return [
+        named(trace),
+        trace.x.at(-1),
+        values[0],
+        values.at(-1),
+        Math.min(...values),
+        Math.max(...values),
+      ];
     });
-    return of(["line", `last ${title("xaxis")}`, `first ${title("yaxis")}`, "last", "least", "greatest"], rows, lines.length);
+    return of(
+      ["line", `last ${title("xaxis")}`, `first ${title("yaxis")}`, "last", "least", "greatest"],
+      rows,
+      lines.length,
+    );
   }
-  const points = data.filter((trace) => trace.x && trace.hoverinfo !== "skip").flatMap((trace) => trace.x.map((x, at) => [trace.text?.[at] || trace.name || "", trace.y[at], x]));
+  const points = data
+    .filter(trace => trace.x && trace.hoverinfo !== "skip")
+    .flatMap(trace => trace.x.map((x, at) => [trace.text?.[at] || trace.name || "", trace.y[at], x]));
   return of(["of", title("yaxis") || "row", title("xaxis")], points.slice(0, MOST_ROWS), points.length);
 }

@@ -5,14 +5,24 @@ import { h } from "./dom.js";
 const NOTHING = "–";
 
 /** A number that the API gave, which writes those that JSON lacks as text; NaN where there is none. */
-export const numeric = (value) => (value === null || value === undefined || value === "" ? NaN
-  : value === "Infinity" ? Infinity : value === "-Infinity" ? -Infinity : Number(value));
+export const numeric = value =>
+  value === null || value === undefined || value === ""
+    ? NaN
+    : value === "Infinity"
+      ? Infinity
+      : value === "-Infinity"
+        ? -Infinity
+        : Number(value);
 
 const shown = new Map();
 
 function formatter(digits, most) {
   const key = `${digits}/${most}`;
-  if (!shown.has(key)) shown.set(key, new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: most }));
+  if (!shown.has(key))
+    shown.set(
+      key,
+      new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: most }),
+    );
   return shown.get(key);
 }
 
@@ -29,10 +39,12 @@ export function number(value, unit = "", digits = 4) {
 }
 
 /** A count with separators. */
-export const count = (value) => (Number.isFinite(numeric(value)) ? formatter(0, 0).format(numeric(value)) : NOTHING);
+export const count = value =>
+  Number.isFinite(numeric(value)) ? formatter(0, 0).format(numeric(value)) : NOTHING;
 
 /** A share as percent. */
-export const percent = (share, digits = 0) => (Number.isFinite(numeric(share)) ? `${formatter(digits, digits).format(100 * numeric(share))} %` : NOTHING);
+export const percent = (share, digits = 0) =>
+  Number.isFinite(numeric(share)) ? `${formatter(digits, digits).format(100 * numeric(share))} %` : NOTHING;
 
 /** A duration in its two largest units. */
 export function duration(seconds) {
@@ -78,13 +90,22 @@ export function bytes(value) {
 }
 
 const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const short = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+const short = new Intl.DateTimeFormat(undefined, {
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+});
 
 /** A time element: the reader's zone in short, all of it in the tooltip; nothing where there is none. */
 export function when(seconds) {
   if (!seconds) return NOTHING;
   const date = new Date(seconds * 1000);
-  return h("time", { datetime: date.toISOString(), title: `${moment.format(date)} (${date.toISOString()})` }, short.format(date));
+  return h(
+    "time",
+    { datetime: date.toISOString(), title: `${moment.format(date)} (${date.toISOString()})` },
+    short.format(date),
+  );
 }
 
 const relativeTo = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
@@ -92,19 +113,34 @@ const relativeTo = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 /** How long ago or ahead a time is, in words. */
 export function relative(seconds, now = Date.now() / 1000) {
   if (!seconds) return NOTHING;
-  const away = seconds - now, size = Math.abs(away);
-  for (const [unit, length] of [["day", 86400], ["hour", 3600], ["minute", 60]]) {
+  const away = seconds - now,
+    size = Math.abs(away);
+  /** @type {[Intl.RelativeTimeFormatUnit, number][]} */
+  const units = [
+    ["day", 86400],
+    ["hour", 3600],
+    ["minute", 60],
+  ];
+  for (const [unit, length] of units) {
     if (size >= length) return relativeTo.format(Math.round(away / length), unit);
   }
   return relativeTo.format(Math.round(away), "second");
 }
 
 /** A state with its mark; the mark has a shape of its own, for those who cannot tell the colours. */
-export const state = (name) => h("span", { class: `state ${name}` }, name);
+export const state = name => h("span", { class: `state ${name}` }, name);
 
 /** How much of something is done. */
 export const progress = (done, all, kind = "") =>
-  h("progress", { value: Math.min(done, all), max: Math.max(all, 1), class: kind, "aria-label": `${done} of ${all}` });
+  h("progress", {
+    value: Math.min(done, all),
+    max: Math.max(all, 1),
+    class: kind,
+    "aria-label": `${done} of ${all}`,
+  });
 
 /** The point of a grid in words: "precision bf16, batch 32". */
-export const point = (values) => Object.entries(values).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ") || "base";
+export const point = values =>
+  Object.entries(values)
+    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)
+    .join(", ") || "base";

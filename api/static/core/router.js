@@ -28,7 +28,8 @@ export function setQuery(changes, { push = false } = {}) {
   }
   const text = parameters.toString();
   const path = location.pathname + (text ? `?${text}` : "");
-  if (path !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", path);
+  if (path !== location.pathname + location.search)
+    history[push ? "pushState" : "replaceState"](null, "", path);
 }
 
 /** Goes to a page of the application. */
@@ -46,11 +47,27 @@ export function start(main, views) {
   area = main;
   own = views;
   addEventListener("popstate", open);
-  document.addEventListener("click", (event) => {
-    const anchor = event.target.closest?.("a[href]");
-    if (!anchor || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  document.addEventListener("click", event => {
+    /** @type {HTMLAnchorElement} */
+    const anchor = /** @type {Element} */ (event.target).closest?.("a[href]");
+    if (
+      !anchor ||
+      event.defaultPrevented ||
+      event.button ||
+      event.metaKey ||
+      event.ctrlKey ||
+      event.shiftKey ||
+      event.altKey
+    )
+      return;
     const url = new URL(anchor.href, location.href);
-    if (url.origin !== location.origin || anchor.target || anchor.hasAttribute("download") || !matching(url.pathname)) return;
+    if (
+      url.origin !== location.origin ||
+      anchor.target ||
+      anchor.hasAttribute("download") ||
+      !matching(url.pathname)
+    )
+      return;
     if (url.hash && url.pathname === location.pathname && url.search === location.search) return;
     event.preventDefault();
     go(url.pathname + url.search);
@@ -65,7 +82,10 @@ function matching(path) {
     const found = expression.exec(path);
     if (found) {
       const parameters = Object.entries(found.groups || {}).filter(([, value]) => value !== undefined);
-      return { load, parameters: Object.fromEntries(parameters.map(([name, value]) => [name, decodeURIComponent(value)])) };
+      return {
+        load,
+        parameters: Object.fromEntries(parameters.map(([name, value]) => [name, decodeURIComponent(value)])),
+      };
     }
   }
   return null;
@@ -77,7 +97,10 @@ export async function open() {
   leave();
   const controller = new AbortController();
   let left = null;
-  leave = () => { controller.abort(); left?.(); };
+  leave = () => {
+    controller.abort();
+    left?.();
+  };
   const found = matching(location.pathname);
   area.setAttribute("aria-busy", "true");
   own.loading(area);
@@ -85,7 +108,10 @@ export async function open() {
     const shown = found
       ? await (await found.load()).show(area, found.parameters, { signal: controller.signal })
       : own.missing(area);
-    if (mine !== turn) { shown?.leave?.(); return; }
+    if (mine !== turn) {
+      shown?.leave?.();
+      return;
+    }
     left = shown?.leave;
     own.opened(shown?.title);
   } catch (error) {

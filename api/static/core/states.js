@@ -7,34 +7,49 @@ import { h, replace } from "./dom.js";
 export const loading = (what = "Loading") => h("p", { class: "loading quiet", role: "status" }, `${what} …`);
 
 /** Where there is nothing yet, and what to do about it. */
-export const empty = (text, ...action) => h("div", { class: "card pad empty" }, h("p", {}, text), action.length ? h("p", {}, action) : null);
+export const empty = (text, ...action) =>
+  h("div", { class: "card pad empty" }, h("p", {}, text), action.length ? h("p", {}, action) : null);
 
 /** What went wrong, with a button that tries again. */
 export function failed(error, retry) {
   if (error instanceof ApiError && error.status === 403) return forbidden(error);
-  return h("div", { class: "card pad problem", role: "alert" },
+  return h(
+    "div",
+    { class: "card pad problem", role: "alert" },
     h("p", { class: "strong" }, error.title || "This did not work"),
     h("p", {}, error.message),
-    retry ? h("p", {}, h("button", { type: "button", onclick: () => retry() }, "Try again")) : null);
+    retry ? h("p", {}, h("button", { type: "button", onclick: () => retry() }, "Try again")) : null,
+  );
 }
 
 /** What one may not see or do, and who can change that. */
-export const forbidden = (error) => h("div", { class: "card pad forbidden", role: "alert" },
-  h("p", { class: "strong" }, "You are not allowed to see this"), h("p", {}, error.message),
-  h("p", {}, h("a", { href: "/" }, "Back to the experiments")));
+export const forbidden = error =>
+  h(
+    "div",
+    { class: "card pad forbidden", role: "alert" },
+    h("p", { class: "strong" }, "You are not allowed to see this"),
+    h("p", {}, error.message),
+    h("p", {}, h("a", { href: "/" }, "Back to the experiments")),
+  );
 
 /** A page that does not exist, or that one does not see. */
-export const missing = () => h("div", { class: "card pad empty" }, h("p", { class: "strong" }, "This page does not exist"),
-  h("p", {}, "It may have been deleted, or be part of a project that you are not a member of."),
-  h("p", {}, h("a", { href: "/" }, "Back to the experiments")));
+export const missing = () =>
+  h(
+    "div",
+    { class: "card pad empty" },
+    h("p", { class: "strong" }, "This page does not exist"),
+    h("p", {}, "It may have been deleted, or be part of a project that you are not a member of."),
+    h("p", {}, h("a", { href: "/" }, "Back to the experiments")),
+  );
 
 /** The node for an error of a view: a missing page for 404, otherwise what went wrong. */
-export const failure = (error, retry) => (error instanceof ApiError && error.status === 404 ? missing() : failed(error, retry));
+export const failure = (error, retry) =>
+  error instanceof ApiError && error.status === 404 ? missing() : failed(error, retry);
 
 /**
  * Shows that something is being read in a panel, then draws it; a failure is shown in its place, with a way to try again.
  * @param {HTMLElement} panel
- * @param {() => Promise<any>} read
+ * @param {() => any} read
  * @param {(value: any) => Node | Node[]} draw
  * @param {AbortSignal} signal nothing is drawn after it
  */
@@ -47,7 +62,10 @@ export async function view(panel, read, draw, signal) {
     replace(panel, draw(value));
   } catch (error) {
     if (error.name === "AbortError" || signal?.aborted) return;
-    replace(panel, failure(error, () => view(panel, read, draw, signal)));
+    replace(
+      panel,
+      failure(error, () => view(panel, read, draw, signal)),
+    );
   }
   panel.setAttribute("aria-busy", "false");
 }

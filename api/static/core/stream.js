@@ -2,7 +2,9 @@
 
 import { whoami } from "./api.js";
 
-const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000, UNSEEN_MS = 60000;
+const FIRST_WAIT_MS = 1000,
+  LONGEST_WAIT_MS = 15000,
+  UNSEEN_MS = 60000;
 
 /** Says in the header how live the page is: "connecting", "live", "reconnecting" or "" (nothing to follow). */
 export function showLive(state) {
@@ -19,7 +21,11 @@ export function showLive(state) {
  * @returns {() => void} closes it
  */
 export function follow(path, handlers, { signal, again } = {}) {
-  let source, timer, wait = FIRST_WAIT_MS, closed = false, seen = false;
+  let source,
+    timer,
+    wait = FIRST_WAIT_MS,
+    closed = false,
+    seen = false;
   const close = () => {
     if (closed) return;
     closed = true;
@@ -45,7 +51,7 @@ export function follow(path, handlers, { signal, again } = {}) {
       wait = Math.min(wait * 2, LONGEST_WAIT_MS);
     });
     for (const [kind, handle] of Object.entries(handlers)) {
-      source.addEventListener(kind, (message) => {
+      source.addEventListener(kind, message => {
         if (closed) return;
         if (kind === "end") close();
         handle(JSON.parse(message.data));
@@ -60,33 +66,52 @@ export function follow(path, handlers, { signal, again } = {}) {
 /**
  * Follows everything that one sees, on a page of several experiments; not while no one has seen the page for a minute,
  * because a browser opens few connections to one server, and other tabs need them.
- * @param {{experiment?: Function, deleted?: Function, costs?: Function, queue?: Function}} handlers
- * @param {() => Promise<any>} read reads all again, after a reconnect or when too much has changed at a time
+ * @param {{[kind: string]: (data: any) => void}} handlers of `experiment`, `deleted`, `costs` and `queue`
+ * @param {() => any} read reads all again, after a reconnect or when too much has changed at a time
  */
 export function followAll(handlers, read, signal) {
   const all = { experiment() {}, deleted() {}, costs() {}, queue() {}, ...handlers };
   const open = () => follow("/api/v1/stream", { ...all, many: read }, { signal, again: read });
-  let close = open(), timer = null;
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(timer);
-    if (document.hidden) timer = setTimeout(() => { close?.(); close = null; }, UNSEEN_MS);
-    else if (!close) { close = open(); read(); }
-  }, { signal });
+  let close = open(),
+    timer = null;
+  document.addEventListener(
+    "visibilitychange",
+    () => {
+      clearTimeout(timer);
+      if (document.hidden)
+        timer = setTimeout(() => {
+          close?.();
+          close = null;
+        }, UNSEEN_MS);
+      else if (!close) {
+        close = open();
+        read();
+      }
+    },
+    { signal },
+  );
   signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
 /** Calls `read` at once, then again at most every so many milliseconds, however often the result is called; only while seen. */
 export function rarely(read, wait, signal) {
-  let timer = null, wanted = false;
+  let timer = null,
+    wanted = false;
   const run = () => {
     if (!wanted || timer !== null || document.hidden || signal.aborted) return;
     wanted = false;
-    timer = setTimeout(() => { timer = null; run(); }, wait);
+    timer = setTimeout(() => {
+      timer = null;
+      run();
+    }, wait);
     read();
   };
   document.addEventListener("visibilitychange", run, { signal });
   signal.addEventListener("abort", () => clearTimeout(timer));
-  return () => { wanted = true; run(); };
+  return () => {
+    wanted = true;
+    run();
+  };
 }
 
 /** Calls `draw` at most once a frame however often the result is called; nothing is drawn after the signal. */
@@ -95,6 +120,9 @@ export function painter(draw, signal) {
   return () => {
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; if (!signal?.aborted) draw(); });
+    requestAnimationFrame(() => {
+      asked = false;
+      if (!signal?.aborted) draw();
+    });
   };
 }

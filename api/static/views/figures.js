@@ -7,11 +7,12 @@ import { query, setQuery } from "../core/router.js";
 import { empty, failure, loading } from "../core/states.js";
 
 /** The experiments of a tab: one, or those that are compared. */
-export const idsOf = (context) => context.ids || [context.id];
+export const idsOf = context => context.ids || [context.id];
 
 /** Asks a question of a tab's experiments; what was asked a moment ago, as before a brush, is not asked again. */
 export async function ask(context, question, parameters, { signal }) {
-  const [first, ...also] = idsOf(context), key = JSON.stringify([question, parameters]);
+  const [first, ...also] = idsOf(context),
+    key = JSON.stringify([question, parameters]);
   context.answers ||= new Map();
   if (!context.answers.has(key)) {
     const answer = await get(`/experiments/${first}/${question}`, { ...parameters, also }, { signal });
@@ -25,47 +26,107 @@ const MOST_KEPT = 6;
 
 /** What can be drawn of a tab's experiments; asked for once. */
 export function choices(context, options) {
-  context.choices ||= ask(context, "figures", {}, options).catch((error) => { context.choices = null; throw error; });
+  context.choices ||= ask(context, "figures", {}, options).catch(error => {
+    context.choices = null;
+    throw error;
+  });
   return context.choices;
 }
 
 /** The choices in the address: fields with their defaults, lists where the default is one. */
 export function chosen(fields) {
   const given = query();
-  return Object.fromEntries(Object.entries(fields).map(([name, plain]) => [name, Array.isArray(plain) ? (given.has(name) ? given.getAll(name) : plain) : given.get(name) ?? plain]));
+  return Object.fromEntries(
+    Object.entries(fields).map(([name, plain]) => [
+      name,
+      Array.isArray(plain) ? (given.has(name) ? given.getAll(name) : plain) : (given.get(name) ?? plain),
+    ]),
+  );
 }
 
 /** Writes choices into the address; those that are as by default are left out. */
 export function kept(view, fields) {
-  setQuery(Object.fromEntries(Object.entries(view).map(([name, value]) => [name, JSON.stringify(value) === JSON.stringify(fields[name]) ? null : value])));
+  setQuery(
+    Object.fromEntries(
+      Object.entries(view).map(([name, value]) => [
+        name,
+        JSON.stringify(value) === JSON.stringify(fields[name]) ? null : value,
+      ]),
+    ),
+  );
 }
 
 /** A labelled list to choose from; options are [value, title] or values. */
 export function select(label, options, value, onchange) {
-  const all = options.map((option) => (Array.isArray(option) ? option : [option, option]));
+  const all = options.map(option => (Array.isArray(option) ? option : [option, option]));
   if (value && !all.some(([one]) => one === value)) all.push([value, value]);
-  return h("label", { class: "field" }, label, h("select", { "aria-label": label, onchange: (event) => onchange(event.target.value) },
-    all.map(([one, title]) => h("option", { value: one, selected: one === value }, title))));
+  return h(
+    "label",
+    { class: "field" },
+    label,
+    h(
+      "select",
+      { "aria-label": label, onchange: event => onchange(event.target.value) },
+      all.map(([one, title]) => h("option", { value: one, selected: one === value }, title)),
+    ),
+  );
 }
 
 /** A labelled field; `onchange` is called with its text when it is left or Enter is pressed. */
-export const field = (label, value, onchange, attributes = {}) => h("label", { class: "field" }, label,
-  h("input", { type: "text", "aria-label": label, value, onchange: (event) => onchange(event.target.value.trim()), ...attributes }));
+export const field = (label, value, onchange, attributes = {}) =>
+  h(
+    "label",
+    { class: "field" },
+    label,
+    h("input", {
+      type: "text",
+      "aria-label": label,
+      value,
+      onchange: event => onchange(event.target.value.trim()),
+      ...attributes,
+    }),
+  );
 
 /** A labelled box to tick. */
-export const tick = (label, checked, onchange) => h("label", { class: "tick" }, h("input", { type: "checkbox", checked, onchange: (event) => onchange(event.target.checked) }), ` ${label}`);
+export const tick = (label, checked, onchange) =>
+  h(
+    "label",
+    { class: "tick" },
+    h("input", { type: "checkbox", checked, onchange: event => onchange(event.target.checked) }),
+    ` ${label}`,
+  );
 
 /** Metrics as options, with their units. */
-export const metricOptions = (metrics) => metrics.map(({ name, title, unit }) => [name, unit && unit !== "1" && !unit.startsWith("share") ? `${title} (${unit})` : title]);
+export const metricOptions = metrics =>
+  metrics.map(({ name, title, unit }) => [
+    name,
+    unit && unit !== "1" && !unit.startsWith("share") ? `${title} (${unit})` : title,
+  ]);
 
 /** The field of a filter of runs. */
-export const filterField = (view, set) => field("filter", view.filter, (filter) => set({ filter }), { class: "filter", placeholder: "precision = 'bf16' and seed < 3", spellcheck: "false" });
+export const filterField = (view, set) =>
+  field("filter", view.filter, filter => set({ filter }), {
+    class: "filter",
+    placeholder: "precision = 'bf16' and seed < 3",
+    spellcheck: "false",
+  });
 
 /** Links to runs: the first ones, and all of them in the table of runs. */
 export function runLinks(context, runs, most = 8) {
   const [first, ...more] = idsOf(context);
-  const all = !more.length && runs.length > 1 && runs.length <= 200 ? h("a", { href: `/experiments/${first}/runs?filter=${encodeURIComponent(`id IN (${runs.join(", ")})`)}` }, "in the table") : null;
-  return [runs.slice(0, most).map((run) => [h("a", { href: `/runs/${run}` }, `run:${run}`), " "]), runs.length > most ? `and ${runs.length - most} more ` : "", all];
+  const all =
+    !more.length && runs.length > 1 && runs.length <= 200
+      ? h(
+          "a",
+          { href: `/experiments/${first}/runs?filter=${encodeURIComponent(`id IN (${runs.join(", ")})`)}` },
+          "in the table",
+        )
+      : null;
+  return [
+    runs.slice(0, most).map(run => [h("a", { href: `/runs/${run}` }, `run:${run}`), " "]),
+    runs.length > most ? `and ${runs.length - most} more ` : "",
+    all,
+  ];
 }
 
 /**
@@ -79,13 +140,23 @@ export function runLinks(context, runs, most = 8) {
  */
 export async function board(panel, context, { fields, tools, draw, signal, below = null }) {
   const view = chosen(fields);
-  const area = h("div", { class: "figures" }, loading()), bar = h("div", { class: "tools choices" });
+  const area = h("div", { class: "figures" }, loading()),
+    bar = h("div", { class: "tools choices" });
   let asked = new AbortController();
   signal.addEventListener("abort", () => asked.abort());
-  plotly().catch(() => {});  // It is read while the server answers.
+  plotly().catch(() => {}); // It is read while the server answers.
   let known = null;
-  const refresh = () => { const held = focused(bar); if (known) replace(bar, tools(view, set, known)); refocus(bar, held); };
-  const set = (change) => { Object.assign(view, change); kept(view, fields); refresh(); return again(); };
+  const refresh = () => {
+    const held = focused(bar);
+    if (known) replace(bar, tools(view, set, known));
+    refocus(bar, held);
+  };
+  const set = change => {
+    Object.assign(view, change);
+    kept(view, fields);
+    refresh();
+    return again();
+  };
   const again = async () => {
     asked.abort();
     asked = new AbortController();
@@ -95,22 +166,44 @@ export async function board(panel, context, { fields, tools, draw, signal, below
       await draw(view, area, { signal: mine, set, refresh });
     } catch (error) {
       if (error.name === "AbortError" || mine.aborted) return;
-      replace(area, error.slug === "no-answer" ? empty(`${error.message[0].toUpperCase()}${error.message.slice(1)}.`) : failure(error, again));
+      replace(
+        area,
+        error.slug === "no-answer"
+          ? empty(`${error.message[0].toUpperCase()}${error.message.slice(1)}.`)
+          : failure(error, again),
+      );
     }
     if (!mine.aborted) area.setAttribute("aria-busy", "false");
   };
   replace(panel, bar, area, below);
-  const listed = choices(context, { signal }).then((found) => { known = found; refresh(); });
+  const listed = choices(context, { signal }).then(found => {
+    known = found;
+    refresh();
+  });
   await Promise.all([listed, again()]);
-  return { view, again: () => { context.answers?.clear(); return again(); } };
+  return {
+    view,
+    again: () => {
+      context.answers?.clear();
+      return again();
+    },
+  };
 }
 
 const controls = "input, select, button";
-const focused = (bar) => [...bar.querySelectorAll(controls)].indexOf(document.activeElement);
-const refocus = (bar, place) => { if (place >= 0) bar.querySelectorAll(controls)[place]?.focus(); };
+const focused = bar => [...bar.querySelectorAll(controls)].indexOf(document.activeElement);
+const refocus = (bar, place) => {
+  if (place >= 0) bar.querySelectorAll(controls)[place]?.focus();
+};
 
 /** Asks for a figure and draws it in an area, in the place of whatever else was there. */
-export async function drawFigure(context, area, kind, parameters, { signal, options = {}, change = (one) => one, place = "only" }) {
+export async function drawFigure(
+  context,
+  area,
+  kind,
+  parameters,
+  { signal, options = {}, change = one => one, place = "only" },
+) {
   const one = change(await ask(context, `figures/${kind}`, parameters, { signal }));
   if (signal.aborted) return null;
   const id = `figure-${place}`;
@@ -128,8 +221,14 @@ export async function drawFigure(context, area, kind, parameters, { signal, opti
 export function seldom(call, wait, signal) {
   let timer = null;
   signal.addEventListener("abort", () => clearTimeout(timer));
-  const turn = () => { timer = null; if (document.hidden) later(); else call(); };
-  const later = () => { timer ||= setTimeout(turn, wait); };
+  const turn = () => {
+    timer = null;
+    if (document.hidden) later();
+    else call();
+  };
+  const later = () => {
+    timer ||= setTimeout(turn, wait);
+  };
   return later;
 }
 
@@ -138,5 +237,7 @@ const ENDED = new Set(["succeeded", "failed", "stopped", "cancelled"]);
 /** Draws anew after runs have ended, at most every ten seconds. */
 export function whenRunsEnd(context, again, signal) {
   const later = seldom(again, 10000, signal);
-  context.onChange?.((kind, data) => { if (kind === "end" || (kind === "run" && ENDED.has(data.run.state))) later(); });
+  context.onChange?.((kind, data) => {
+    if (kind === "end" || (kind === "run" && ENDED.has(data.run.state))) later();
+  });
 }

@@ -12,53 +12,98 @@ import { Schema } from "./new/schema.js";
 import { at, outline, written } from "./new/yaml.js";
 import { choice } from "./parts.js";
 
-const WAIT_MS = 350, DRAFT = "stillhouse-draft";
+const WAIT_MS = 350,
+  DRAFT = "stillhouse-draft";
 
 /** A word that names one submission; the text decides, so that sending it twice is one experiment. */
 function newKey() {
-  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return [...crypto.getRandomValues(new Uint8Array(16))]
+    .map(byte => byte.toString(16).padStart(2, "0"))
+    .join("");
 }
 
 async function beginning(examples, signal) {
   const { copy, example } = Object.fromEntries(query());
   if (copy) {
-    const text = await getText(`/experiments/${encodeURIComponent(copy)}/spec`, {}, { signal, accept: "text/yaml" });
+    const text = await getText(
+      `/experiments/${encodeURIComponent(copy)}/spec`,
+      {},
+      { signal, accept: "text/yaml" },
+    );
     const name = at(outline(text), "name");
-    return name?.kind === "scalar" ? `${text.slice(0, name.start)}${written(`${name.text} copy`.slice(-100))}${text.slice(name.end)}` : text;
+    return name?.kind === "scalar"
+      ? `${text.slice(0, name.start)}${written(`${name.text} copy`.slice(-100))}${text.slice(name.end)}`
+      : text;
   }
   const found = examples.find(({ name }) => name === example);
-  return found?.text ?? sessionStorage.getItem(DRAFT) ?? (examples.find(({ name }) => name === "demo") || examples[0])?.text ?? "";
+  return (
+    found?.text ??
+    sessionStorage.getItem(DRAFT) ??
+    (examples.find(({ name }) => name === "demo") || examples[0])?.text ??
+    ""
+  );
 }
 
 export async function show(main, parameters, { signal }) {
   const who = await whoami();
   if (!hasScope(who, "submit")) {
-    replace(main, h("h1", {}, "New experiment"), forbidden(new Error(`Your token has scope ${who.scope}; submitting needs scope submit.`)));
+    replace(
+      main,
+      h("h1", {}, "New experiment"),
+      forbidden(new Error(`Your token has scope ${who.scope}; submitting needs scope submit.`)),
+    );
     return { title: "New experiment" };
   }
   const [document, { items: examples }, hardware, projects] = await Promise.all([
-    get("/spec.schema.json", {}, { signal }), get("/examples", {}, { signal }), get("/hardware", {}, { signal }), get("/projects", {}, { signal })]);
-  const schema = new Schema(document, { hardware: hardware.items.flatMap(({ name, aliases }) => [name, ...aliases]), project: projects.items.filter((one) => !one.archived_s).map(({ name }) => name) });
+    get("/spec.schema.json", {}, { signal }),
+    get("/examples", {}, { signal }),
+    get("/hardware", {}, { signal }),
+    get("/projects", {}, { signal }),
+  ]);
+  const schema = new Schema(document, {
+    hardware: hardware.items.flatMap(({ name, aliases }) => [name, ...aliases]),
+    project: projects.items.filter(one => !one.archived_s).map(({ name }) => name),
+  });
   const first = await beginning(examples, signal);
 
-  const help = h("p", { class: "editor-help quiet", "aria-live": "off" }), problems = h("div", { class: "problems", role: "status" });
-  const axes = h("div", { class: "axes" }), preview = h("div", { class: "preview", "aria-live": "off" });
+  const help = h("p", { class: "editor-help quiet", "aria-live": "off" }),
+    problems = h("div", { class: "problems", role: "status" });
+  const axes = h("div", { class: "axes" }),
+    preview = h("div", { class: "preview", "aria-live": "off" });
   const submits = h("button", { type: "button", class: "primary", disabled: true }, "Submit");
-  let checks = new AbortController(), key = null, keyFor = null;
+  let checks = new AbortController(),
+    key = null,
+    keyFor = null;
   signal.addEventListener("abort", () => checks.abort());
 
   /** Changes the text for a chip; the cursor stays where it is, or goes to the first field where that is gone. */
   function change(start, end, text) {
-    const { scrollTop } = editor.input, label = window.document.activeElement?.getAttribute("aria-label");
+    const { scrollTop } = editor.input,
+      label = window.document.activeElement?.getAttribute("aria-label");
     editor.edit(start, end, text);
     editor.input.scrollTop = scrollTop;
-    ((label && axes.querySelector(`[aria-label="${CSS.escape(label)}"]`)) || axes.querySelector("input"))?.focus({ preventScroll: true });
+    (
+      (label && axes.querySelector(`[aria-label="${CSS.escape(label)}"]`)) ||
+      axes.querySelector("input")
+    )?.focus({ preventScroll: true });
   }
 
   const editor = new Editor(schema, {
     signal,
-    onHelp: (one) => replace(help, one ? [h("b", {}, one.name), ` ${one.type}. ${one.text}`, one.initial !== undefined && (one.initial === null || typeof one.initial !== "object") ? ` Default: ${one.initial === "" ? "empty" : one.initial}.` : ""] : "Ctrl+Space lists what fits at the cursor."),
-    onChange: (text) => {
+    onHelp: one =>
+      replace(
+        help,
+        one
+          ? [
+              h("b", {}, one.name),
+              ` ${one.type}. ${one.text}`,
+              one.initial !== undefined && (one.initial === null || typeof one.initial !== "object")
+                ? ` Default: ${one.initial === "" ? "empty" : one.initial}.`
+                : "",
+            ]
+          : "Ctrl+Space lists what fits at the cursor.",
+      ),
+    onChange: text => {
       sessionStorage.setItem(DRAFT, text);
       drawAxes(axes, { text, root: editor.root, schema, edit: change });
       submits.disabled = true;
@@ -67,70 +112,157 @@ export async function show(main, parameters, { signal }) {
   });
 
   function showProblems(found) {
-    const lines = new Map(), placed = found.map((one) => ({ ...one, ...placeOf(editor.root, editor.value, one) }));
+    const lines = new Map(),
+      placed = found.map(one => ({ ...one, ...placeOf(editor.root, editor.value, one) }));
     for (const one of placed) {
       const line = editor.lineOf(one.start);
       lines.set(line, [lines.get(line), one.message].filter(Boolean).join("; "));
     }
     editor.mark(lines);
-    replace(problems, placed.length ? [h("p", { class: "strong" }, `${placed.length} problem${placed.length === 1 ? "" : "s"}`),
-      h("ul", {}, placed.map((one) => h("li", {}, h("button", { type: "button", class: "link", onclick: () => editor.go(one.start, one.end - one.start) }, `Line ${editor.lineOf(one.start)}`),
-        " ", one.path ? h("code", {}, one.path) : null, one.path ? ": " : "", one.message)))] : null);
+    replace(
+      problems,
+      placed.length
+        ? [
+            h("p", { class: "strong" }, `${placed.length} problem${placed.length === 1 ? "" : "s"}`),
+            h(
+              "ul",
+              {},
+              placed.map(one =>
+                h(
+                  "li",
+                  {},
+                  h(
+                    "button",
+                    {
+                      type: "button",
+                      class: "link",
+                      onclick: () => editor.go(one.start, one.end - one.start),
+                    },
+                    `Line ${editor.lineOf(one.start)}`,
+                  ),
+                  " ",
+                  one.path ? h("code", {}, one.path) : null,
+                  one.path ? ": " : "",
+                  one.message,
+                ),
+              ),
+            ),
+          ]
+        : null,
+    );
   }
 
-  const check = debounced(async (text) => {
-    checks.abort();
-    checks = new AbortController();
-    const { signal: mine } = checks;
-    preview.setAttribute("aria-busy", "true");
-    try {
-      const valid = await send("POST", "/specs/validate", text, { signal: mine });
-      if (mine.aborted) return;
-      showProblems([]);
-      const found = await send("POST", "/specs/preview", text, { signal: mine, parameters: { page_size: 50 } });
-      if (mine.aborted) return;
-      replace(preview, drawPreview(found, { project: valid.spec.project, owner: who.user }));
-      submits.disabled = false;
-    } catch (error) {
-      if (mine.aborted || error.name === "AbortError") return;
-      const invalid = error.status === 422 || error.status === 400;
-      showProblems(invalid ? error.errors.length ? error.errors : [{ path: "", message: error.message }] : []);
-      replace(preview, invalid ? h("p", { class: "quiet" }, "The preview follows when the spec is valid.") : failed(error, () => check(text)));
-    }
-    preview.removeAttribute("aria-busy");
-  }, WAIT_MS, signal);
+  const check = debounced(
+    async text => {
+      checks.abort();
+      checks = new AbortController();
+      const { signal: mine } = checks;
+      preview.setAttribute("aria-busy", "true");
+      try {
+        const valid = await send("POST", "/specs/validate", text, { signal: mine });
+        if (mine.aborted) return;
+        showProblems([]);
+        const found = await send("POST", "/specs/preview", text, {
+          signal: mine,
+          parameters: { page_size: 50 },
+        });
+        if (mine.aborted) return;
+        replace(preview, drawPreview(found, { project: valid.spec.project, owner: who.user }));
+        submits.disabled = false;
+      } catch (error) {
+        if (mine.aborted || error.name === "AbortError") return;
+        const invalid = error.status === 422 || error.status === 400;
+        showProblems(
+          invalid ? (error.errors.length ? error.errors : [{ path: "", message: error.message }]) : [],
+        );
+        replace(
+          preview,
+          invalid
+            ? h("p", { class: "quiet" }, "The preview follows when the spec is valid.")
+            : failed(error, () => check(text)),
+        );
+      }
+      preview.removeAttribute("aria-busy");
+    },
+    WAIT_MS,
+    signal,
+  );
 
-  submits.addEventListener("click", async () => {
-    const text = editor.value;
-    if (keyFor !== text) { key = newKey(); keyFor = text; }
-    submits.disabled = true;
-    try {
-      const made = await send("POST", "/experiments", text, { headers: { "Idempotency-Key": key } });
-      sessionStorage.removeItem(DRAFT);
-      toast(`Experiment ${made.id} is submitted`);
-      go(`/experiments/${made.id}`);
-    } catch (error) {
-      showProblems(error.errors?.length ? error.errors : [{ path: "", message: error.message }]);
-      announce(error.message);
-      submits.disabled = false;
-    }
-  }, { signal });
+  submits.addEventListener(
+    "click",
+    async () => {
+      const text = editor.value;
+      if (keyFor !== text) {
+        key = newKey();
+        keyFor = text;
+      }
+      submits.disabled = true;
+      try {
+        const made = await send("POST", "/experiments", text, { headers: { "Idempotency-Key": key } });
+        sessionStorage.removeItem(DRAFT);
+        toast(`Experiment ${made.id} is submitted`);
+        go(`/experiments/${made.id}`);
+      } catch (error) {
+        showProblems(error.errors?.length ? error.errors : [{ path: "", message: error.message }]);
+        announce(error.message);
+        submits.disabled = false;
+      }
+    },
+    { signal },
+  );
 
-  const begin = choice("example", [["", "Begin with …"], ...examples.map(({ name, title }) => [name, `${name}: ${title}`])], query().get("example") || "", { "aria-label": "Begin with an example",
-    onchange: () => {
-      const found = examples.find(({ name }) => name === begin.value);
-      if (!found) return;
-      setQuery({ example: found.name, copy: null });
-      editor.edit(0, editor.value.length, found.text);
-      editor.go(0);
-    } });
+  const begin = choice(
+    "example",
+    [["", "Begin with …"], ...examples.map(({ name, title }) => [name, `${name}: ${title}`])],
+    query().get("example") || "",
+    {
+      "aria-label": "Begin with an example",
+      onchange: () => {
+        const found = examples.find(({ name }) => name === begin.value);
+        if (!found) return;
+        setQuery({ example: found.name, copy: null });
+        editor.edit(0, editor.value.length, found.text);
+        editor.go(0);
+      },
+    },
+  );
   const copied = query().get("copy");
-  replace(main, h("div", { class: "head" }, h("h1", {}, "New experiment"), h("div", { class: "tools" }, begin)),
-    copied ? h("p", { class: "quiet" }, "A copy of ", h("a", { href: `/experiments/${encodeURIComponent(copied)}` }, `experiment ${copied}`), "; change what you want to be different.") : null,
-    h("div", { class: "new-page" },
-      h("div", { class: "new-text" }, editor.node, help, h("p", { class: "unseen", id: "editor-keys" }, "Control and space list what fits; Escape closes the list; Tab leaves the editor."), problems),
-      h("div", { class: "new-side" }, h("section", { class: "card pad" }, h("h2", {}, "Axes and seeds"), axes), h("section", { class: "card pad" }, h("h2", {}, "Preview"), preview),
-        h("p", { class: "actions" }, submits))));
+  replace(
+    main,
+    h("div", { class: "head" }, h("h1", {}, "New experiment"), h("div", { class: "tools" }, begin)),
+    copied
+      ? h(
+          "p",
+          { class: "quiet" },
+          "A copy of ",
+          h("a", { href: `/experiments/${encodeURIComponent(copied)}` }, `experiment ${copied}`),
+          "; change what you want to be different.",
+        )
+      : null,
+    h(
+      "div",
+      { class: "new-page" },
+      h(
+        "div",
+        { class: "new-text" },
+        editor.node,
+        help,
+        h(
+          "p",
+          { class: "unseen", id: "editor-keys" },
+          "Control and space list what fits; Escape closes the list; Tab leaves the editor.",
+        ),
+        problems,
+      ),
+      h(
+        "div",
+        { class: "new-side" },
+        h("section", { class: "card pad" }, h("h2", {}, "Axes and seeds"), axes),
+        h("section", { class: "card pad" }, h("h2", {}, "Preview"), preview),
+        h("p", { class: "actions" }, submits),
+      ),
+    ),
+  );
   editor.value = first;
   return { title: copied ? `Copy of experiment ${copied}` : "New experiment", leave: () => checks.abort() };
 }

@@ -11,43 +11,102 @@ import { h } from "../core/dom.js";
  */
 export function shortTable(caption, columns, rows, none = "None.") {
   if (!rows.length) return h("p", { class: "quiet" }, none);
-  return h("div", { class: "card scrolls", tabindex: "0", role: "region", "aria-label": caption }, h("table", {}, h("caption", { class: "unseen" }, caption),
-    h("thead", {}, h("tr", {}, columns.map(([title, , kind]) => h("th", { scope: "col", class: kind }, title || h("span", { class: "unseen" }, "Actions"))))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([, draw, kind]) => h("td", { class: kind }, draw(row))))))));
+  return h(
+    "div",
+    { class: "card scrolls", tabindex: "0", role: "region", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h("caption", { class: "unseen" }, caption),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map(([title, , kind]) =>
+            h("th", { scope: "col", class: kind }, title || h("span", { class: "unseen" }, "Actions")),
+          ),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map(row =>
+          h(
+            "tr",
+            {},
+            columns.map(([, draw, kind]) => h("td", { class: kind }, draw(row))),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 /** Names and values in a row. */
-export const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, ...value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+export const facts = pairs =>
+  h(
+    "dl",
+    { class: "facts" },
+    pairs.filter(Boolean).map(([name, ...value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
 
 /** A part of a page under a heading. */
 export const section = (title, ...content) => h("section", {}, h("h2", {}, title), content);
 
 /** A field with its label, and what to know of it. */
-export const field = (label, input, hint) => h("label", { class: "field" }, label, input, hint ? h("span", { class: "quiet" }, hint) : null);
+export const field = (label, input, hint) =>
+  h("label", { class: "field" }, label, input, hint ? h("span", { class: "quiet" }, hint) : null);
 
 /** A box that is ticked or not, with its label. */
-export const tick = (label, name, checked = false) => h("label", {}, h("input", { type: "checkbox", name, checked }), ` ${label}`);
+export const tick = (label, name, checked = false) =>
+  h("label", {}, h("input", { type: "checkbox", name, checked }), ` ${label}`);
 
 /** A choice of words. */
-export const choice = (name, options, chosen, more = {}) => h("select", { name, ...more },
-  options.map((one) => { const [value, text] = Array.isArray(one) ? one : [one, one]; return h("option", { value, selected: value === chosen }, text); }));
+export const choice = (name, options, chosen, more = {}) =>
+  h(
+    "select",
+    { name, ...more },
+    options.map(one => {
+      const [value, text] = Array.isArray(one) ? one : [one, one];
+      return h("option", { value, selected: value === chosen }, text);
+    }),
+  );
 
 /** Text in a fixed font. */
-export const code = (text, label) => h("pre", { class: "code card pad", tabindex: "0", role: "region", "aria-label": label }, text);
+export const code = (text, label) =>
+  h("pre", { class: "code card pad", tabindex: "0", role: "region", "aria-label": label }, text);
 
 /** A link that downloads. */
 export const download = (path, text) => h("a", { href: path, download: "", class: "button" }, text);
 
 /** A link to an experiment's job in the dashboard of Ray; null where there is none. */
-export const jobLink = (cluster, experiment) => (cluster.dashboard_url && experiment.submission_id
-  ? h("a", { href: `${cluster.dashboard_url}/#/jobs/${encodeURIComponent(experiment.submission_id)}`, rel: "noopener", target: "_blank" }, "job in the dashboard") : null);
+export const jobLink = (cluster, experiment) =>
+  cluster.dashboard_url && experiment.submission_id
+    ? h(
+        "a",
+        {
+          href: `${cluster.dashboard_url}/#/jobs/${encodeURIComponent(experiment.submission_id)}`,
+          rel: "noopener",
+          target: "_blank",
+        },
+        "job in the dashboard",
+      )
+    : null;
 
 /** What a map of counts says, such as "3 running, 1 failed". */
-export const counted = (counts) => Object.entries(counts).filter(([, many]) => many).map(([name, many]) => `${many} ${name}`).join(", ");
+export const counted = counts =>
+  Object.entries(counts)
+    .filter(([, many]) => many)
+    .map(([name, many]) => `${many} ${name}`)
+    .join(", ");
 
 /** Calls `draw` every few seconds while the page is seen, and at once when it is seen again. */
 export function every(seconds, draw, signal) {
-  const look = () => { if (!document.hidden && !signal.aborted) draw().catch(() => {}); };
+  const look = () => {
+    if (!document.hidden && !signal.aborted) draw().catch(() => {});
+  };
   const timer = setInterval(look, seconds * 1000);
   document.addEventListener("visibilitychange", look, { signal });
   signal.addEventListener("abort", () => clearInterval(timer));

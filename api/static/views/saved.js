@@ -23,41 +23,130 @@ function kept(parameters) {
 export function savedViews(current, signal) {
   const panel = h("div", { class: "card pad" });
   const menu = h("details", { class: "menu" }, h("summary", { class: "button" }, "Views"), panel);
-  const read = () => shown(panel, async () => [await whoami(), (await get("/views", {}, { signal })).items], draw, signal);
+  const read = () =>
+    shown(panel, async () => [await whoami(), (await get("/views", {}, { signal })).items], draw, signal);
 
   async function projects(who) {
     const { items } = await get("/projects", {}, { signal });
-    return items.filter((one) => !one.archived_s && hasRole(who, one.name, "member")).map((one) => one.name);
+    return items.filter(one => !one.archived_s && hasRole(who, one.name, "member")).map(one => one.name);
   }
   async function save(who, { name = "", query = kept(current()) } = {}) {
-    const saved = await ask(name ? `Share ${name}` : "Save this view", [
-      name ? null : field("Name", h("input", { name: "name", required: true, maxlength: 80, autocomplete: "off" }), "A view of yours with this name is replaced."),
-      field("For", choice("project", [["", "only me"], ...(await projects(who)).map((project) => [project, `everyone in ${project}`])], "")),
-    ], { action: name ? "Share" : "Save", check: (fields) => send("POST", "/views", { name: name || fields.name, query, project: fields.project || null, shared: Boolean(fields.project) }) });
+    const saved = await ask(
+      name ? `Share ${name}` : "Save this view",
+      [
+        name
+          ? null
+          : field(
+              "Name",
+              h("input", { name: "name", required: true, maxlength: 80, autocomplete: "off" }),
+              "A view of yours with this name is replaced.",
+            ),
+        field(
+          "For",
+          choice(
+            "project",
+            [["", "only me"], ...(await projects(who)).map(project => [project, `everyone in ${project}`])],
+            "",
+          ),
+        ),
+      ],
+      {
+        action: name ? "Share" : "Save",
+        check: fields =>
+          send("POST", "/views", {
+            name: name || fields.name,
+            query,
+            project: fields.project || null,
+            shared: Boolean(fields.project),
+          }),
+      },
+    );
     if (!saved) return;
     toast(saved.shared ? `${saved.name} is shared with ${saved.project}` : `${saved.name} is saved`);
     await read();
   }
   async function remove(one) {
     const others = one.shared ? ` It also goes for everyone else in ${one.project}.` : "";
-    if (!await confirm(`Delete the view ${one.name}?`, `The experiments stay as they are.${others}`, "Delete the view")) return;
-    try { await send("DELETE", `/views/${one.id}`); } catch (error) { toast(error.message, { problem: true }); }
+    if (
+      !(await confirm(
+        `Delete the view ${one.name}?`,
+        `The experiments stay as they are.${others}`,
+        "Delete the view",
+      ))
+    )
+      return;
+    try {
+      await send("DELETE", `/views/${one.id}`);
+    } catch (error) {
+      toast(error.message, { problem: true });
+    }
     await read();
   }
   function draw([who, items]) {
-    const here = kept(current()), writes = hasScope(who, "submit");
-    const row = (one) => {
-      const own = one.owner === who.user, whose = [own ? null : `by ${one.owner}`, one.shared ? `in ${one.project}` : null].filter(Boolean).join(" ");
-      return h("li", {}, h("a", { href: `/?${one.query}`, "aria-current": one.query === here ? "true" : null }, one.name), whose ? h("span", { class: "quiet" }, ` ${whose}`) : null,
-        h("span", { class: "actions" },
-          own && writes ? h("button", { type: "button", "aria-label": `Share ${one.name}`, onclick: () => save(who, one) }, "Share") : null,
-          writes && (own || hasRole(who, one.project, "maintainer")) ? h("button", { type: "button", class: "danger", "aria-label": `Delete ${one.name}`, onclick: () => remove(one) }, "Delete") : null));
+    const here = kept(current()),
+      writes = hasScope(who, "submit");
+    const row = one => {
+      const own = one.owner === who.user,
+        whose = [own ? null : `by ${one.owner}`, one.shared ? `in ${one.project}` : null]
+          .filter(Boolean)
+          .join(" ");
+      return h(
+        "li",
+        {},
+        h("a", { href: `/?${one.query}`, "aria-current": one.query === here ? "true" : null }, one.name),
+        whose ? h("span", { class: "quiet" }, ` ${whose}`) : null,
+        h(
+          "span",
+          { class: "actions" },
+          own && writes
+            ? h(
+                "button",
+                { type: "button", "aria-label": `Share ${one.name}`, onclick: () => save(who, one) },
+                "Share",
+              )
+            : null,
+          writes && (own || hasRole(who, one.project, "maintainer"))
+            ? h(
+                "button",
+                {
+                  type: "button",
+                  class: "danger",
+                  "aria-label": `Delete ${one.name}`,
+                  onclick: () => remove(one),
+                },
+                "Delete",
+              )
+            : null,
+        ),
+      );
     };
-    return [items.length ? h("ul", { class: "saved" }, items.map(row)) : h("p", { class: "quiet" }, "No views are saved yet."),
-      writes ? h("p", {}, h("button", { type: "button", onclick: () => save(who) }, "Save as …")) : null];
+    return [
+      items.length
+        ? h("ul", { class: "saved" }, items.map(row))
+        : h("p", { class: "quiet" }, "No views are saved yet."),
+      writes ? h("p", {}, h("button", { type: "button", onclick: () => save(who) }, "Save as …")) : null,
+    ];
   }
-  menu.addEventListener("toggle", () => { if (menu.open) read(); });
-  menu.addEventListener("keydown", (event) => { if (event.key === "Escape" && menu.open) { menu.open = false; menu.querySelector("summary").focus(); } });
-  document.addEventListener("click", (event) => { if (menu.open && !menu.contains(event.target) && !event.target.closest("dialog")) menu.open = false; }, { signal });
+  menu.addEventListener("toggle", () => {
+    if (menu.open) read();
+  });
+  menu.addEventListener("keydown", event => {
+    if (event.key === "Escape" && menu.open) {
+      menu.open = false;
+      menu.querySelector("summary").focus();
+    }
+  });
+  document.addEventListener(
+    "click",
+    event => {
+      if (
+        menu.open &&
+        !menu.contains(/** @type {Node} */ (event.target)) &&
+        !(/** @type {Element} */ (event.target).closest("dialog"))
+      )
+        menu.open = false;
+    },
+    { signal },
+  );
   return menu;
 }

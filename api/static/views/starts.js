@@ -3,7 +3,13 @@
 import { h } from "../core/dom.js";
 import { money, percent, when } from "../core/format.js";
 
-const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+/** @type {[number, string][]} */
+const UNITS = [
+  [86400, "d"],
+  [3600, "h"],
+  [60, "min"],
+  [1, "s"],
+];
 
 /** A duration as people say it, in its largest unit. */
 function roughly(seconds) {
@@ -15,21 +21,45 @@ function roughly(seconds) {
 export function startsIn(start) {
   if (!start) return "–";
   if (start.earliest_s === null) return "not in sight";
-  const away = (seconds) => roughly(Math.max(0, seconds - Date.now() / 1000));
+  const away = seconds => roughly(Math.max(0, seconds - Date.now() / 1000));
   if (start.latest_s === null) return `in ${away(start.earliest_s)} or later`;
-  const low = away(start.earliest_s), high = away(start.latest_s);
-  return h("span", { title: "A forecast; nine of ten starts fall into their interval." }, low === high ? `in ${low}` : `in ${low} to ${high}`);
+  const low = away(start.earliest_s),
+    high = away(start.latest_s);
+  return h(
+    "span",
+    { title: "A forecast; nine of ten starts fall into their interval." },
+    low === high ? `in ${low}` : `in ${low} to ${high}`,
+  );
 }
 
-const standing = (who, of) => h("p", {}, `${who}: score ${of.score.toFixed(2)} (the lowest goes first). Holds devices of ${money(of.held_usd_per_hour)} an hour and is entitled to ${money(of.entitled_usd_per_hour)}; `,
-  `has had ${percent(of.used_part)} of recent use and is entitled to ${percent(of.entitled_part)}, with weight ${of.weight}.`);
+const standing = (who, of) =>
+  h(
+    "p",
+    {},
+    `${who}: score ${of.score.toFixed(2)} (the lowest goes first). Holds devices of ${money(of.held_usd_per_hour)} an hour and is entitled to ${money(of.entitled_usd_per_hour)}; `,
+    `has had ${percent(of.used_part)} of recent use and is entitled to ${percent(of.entitled_part)}, with weight ${of.weight}.`,
+  );
 
 /** Why it waits, and on request its place, its scores and who is ahead. */
 export function whyItWaits(reason, start, owner, project) {
   if (!start) return reason;
   const ahead = start.place - 1;
-  return h("details", {}, h("summary", {}, reason),
-    h("p", {}, `${start.reason}. `, ahead ? `${ahead} ${ahead === 1 ? "is" : "are"} ahead for these devices${start.ahead.length ? ": " : "."}` : "It is next in line for these devices.",
-      start.ahead.map((id, place) => [place ? ", " : "", h("a", { href: `/experiments/${id}` }, id)]), start.ahead.length && ahead > start.ahead.length ? " and others." : ""),
-    standing(`Project ${project}`, start.project), standing(`${owner} inside it`, start.user), h("p", { class: "quiet" }, "Forecast ", when(start.at_s)));
+  return h(
+    "details",
+    {},
+    h("summary", {}, reason),
+    h(
+      "p",
+      {},
+      `${start.reason}. `,
+      ahead
+        ? `${ahead} ${ahead === 1 ? "is" : "are"} ahead for these devices${start.ahead.length ? ": " : "."}`
+        : "It is next in line for these devices.",
+      start.ahead.map((id, place) => [place ? ", " : "", h("a", { href: `/experiments/${id}` }, id)]),
+      start.ahead.length && ahead > start.ahead.length ? " and others." : "",
+    ),
+    standing(`Project ${project}`, start.project),
+    standing(`${owner} inside it`, start.user),
+    h("p", { class: "quiet" }, "Forecast ", when(start.at_s)),
+  );
 }

@@ -16,9 +16,24 @@ const ENDED = ["succeeded", "failed", "cancelled"];
  */
 export function actions(experiment, who, again) {
   const path = `/experiments/${experiment.id}`;
-  const over = ENDED.includes(experiment.state), may = maySteer(who, experiment);
-  const button = (title, work) => h("button", { type: "button", onclick: (event) => act(event.currentTarget, async () => { await work(); await again(); }) }, title);
-  return h("div", { class: "tools" },
+  const over = ENDED.includes(experiment.state),
+    may = maySteer(who, experiment);
+  const button = (title, work) =>
+    h(
+      "button",
+      {
+        type: "button",
+        onclick: event =>
+          act(event.currentTarget, async () => {
+            await work();
+            await again();
+          }),
+      },
+      title,
+    );
+  return h(
+    "div",
+    { class: "tools" },
     steering(experiment, who, again),
     may && [
       !over && h("label", {}, "Priority ", priorityOf(experiment, who, again)),
@@ -27,36 +42,78 @@ export function actions(experiment, who, again) {
       button(experiment.archived_s ? "Take back from the archive" : "Archive", async () => {
         const archived = !experiment.archived_s;
         await send("PUT", `${path}/archive`, { archived });
-        toast(archived ? "Archived" : "Taken back", { undo: () => send("PUT", `${path}/archive`, { archived: !archived }).then(again) });
+        toast(archived ? "Archived" : "Taken back", {
+          undo: () => send("PUT", `${path}/archive`, { archived: !archived }).then(again),
+        });
       }),
     ],
     h("a", { class: "button", href: `/new?copy=${experiment.id}` }, "Copy"),
     h("a", { class: "button", href: `/api/v1${path}/report`, target: "_blank" }, "Report"),
     h("a", { class: "button", href: `/api/v1${path}/export?format=csv`, download: true }, "CSV"),
-    may && over && h("button", { type: "button", class: "danger", onclick: (event) => act(event.currentTarget, () => remove(experiment)) }, "Delete"));
+    may &&
+      over &&
+      h(
+        "button",
+        {
+          type: "button",
+          class: "danger",
+          onclick: event => act(event.currentTarget, () => remove(experiment)),
+        },
+        "Delete",
+      ),
+  );
 }
 
 async function remove(experiment) {
-  if (!await confirm("Delete the experiment?", "It can be restored for some time; then its figures, logs and checkpoints are removed for good.", "Delete")) return;
+  if (
+    !(await confirm(
+      "Delete the experiment?",
+      "It can be restored for some time; then its figures, logs and checkpoints are removed for good.",
+      "Delete",
+    ))
+  )
+    return;
   await send("DELETE", `/experiments/${experiment.id}`);
   await go("/");
-  toast(`Deleted ${experiment.name}`, { undo: async () => { await send("POST", `/experiments/${experiment.id}/restore`); await go(`/experiments/${experiment.id}`); } });
-}
-
-function setTags(experiment) {
-  return ask("Tags", [h("label", {}, "Words, with spaces between them", h("input", { name: "tags", value: experiment.tags.join(" "), autocomplete: "off" }))], {
-    action: "Set",
-    check: ({ tags }) => {
-      const wanted = tags.split(/\s+/).filter(Boolean);
-      return send("PATCH", `/experiments/${experiment.id}/tags`, {
-        add: wanted.filter((tag) => !experiment.tags.includes(tag)), remove: experiment.tags.filter((tag) => !wanted.includes(tag)),
-      });
+  toast(`Deleted ${experiment.name}`, {
+    undo: async () => {
+      await send("POST", `/experiments/${experiment.id}/restore`);
+      await go(`/experiments/${experiment.id}`);
     },
   });
 }
 
+function setTags(experiment) {
+  return ask(
+    "Tags",
+    [
+      h(
+        "label",
+        {},
+        "Words, with spaces between them",
+        h("input", { name: "tags", value: experiment.tags.join(" "), autocomplete: "off" }),
+      ),
+    ],
+    {
+      action: "Set",
+      check: ({ tags }) => {
+        const wanted = tags.split(/\s+/).filter(Boolean);
+        return send("PATCH", `/experiments/${experiment.id}/tags`, {
+          add: wanted.filter(tag => !experiment.tags.includes(tag)),
+          remove: experiment.tags.filter(tag => !wanted.includes(tag)),
+        });
+      },
+    },
+  );
+}
+
 function setNotes(experiment) {
-  return ask("Notes", [h("label", {}, "For people", h("textarea", { name: "notes", rows: 6 }, experiment.notes))], {
-    action: "Set", check: ({ notes }) => send("PUT", `/experiments/${experiment.id}/notes`, { notes }),
-  });
+  return ask(
+    "Notes",
+    [h("label", {}, "For people", h("textarea", { name: "notes", rows: 6 }, experiment.notes))],
+    {
+      action: "Set",
+      check: ({ notes }) => send("PUT", `/experiments/${experiment.id}/notes`, { notes }),
+    },
+  );
 }

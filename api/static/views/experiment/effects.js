@@ -8,9 +8,10 @@ const FIELDS = { metric: "", filter: "" };
 /** Shows the effects. */
 export async function show(panel, context, { signal }) {
   const made = await board(panel, context, {
-    fields: FIELDS, signal,
+    fields: FIELDS,
+    signal,
     tools: (view, set, known) => [
-      select("on", [["", "time"], ...metricOptions(known.metrics)], view.metric, (metric) => set({ metric })),
+      select("on", [["", "time"], ...metricOptions(known.metrics)], view.metric, metric => set({ metric })),
       filterField(view, set),
     ],
     draw: async (view, area, { signal: asked }) => {
@@ -21,9 +22,25 @@ export async function show(panel, context, { signal }) {
       ]);
       if (asked.aborted) return;
       area.querySelector(".in-words")?.remove();
-      area.append(h("section", { class: "in-words" }, h("h2", {}, "In words"),
-        h("ul", {}, answer.items.flatMap((item) => item.sentences).map((sentence) => h("li", {}, sentence))),
-        answer.notes.length ? h("ul", { class: "quiet" }, answer.notes.map((note) => h("li", {}, note))) : null));
+      area.append(
+        h(
+          "section",
+          { class: "in-words" },
+          h("h2", {}, "In words"),
+          h(
+            "ul",
+            {},
+            answer.items.flatMap(item => item.sentences).map(sentence => h("li", {}, sentence)),
+          ),
+          answer.notes.length
+            ? h(
+                "ul",
+                { class: "quiet" },
+                answer.notes.map(note => h("li", {}, note)),
+              )
+            : null,
+        ),
+      );
     },
   });
   whenRunsEnd(context, made.again, signal);

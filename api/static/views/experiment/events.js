@@ -8,23 +8,29 @@ import { painter } from "../../core/stream.js";
 import { VirtualTable } from "../../core/table.js";
 
 const COLUMNS = [
-  { key: "at_s", title: "when", width: 130, render: (one) => when(one.at_s) },
-  { key: "kind", title: "what", width: 170, render: (one) => one.kind },
-  { key: "run_id", title: "run", numeric: true, width: 80, render: (one) => one.run_id ?? "" },
-  { key: "actor", title: "who", width: 120, render: (one) => one.actor ?? "" },
-  { key: "message", title: "message", width: 700, render: (one) => one.message },
+  { key: "at_s", title: "when", width: 130, render: one => when(one.at_s) },
+  { key: "kind", title: "what", width: 170, render: one => one.kind },
+  { key: "run_id", title: "run", numeric: true, width: 80, render: one => one.run_id ?? "" },
+  { key: "actor", title: "who", width: 120, render: one => one.actor ?? "" },
+  { key: "message", title: "message", width: 700, render: one => one.message },
 ];
 
 /** Shows the events, and adds new ones as they come. */
 export async function show(panel, { id, onChange }, { signal }) {
   const events = new Map();
-  const table = new VirtualTable({ label: "Events", columns: COLUMNS, key: (one) => one.number });
+  const table = new VirtualTable({ label: "Events", columns: COLUMNS, key: one => one.number });
   const draw = () => {
     table.setRows([...events.values()].reverse());
     replace(panel, events.size ? table.node : empty("Nothing has happened yet."));
   };
-  for (const one of (await get(`/experiments/${id}/events`, {}, { signal })).items) events.set(one.number, one);
+  for (const one of (await get(`/experiments/${id}/events`, {}, { signal })).items)
+    events.set(one.number, one);
   const paint = painter(draw, signal);
-  onChange((kind, data) => { if (kind === "event" && !events.has(data.number)) { events.set(data.number, data); paint(); } });
+  onChange((kind, data) => {
+    if (kind === "event" && !events.has(data.number)) {
+      events.set(data.number, data);
+      paint();
+    }
+  });
   draw();
 }

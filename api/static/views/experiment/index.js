@@ -12,6 +12,7 @@ import { answer } from "./answer.js";
 import { startsIn, whyItWaits } from "../starts.js";
 
 /** Tabs by the last part of the path, in their order. */
+/** @type {[string, string, () => Promise<{show: Function}>][]} */
 const TABS = [
   ["runs", "Runs", () => import("./runs.js")],
   ["curves", "Curves", () => import("./curves.js")],
@@ -29,14 +30,33 @@ const MANY_RUNS = 1000;
 
 /** Shows an experiment. */
 export async function show(main, { id, tab = "runs" }, { signal }) {
-  const [experiment, who, cluster] = await Promise.all([get(`/experiments/${id}`, {}, { signal }), whoami(), get("/cluster", {}, { signal }).catch(() => ({}))]);
+  const [experiment, who, cluster] = await Promise.all([
+    get(`/experiments/${id}`, {}, { signal }),
+    whoami(),
+    get("/cluster", {}, { signal }).catch(() => ({})),
+  ]);
   const listeners = new Set();
-  const context = { id: Number(id), experiment, onChange: (call) => listeners.add(call) };
-  const head = h("div"), does = h("div"), said = h("div"), panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
+  const context = { id: Number(id), experiment, onChange: call => listeners.add(call) };
+  const head = h("div"),
+    does = h("div"),
+    said = h("div"),
+    panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
   const found = TABS.find(([name]) => name === tab) || TABS[0];
-  const tabs = h("nav", { class: "tabs", "aria-label": "Parts of the experiment" }, TABS.map(([name, title]) =>
-    h("a", { href: `/experiments/${id}/${name}`, "aria-current": name === found[0] ? "page" : null }, title)));
-  const again = async () => { Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal })); draw(); };
+  const tabs = h(
+    "nav",
+    { class: "tabs", "aria-label": "Parts of the experiment" },
+    TABS.map(([name, title]) =>
+      h(
+        "a",
+        { href: `/experiments/${id}/${name}`, "aria-current": name === found[0] ? "page" : null },
+        title,
+      ),
+    ),
+  );
+  const again = async () => {
+    Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal }));
+    draw();
+  };
   const draw = () => {
     replace(head, header(experiment, cluster));
     replace(does, actions(experiment, who, again));
@@ -55,17 +75,27 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
   panel.setAttribute("aria-busy", "false");
   if (many) answer(said, experiment, signal);
   const paint = painter(draw, signal);
-  const changed = (kind, data) => { listeners.forEach((call) => call(kind, data)); paint(); };
-  follow(`/api/v1/experiments/${id}/stream`, {
-    experiment: (data) => { Object.assign(experiment, data); changed("experiment", data); },
-    run: (data) => changed("run", data),
-    event: (data) => changed("event", data),
-    end: async (data) => {
-      Object.assign(experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({})));
-      changed("end", data);
-      answer(said, experiment, signal);
+  const changed = (kind, data) => {
+    listeners.forEach(call => call(kind, data));
+    paint();
+  };
+  follow(
+    `/api/v1/experiments/${id}/stream`,
+    {
+      experiment: data => {
+        Object.assign(experiment, data);
+        changed("experiment", data);
+      },
+      run: data => changed("run", data),
+      event: data => changed("event", data),
+      end: async data => {
+        Object.assign(experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({})));
+        changed("end", data);
+        answer(said, experiment, signal);
+      },
     },
-  }, { signal });
+    { signal },
+  );
   return { title: experiment.name };
 }
 
@@ -76,15 +106,56 @@ function header(experiment, cluster) {
   return [
     h("p", { class: "quiet" }, h("a", { href: "/" }, "Experiments"), ` / ${experiment.id}`),
     h("h1", {}, experiment.name),
-    h("p", {}, state(experiment.state), " ", progress(done, experiment.run_count, experiment.state), ` ${done} of ${experiment.run_count} runs ended`),
-    h("dl", { class: "facts" }, fact("owner", experiment.owner), fact("project", h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project)),
+    h(
+      "p",
+      {},
+      state(experiment.state),
+      " ",
+      progress(done, experiment.run_count, experiment.state),
+      ` ${done} of ${experiment.run_count} runs ended`,
+    ),
+    h(
+      "dl",
+      { class: "facts" },
+      fact("owner", experiment.owner),
+      fact(
+        "project",
+        h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project),
+      ),
       fact("submitted", when(experiment.created_s)),
       experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
-      experiment.totals ? [fact("cost", money(experiment.totals.cost_usd)), fact("energy", energy(experiment.totals.energy_kwh))] : null,
+      experiment.totals
+        ? [
+            fact("cost", money(experiment.totals.cost_usd)),
+            fact("energy", energy(experiment.totals.energy_kwh)),
+          ]
+        : null,
       jobLink(cluster, experiment) ? fact("Ray", jobLink(cluster, experiment)) : null,
-      experiment.waiting && experiment.state === "queued" ? [fact("starts", startsIn(experiment.waiting.start)), fact("waits", whyItWaits(experiment.waiting.reason, experiment.waiting.start, experiment.owner, experiment.project))] : null),
-    experiment.tags.length ? h("p", {}, experiment.tags.map((tag) => [h("span", { class: "chip" }, tag), " "])) : null,
+      experiment.waiting && experiment.state === "queued"
+        ? [
+            fact("starts", startsIn(experiment.waiting.start)),
+            fact(
+              "waits",
+              whyItWaits(
+                experiment.waiting.reason,
+                experiment.waiting.start,
+                experiment.owner,
+                experiment.project,
+              ),
+            ),
+          ]
+        : null,
+    ),
+    experiment.tags.length
+      ? h(
+          "p",
+          {},
+          experiment.tags.map(tag => [h("span", { class: "chip" }, tag), " "]),
+        )
+      : null,
     experiment.notes ? h("p", { class: "notes" }, experiment.notes) : null,
-    experiment.failure_message ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`) : null,
+    experiment.failure_message
+      ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`)
+      : null,
   ];
 }

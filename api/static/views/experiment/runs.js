@@ -11,46 +11,139 @@ const PAGE = 500;
 
 function columnsOf(axes, headline, pin) {
   return [
-    { key: "pin", title: "", width: 44, render: (run) => pin(run) },
-    { key: "id", title: "run", numeric: true, width: 70, sortable: true, render: (run) => h("a", { href: `/runs/${run.id}` }, run.id) },
-    ...axes.map((axis) => ({ key: axis, title: axis, width: 150, render: (run) => String(run.point[axis] ?? "") })),
-    { key: "seed", title: "seed", numeric: true, width: 64, sortable: true, render: (run) => run.seed },
-    { key: "state", title: "state", width: 130, sortable: true, render: (run) => h("span", { title: run.failure_message || null }, state(run.state), run.reused_from ? ` = run ${run.reused_from}` : "") },
-    { key: "step", title: "progress", width: 190, render: (run) => [progress(run.state === "succeeded" ? 1 : run.step, run.state === "succeeded" ? 1 : run.total_steps || 1, run.state), ` ${run.step}${run.total_steps ? ` / ${run.total_steps}` : ""}`] },
-    { key: "train_loss", title: "loss", numeric: true, sortable: true, render: (run) => number(run.train_loss ?? run.latest?.loss?.value) },
-    { key: "score", title: headline || "score", numeric: true, sortable: Boolean(headline), render: (run) => number(run.score) },
-    { key: "total_time_s", title: "time", numeric: true, width: 120, sortable: true, render: (run) => duration(run.total_time_s) },
-    { key: "cost_usd", title: "cost", numeric: true, width: 120, sortable: true, render: (run) => money(run.cost_usd) },
-    { key: "energy_kwh", title: "energy", unit: "Wh", numeric: true, sortable: true, render: (run) => number(run.energy_kwh === null ? null : 1000 * run.energy_kwh, "", 3) },
+    { key: "pin", title: "", width: 44, render: run => pin(run) },
+    {
+      key: "id",
+      title: "run",
+      numeric: true,
+      width: 70,
+      sortable: true,
+      render: run => h("a", { href: `/runs/${run.id}` }, run.id),
+    },
+    ...axes.map(axis => ({
+      key: axis,
+      title: axis,
+      width: 150,
+      render: run => String(run.point[axis] ?? ""),
+    })),
+    { key: "seed", title: "seed", numeric: true, width: 64, sortable: true, render: run => run.seed },
+    {
+      key: "state",
+      title: "state",
+      width: 130,
+      sortable: true,
+      render: run =>
+        h(
+          "span",
+          { title: run.failure_message || null },
+          state(run.state),
+          run.reused_from ? ` = run ${run.reused_from}` : "",
+        ),
+    },
+    {
+      key: "step",
+      title: "progress",
+      width: 190,
+      render: run => [
+        progress(
+          run.state === "succeeded" ? 1 : run.step,
+          run.state === "succeeded" ? 1 : run.total_steps || 1,
+          run.state,
+        ),
+        ` ${run.step}${run.total_steps ? ` / ${run.total_steps}` : ""}`,
+      ],
+    },
+    {
+      key: "train_loss",
+      title: "loss",
+      numeric: true,
+      sortable: true,
+      render: run => number(run.train_loss ?? run.latest?.loss?.value),
+    },
+    {
+      key: "score",
+      title: headline || "score",
+      numeric: true,
+      sortable: Boolean(headline),
+      render: run => number(run.score),
+    },
+    {
+      key: "total_time_s",
+      title: "time",
+      numeric: true,
+      width: 120,
+      sortable: true,
+      render: run => duration(run.total_time_s),
+    },
+    {
+      key: "cost_usd",
+      title: "cost",
+      numeric: true,
+      width: 120,
+      sortable: true,
+      render: run => money(run.cost_usd),
+    },
+    {
+      key: "energy_kwh",
+      title: "energy",
+      unit: "Wh",
+      numeric: true,
+      sortable: true,
+      render: run => number(run.energy_kwh === null ? null : 1000 * run.energy_kwh, "", 3),
+    },
   ];
 }
 
 /** Shows the table. */
 export async function show(panel, { id, experiment, onChange }, { signal }) {
-  let rows = [], places = new Map(), token = null, reading = null, total = 0, turn = 0;
+  let rows = [],
+    places = new Map(),
+    token = null,
+    reading = null,
+    total = 0,
+    turn = 0;
   const pinned = new Set((query().get("pin") || "").split(",").filter(Boolean).map(Number));
   const note = h("div");
-  const ask = (from) => get(`/experiments/${id}/runs`, { page_size: PAGE, page_token: from, filter: query().get("filter"), order_by: query().get("order_by") }, { signal });
-  const take = (page) => {
-    for (const run of page.items) { if (!places.has(run.id)) { places.set(run.id, rows.length); rows.push(run); } }
+  const ask = from =>
+    get(
+      `/experiments/${id}/runs`,
+      { page_size: PAGE, page_token: from, filter: query().get("filter"), order_by: query().get("order_by") },
+      { signal },
+    );
+  const take = page => {
+    for (const run of page.items) {
+      if (!places.has(run.id)) {
+        places.set(run.id, rows.length);
+        rows.push(run);
+      }
+    }
     token = page.next_page_token;
-    total = token ? Math.max(query().get("filter") ? rows.length + 1 : experiment.run_count, rows.length) : rows.length;
+    total = token
+      ? Math.max(query().get("filter") ? rows.length + 1 : experiment.run_count, rows.length)
+      : rows.length;
   };
   const draw = () => {
     const axis = query().get("group");
     if (axis && !token) gather(axis);
     table.setRows(rows, total);
     table.node.hidden = !rows.length;
-    replace(note, rows.length ? null : empty(query().get("filter") ? "No run matches." : "This experiment has no runs."));
+    replace(
+      note,
+      rows.length ? null : empty(query().get("filter") ? "No run matches." : "This experiment has no runs."),
+    );
   };
   // Runs with one value of an axis next to each other; the server does not sort by axes.
-  const gather = (axis) => {
-    const order = [...new Set(rows.map((run) => run.point[axis]))].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
-    const rank = (run) => (pinned.has(run.id) ? -1 : order.indexOf(run.point[axis]));
+  const gather = axis => {
+    const order = [...new Set(rows.map(run => run.point[axis]))].sort((a, b) =>
+      typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)),
+    );
+    const rank = run => (pinned.has(run.id) ? -1 : order.indexOf(run.point[axis]));
     rows.sort((a, b) => rank(a) - rank(b));
     places = new Map(rows.map((run, place) => [run.id, place]));
   };
-  const readAll = async () => { while (token && query().get("group") && !signal.aborted) take(await ask(token)); };
+  const readAll = async () => {
+    while (token && query().get("group") && !signal.aborted) take(await ask(token));
+  };
   const restart = async () => {
     const mine = ++turn;
     try {
@@ -58,7 +151,15 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
       if (mine !== turn) return;
       [rows, places] = [[], new Map()];
       table.node.scrollTop = 0;
-      const kept = pinned.size ? (await get(`/experiments/${id}/runs`, { page_size: pinned.size, filter: `id IN (${[...pinned].join(", ")})` }, { signal }).catch(() => ({ items: [] }))).items : [];
+      const kept = pinned.size
+        ? (
+            await get(
+              `/experiments/${id}/runs`,
+              { page_size: pinned.size, filter: `id IN (${[...pinned].join(", ")})` },
+              { signal },
+            ).catch(() => ({ items: [] }))
+          ).items
+        : [];
       take({ items: [...kept, ...page.items], next_page_token: page.next_page_token });
       await readAll();
       draw();
@@ -70,33 +171,110 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
   };
   const more = () => {
     const mine = turn;
-    reading ||= ask(token).then((page) => { if (mine === turn) { take(page); draw(); } }, () => {}).finally(() => { reading = null; });
+    reading ||= ask(token)
+      .then(
+        page => {
+          if (mine === turn) {
+            take(page);
+            draw();
+          }
+        },
+        () => {},
+      )
+      .finally(() => {
+        reading = null;
+      });
   };
-  const pin = (run) => h("button", {
-    type: "button", class: "sorts", "aria-pressed": String(pinned.has(run.id)), "aria-label": `Pin run ${run.id}`, title: "Keep at the top",
-    onclick: () => { pinned[pinned.has(run.id) ? "delete" : "add"](run.id); setQuery({ pin: [...pinned].join(",") }); restart(); },
-  }, pinned.has(run.id) ? "★" : "☆");
-  const first = await ask(null).catch((error) => { if (error.status !== 400) throw error; return error; });
-  const known = first instanceof Error ? (await get(`/experiments/${id}/runs`, { page_size: 50 }, { signal })).items : first.items;
-  const axes = [...new Set(known.flatMap((run) => Object.keys(run.point)))];
-  const headlines = new Set(known.map((run) => run.headline).filter(Boolean));
+  const pin = run =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "sorts",
+        "aria-pressed": String(pinned.has(run.id)),
+        "aria-label": `Pin run ${run.id}`,
+        title: "Keep at the top",
+        onclick: () => {
+          pinned[pinned.has(run.id) ? "delete" : "add"](run.id);
+          setQuery({ pin: [...pinned].join(",") });
+          restart();
+        },
+      },
+      pinned.has(run.id) ? "★" : "☆",
+    );
+  const first = await ask(null).catch(error => {
+    if (error.status !== 400) throw error;
+    return error;
+  });
+  const known =
+    first instanceof Error
+      ? (await get(`/experiments/${id}/runs`, { page_size: 50 }, { signal })).items
+      : first.items;
+  const axes = [...new Set(known.flatMap(run => Object.keys(run.point)))];
+  const headlines = new Set(known.map(run => run.headline).filter(Boolean));
   const table = new VirtualTable({
-    label: "Runs", key: (run) => run.id, columns: columnsOf(axes, headlines.size === 1 ? [...headlines][0] : null, pin),
-    sorted: sortedBy(query().get("order_by")), need: () => { if (token) more(); },
-    rowClass: (run) => (pinned.has(run.id) ? "pinned" : ""),
+    label: "Runs",
+    key: run => run.id,
+    columns: columnsOf(axes, headlines.size === 1 ? [...headlines][0] : null, pin),
+    sorted: sortedBy(query().get("order_by")),
+    need: () => {
+      if (token) more();
+    },
+    rowClass: run => (pinned.has(run.id) ? "pinned" : ""),
     onSort: (key, descending) => {
       setQuery({ order_by: `${key} ${descending ? "desc" : "asc"}` });
       table.setSorted({ key, descending });
       restart();
     },
   });
-  const filtered = debounced((event) => { setQuery({ filter: event.target.value.trim() }); restart(); }, 300, signal);
-  const groups = h("select", { onchange: (event) => { setQuery({ group: event.target.value }); restart(); } },
-    h("option", { value: "" }, "nothing"), axes.map((axis) => h("option", { value: axis, selected: query().get("group") === axis }, axis)));
-  replace(panel, h("div", { class: "tools" },
-    h("label", { class: "field grow" }, "Filter, such as state = 'failed' or accuracy > 0.9", h("input", { type: "search", value: query().get("filter") || "", oninput: filtered, spellcheck: "false" })),
-    h("label", { class: "field" }, "Together by", groups)), note, table.node);
-  if (first instanceof Error) { table.node.hidden = true; replace(note, failure(first)); } else if (pinned.size || query().get("group")) await restart(); else { take(first); draw(); }
+  const filtered = debounced(
+    event => {
+      setQuery({ filter: event.target.value.trim() });
+      restart();
+    },
+    300,
+    signal,
+  );
+  const groups = h(
+    "select",
+    {
+      onchange: event => {
+        setQuery({ group: event.target.value });
+        restart();
+      },
+    },
+    h("option", { value: "" }, "nothing"),
+    axes.map(axis => h("option", { value: axis, selected: query().get("group") === axis }, axis)),
+  );
+  replace(
+    panel,
+    h(
+      "div",
+      { class: "tools" },
+      h(
+        "label",
+        { class: "field grow" },
+        "Filter, such as state = 'failed' or accuracy > 0.9",
+        h("input", {
+          type: "search",
+          value: query().get("filter") || "",
+          oninput: filtered,
+          spellcheck: "false",
+        }),
+      ),
+      h("label", { class: "field" }, "Together by", groups),
+    ),
+    note,
+    table.node,
+  );
+  if (first instanceof Error) {
+    table.node.hidden = true;
+    replace(note, failure(first));
+  } else if (pinned.size || query().get("group")) await restart();
+  else {
+    take(first);
+    draw();
+  }
   onChange((kind, data) => {
     if (kind !== "run" || !places.has(data.run.id)) return;
     const place = places.get(data.run.id);

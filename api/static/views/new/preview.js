@@ -6,31 +6,113 @@ import { shortTable } from "../parts.js";
 
 const MOST_SHOWN = 50;
 
-const span = (of, write) => (of ? h("span", { title: `90 % interval: ${write(of.low)} to ${write(of.high)}` }, write(of.middle),
-  h("span", { class: "quiet" }, ` (${write(of.low)} – ${write(of.high)})`)) : "–");
+const span = (of, write) =>
+  of
+    ? h(
+        "span",
+        { title: `90 % interval: ${write(of.low)} to ${write(of.high)}` },
+        write(of.middle),
+        h("span", { class: "quiet" }, ` (${write(of.low)} – ${write(of.high)})`),
+      )
+    : "–";
 
 /** The preview of the whole grid. */
 export function drawPreview(preview, { project, owner }) {
-  const { forecast } = preview, trained = preview.run_count - preview.reused_count;
-  const bad = preview.items.filter((run) => !run.feasible);
+  const { forecast } = preview,
+    trained = preview.run_count - preview.reused_count;
+  const bad = preview.items.filter(run => !run.feasible);
   const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   return [
-    h("dl", { class: "facts big" },
-      fact("Runs", count(preview.run_count), preview.reused_count ? h("span", { class: "quiet" }, ` (${count(trained)} trained, ${count(preview.reused_count)} taken over)`) : null),
-      forecast ? [fact("Cost", span(forecast.runs ? forecast.cost_usd : null, money)), fact("Energy", span(forecast.runs ? forecast.energy_kwh : null, energy)),
-        fact("Device time", span(forecast.runs ? forecast.device_hours : null, (hours) => duration(hours * 3600)))] : null,
-      fact("Charged to", `project ${project}, as ${owner}`)),
-    preview.start ? h("p", { class: "card pad" }, `${preview.start.hardware}: ${preview.start.words}.`) : null,
-    forecast?.warnings.length ? h("ul", { class: "notes problem pad card" }, forecast.warnings.map((line) => h("li", {}, line))) : null,
-    bad.length ? h("p", { class: "problem pad card" }, `${bad.length === preview.items.length ? "No" : `${bad.length} of the first ${preview.items.length}`} run${bad.length === 1 ? "" : "s"} ${bad.length === preview.items.length ? "can be served: " : "cannot be served: "}${bad[0].reason}`) : null,
-    preview.notes.length ? h("ul", { class: "notes" }, preview.notes.map((line) => h("li", {}, line))) : null,
-    forecast ? h("ul", { class: "notes quiet" }, [...forecast.basis, ...forecast.unknown].map((line) => h("li", {}, line))) : null,
-    preview.cluster_age_s === null ? h("p", { class: "quiet" }, "No scheduler has looked at a cluster yet, so capacity is not judged.") : null,
-    h("details", {}, h("summary", {}, `First ${Math.min(MOST_SHOWN, preview.items.length)} of ${count(preview.run_count)} runs`),
-      shortTable("Planned runs", [
-        ["#", (run) => run.index, "num"], ["Values", (run) => point(run.point), "wide"], ["Seed", (run) => run.seed, "num"], ["Hardware", (run) => `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
-        ["Price", (run) => number(run.price_usd_per_hour, "USD/h", 3), "num"],
-        ["", (run) => (run.reused_from ? h("a", { href: `/runs/${run.reused_from}` }, `= run ${run.reused_from}`) : run.feasible ? "" : run.reason), "wide"],
-      ], preview.items.slice(0, MOST_SHOWN), "No runs.")),
+    h(
+      "dl",
+      { class: "facts big" },
+      fact(
+        "Runs",
+        count(preview.run_count),
+        preview.reused_count
+          ? h(
+              "span",
+              { class: "quiet" },
+              ` (${count(trained)} trained, ${count(preview.reused_count)} taken over)`,
+            )
+          : null,
+      ),
+      forecast
+        ? [
+            fact("Cost", span(forecast.runs ? forecast.cost_usd : null, money)),
+            fact("Energy", span(forecast.runs ? forecast.energy_kwh : null, energy)),
+            fact(
+              "Device time",
+              span(forecast.runs ? forecast.device_hours : null, hours => duration(hours * 3600)),
+            ),
+          ]
+        : null,
+      fact("Charged to", `project ${project}, as ${owner}`),
+    ),
+    preview.start
+      ? h("p", { class: "card pad" }, `${preview.start.hardware}: ${preview.start.words}.`)
+      : null,
+    forecast?.warnings.length
+      ? h(
+          "ul",
+          { class: "notes problem pad card" },
+          forecast.warnings.map(line => h("li", {}, line)),
+        )
+      : null,
+    bad.length
+      ? h(
+          "p",
+          { class: "problem pad card" },
+          `${bad.length === preview.items.length ? "No" : `${bad.length} of the first ${preview.items.length}`} run${bad.length === 1 ? "" : "s"} ${bad.length === preview.items.length ? "can be served: " : "cannot be served: "}${bad[0].reason}`,
+        )
+      : null,
+    preview.notes.length
+      ? h(
+          "ul",
+          { class: "notes" },
+          preview.notes.map(line => h("li", {}, line)),
+        )
+      : null,
+    forecast
+      ? h(
+          "ul",
+          { class: "notes quiet" },
+          [...forecast.basis, ...forecast.unknown].map(line => h("li", {}, line)),
+        )
+      : null,
+    preview.cluster_age_s === null
+      ? h("p", { class: "quiet" }, "No scheduler has looked at a cluster yet, so capacity is not judged.")
+      : null,
+    h(
+      "details",
+      {},
+      h(
+        "summary",
+        {},
+        `First ${Math.min(MOST_SHOWN, preview.items.length)} of ${count(preview.run_count)} runs`,
+      ),
+      shortTable(
+        "Planned runs",
+        [
+          ["#", run => run.index, "num"],
+          ["Values", run => point(run.point), "wide"],
+          ["Seed", run => run.seed, "num"],
+          ["Hardware", run => `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
+          ["Price", run => number(run.price_usd_per_hour, "USD/h", 3), "num"],
+          [
+            "",
+            run =>
+              run.reused_from
+                ? h("a", { href: `/runs/${run.reused_from}` }, `= run ${run.reused_from}`)
+                : run.feasible
+                  ? ""
+                  : run.reason,
+            "wide",
+          ],
+        ],
+        preview.items.slice(0, MOST_SHOWN),
+        "No runs.",
+      ),
+    ),
   ];
 }

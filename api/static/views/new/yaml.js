@@ -3,14 +3,23 @@
 /** A key of a block mapping at the start of a line's content: group 1 is the key with its quotes. */
 const KEY = /^("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s#,[\]{}&*!|>'"%@`-][^#]*?|-[^\s#][^#]*?)\s*:(?=\s|$)/;
 
-const unquoted = (text) => {
+const unquoted = text => {
   if (/^'.*'$/s.test(text)) return text.slice(1, -1).replaceAll("''", "'");
-  if (/^".*"$/s.test(text)) try { return JSON.parse(text); } catch { return text.slice(1, -1); }
+  if (/^".*"$/s.test(text))
+    try {
+      return JSON.parse(text);
+    } catch {
+      return text.slice(1, -1);
+    }
   return text;
 };
 
 /**
- * The outline of a text: nodes {kind: map|list|scalar|empty, start, end, flow, entries|items|text}.
+ * @typedef {{kind: string, start: number, end: number, flow?: boolean, column?: number, text?: string, entries?: any[],
+ *   items?: any[]}} Outline
+ *
+ * @param {string} text
+ * @returns {Outline} its outline: nodes {kind: map|list|scalar|empty, start, end, flow, entries|items|text}.
  * An entry is {key, start, keyEnd, value}; positions are those of characters.
  */
 export function outline(text) {
@@ -21,10 +30,12 @@ export function outline(text) {
     at = end + 1;
   }
   let row = 0;
-  const content = (line) => text.slice(line.at + line.column, line.end);
-  const skip = () => { while (row < lines.length && /^(#|---\s*$|$)/.test(content(lines[row]))) row += 1; };
-  const isItem = (line) => /^-(\s|$)/.test(content(line));
-  const empty = (at) => ({ kind: "empty", start: at, end: at });
+  const content = line => text.slice(line.at + line.column, line.end);
+  const skip = () => {
+    while (row < lines.length && /^(#|---\s*$|$)/.test(content(lines[row]))) row += 1;
+  };
+  const isItem = line => /^-(\s|$)/.test(content(line));
+  const empty = at => ({ kind: "empty", start: at, end: at });
 
   function block(least) {
     skip();
@@ -37,10 +48,15 @@ export function outline(text) {
   function list(column) {
     const node = { kind: "list", flow: false, start: lines[row].at + column, end: 0, items: [] };
     for (skip(); row < lines.length && lines[row].column === column && isItem(lines[row]); skip()) {
-      const line = lines[row], dash = line.at + column;
-      const rest = text.slice(dash + 1, line.end), first = rest.search(/\S/);
+      const line = lines[row],
+        dash = line.at + column;
+      const rest = text.slice(dash + 1, line.end),
+        first = rest.search(/\S/);
       let item;
-      if (first < 0 || rest[first] === "#") { row += 1; item = block(column + 1) || empty(dash + 1); } else {
+      if (first < 0 || rest[first] === "#") {
+        row += 1;
+        item = block(column + 1) || empty(dash + 1);
+      } else {
         line.column = column + 1 + first;
         item = block(line.column) || empty(dash + 1);
       }
@@ -53,9 +69,16 @@ export function outline(text) {
   function map(column) {
     const node = { kind: "map", flow: false, start: lines[row].at + column, end: 0, column, entries: [] };
     for (skip(); row < lines.length && lines[row].column === column && !isItem(lines[row]); skip()) {
-      const line = lines[row], start = line.at + column, found = KEY.exec(content(line));
-      if (!found) { row += 1; continue; }
-      const colon = start + found[0].length, rest = text.slice(colon, line.end), first = rest.search(/\S/);
+      const line = lines[row],
+        start = line.at + column,
+        found = KEY.exec(content(line));
+      if (!found) {
+        row += 1;
+        continue;
+      }
+      const colon = start + found[0].length,
+        rest = text.slice(colon, line.end),
+        first = rest.search(/\S/);
       let value;
       if (first < 0 || rest[first] === "#") {
         row += 1;
@@ -72,16 +95,22 @@ export function outline(text) {
   /** A value that begins within a line: a flow collection, a quoted or plain scalar, or a block scalar. */
   function inline(at, column) {
     const mark = text[at];
+    /** @type {Outline} */
     let node;
     if (mark === "[" || mark === "{") node = flow(at);
     else if (mark === '"' || mark === "'") node = quoted(at);
     else {
-      const line = lines[row], comment = text.slice(at, line.end).search(/\s#/);
+      const line = lines[row],
+        comment = text.slice(at, line.end).search(/\s#/);
       const end = comment < 0 ? line.end : at + comment;
       node = { kind: "scalar", start: at, end: at + text.slice(at, end).trimEnd().length };
       if (mark === "|" || mark === ">") {
         row += 1;
-        while (row < lines.length && (lines[row].column > column || lines[row].at + lines[row].column === lines[row].end)) node.end = lines[row++].end;
+        while (
+          row < lines.length &&
+          (lines[row].column > column || lines[row].at + lines[row].column === lines[row].end)
+        )
+          node.end = lines[row++].end;
         return { ...node, text: text.slice(at, node.end) };
       }
       node.text = text.slice(at, node.end);
@@ -91,14 +120,20 @@ export function outline(text) {
   }
 
   function quoted(at) {
-    const found = (text[at] === '"' ? /"(?:[^"\\]|\\.)*"?/sy : /'(?:[^']|'')*'?/sy);
+    const found = text[at] === '"' ? /"(?:[^"\\]|\\.)*"?/sy : /'(?:[^']|'')*'?/sy;
     found.lastIndex = at;
     const raw = found.exec(text)[0];
     return { kind: "scalar", start: at, end: at + raw.length, text: unquoted(raw) };
   }
 
-  const gap = (at) => { const blank = /(?:\s|(?<=\s)#[^\n]*)*/y; blank.lastIndex = at; blank.exec(text); return blank.lastIndex; };
+  const gap = at => {
+    const blank = /(?:\s|(?<=\s)#[^\n]*)*/y;
+    blank.lastIndex = at;
+    blank.exec(text);
+    return blank.lastIndex;
+  };
 
+  /** @returns {Outline} */
   function flow(at) {
     if (text[at] === '"' || text[at] === "'") return quoted(at);
     if (text[at] !== "[" && text[at] !== "{") {
@@ -109,14 +144,18 @@ export function outline(text) {
     }
     const close = text[at] === "[" ? "]" : "}";
     const node = { kind: close === "]" ? "list" : "map", flow: true, start: at, end: 0 };
-    const found = node[close === "]" ? "items" : "entries"] = [];
+    const found = (node[close === "]" ? "items" : "entries"] = []);
     let here = gap(at + 1);
     while (here < text.length && text[here] !== close) {
-      const before = here, part = flow(here);
+      const before = here,
+        part = flow(here);
       here = gap(part.end);
       if (close === "}") {
         let value = empty(part.end);
-        if (text[here] === ":") { value = flow(gap(here + 1)); here = gap(value.end); }
+        if (text[here] === ":") {
+          value = flow(gap(here + 1));
+          here = gap(value.end);
+        }
         found.push({ key: part.text ?? "", start: part.start, keyEnd: part.end, value });
       } else found.push(part);
       if (text[here] === ",") here = gap(here + 1);
@@ -130,17 +169,24 @@ export function outline(text) {
 
 /** The entry, item or node at a dotted path, or the last one on the way there; `whole` = all of it was found. */
 export function locate(root, path) {
-  let node = root, place = null, rest = path;
+  let node = root,
+    place = null,
+    rest = path;
   while (rest) {
     if (node.kind === "map") {
       const fits = node.entries.filter(({ key }) => rest === key || rest.startsWith(`${key}.`));
       if (!fits.length) break;
       const best = fits.reduce((a, b) => (b.key.length > a.key.length ? b : a));
-      place = best; node = best.value; rest = rest.slice(best.key.length + 1);
+      place = best;
+      node = best.value;
+      rest = rest.slice(best.key.length + 1);
     } else if (node.kind === "list") {
-      const [digits] = rest.split(".", 1), item = node.items[Number(digits)];
+      const [digits] = rest.split(".", 1),
+        item = node.items[Number(digits)];
       if (!item) break;
-      place = item; node = item; rest = rest.slice(digits.length + 1);
+      place = item;
+      node = item;
+      rest = rest.slice(digits.length + 1);
     } else break;
   }
   return { place, node, whole: !rest };
@@ -156,11 +202,19 @@ export function at(root, path) {
 export function context(text, root, position) {
   const inFlow = deepestFlow(root, position, []);
   if (inFlow) return flowContext(text, inFlow, position);
-  const start = text.lastIndexOf("\n", position - 1) + 1, before = text.slice(start, position);
+  const start = text.lastIndexOf("\n", position - 1) + 1,
+    before = text.slice(start, position);
   if (/(^|\s)#/.test(before)) return null;
   const [, lead, rest] = /^(\s*(?:-\s+)*)(.*)$/s.exec(before);
-  const path = parents(text, start, lead.length), found = /^(\S.*?)\s*:\s+(.*)$/s.exec(rest);
-  if (found) return { path: [...path, unquoted(found[1])], part: "value", from: position - found[2].length, word: found[2] };
+  const path = parents(text, start, lead.length),
+    found = /^(\S.*?)\s*:\s+(.*)$/s.exec(rest);
+  if (found)
+    return {
+      path: [...path, unquoted(found[1])],
+      part: "value",
+      from: position - found[2].length,
+      word: found[2],
+    };
   return { path, part: lead.includes("-") ? "item" : "key", from: position - rest.length, word: rest };
 }
 
@@ -195,10 +249,18 @@ function deepestFlow(node, position, path) {
 }
 
 function flowContext(text, { node, path }, position) {
-  const before = text.slice(node.start + 1, position), last = Math.max(before.lastIndexOf(","), before.lastIndexOf("\n"));
-  const part = before.slice(last + 1).trimStart(), colon = /^(.*?)\s*:\s+(.*)$/s.exec(part);
+  const before = text.slice(node.start + 1, position),
+    last = Math.max(before.lastIndexOf(","), before.lastIndexOf("\n"));
+  const part = before.slice(last + 1).trimStart(),
+    colon = /^(.*?)\s*:\s+(.*)$/s.exec(part);
   if (node.kind === "list") return { path, part: "item", from: position - part.length, word: part };
-  if (colon) return { path: [...path, unquoted(colon[1])], part: "value", from: position - colon[2].length, word: colon[2] };
+  if (colon)
+    return {
+      path: [...path, unquoted(colon[1])],
+      part: "value",
+      from: position - colon[2].length,
+      word: colon[2],
+    };
   return { path, part: "key", from: position - part.length, word: part, flow: true };
 }
 

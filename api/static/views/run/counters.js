@@ -8,7 +8,7 @@ import { empty } from "../../core/states.js";
 import { choice, section, shortTable } from "../parts.js";
 import { COLOURS, figure } from "./series.js";
 
-const apart = (scope) => /^(kernel|operator):/.test(scope);
+const apart = scope => /^(kernel|operator):/.test(scope);
 
 export async function show(panel, context, { signal }) {
   const { items } = await get(`/runs/${context.id}/measurements`, {}, { signal });
@@ -18,23 +18,93 @@ export async function show(panel, context, { signal }) {
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(one);
   }
-  if (!groups.size) { replace(panel, empty("Nothing has been measured yet.")); return; }
-  const plotted = [...new Set([...groups.values()].filter((rows) => rows.length > 1).map(([first]) => first.name))].sort();
-  const area = h("div", { class: "card pad" }), place = h("div", { class: "figure-place" });
-  const draw = (name) => {
-    const own = [...groups.values()].filter(([first]) => first.name === name), begin = Math.min(...own.flat().map((one) => one.start_s));
-    return figure(place, { id: `measured-${name}`, caption: name, data: own.map((rows, number) => ({ type: "scatter", mode: "lines+markers", line: { color: COLOURS[number % COLOURS.length] }, name: `${rows[0].scope}, ${rows[0].provenance}`, x: rows.map((one) => one.end_s - begin), y: rows.map((one) => numeric(one.value)) })),
-      layout: { height: 320, margin: { t: 10, r: 16, b: 44, l: 72 }, showlegend: own.length > 1, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: "seconds since the first window" } }, yaxis: { title: { text: `${name} (${own[0][0].unit})` } } } });
+  if (!groups.size) {
+    replace(panel, empty("Nothing has been measured yet."));
+    return;
+  }
+  const plotted = [
+    ...new Set([...groups.values()].filter(rows => rows.length > 1).map(([first]) => first.name)),
+  ].sort();
+  const area = h("div", { class: "card pad" }),
+    place = h("div", { class: "figure-place" });
+  const draw = name => {
+    const own = [...groups.values()].filter(([first]) => first.name === name),
+      begin = Math.min(...own.flat().map(one => one.start_s));
+    return figure(place, {
+      caption: name,
+      data: own.map((rows, number) => ({
+        type: "scatter",
+        mode: "lines+markers",
+        line: { color: COLOURS[number % COLOURS.length] },
+        name: `${rows[0].scope}, ${rows[0].provenance}`,
+        x: rows.map(one => one.end_s - begin),
+        y: rows.map(one => numeric(one.value)),
+      })),
+      layout: {
+        height: 320,
+        margin: { t: 10, r: 16, b: 44, l: 72 },
+        showlegend: own.length > 1,
+        legend: { orientation: "h", y: 1.12 },
+        xaxis: { title: { text: "seconds since the first window" } },
+        yaxis: { title: { text: `${name} (${own[0][0].unit})` } },
+      },
+    });
   };
-  const asked = query().get("name"), chosen = plotted.includes(asked) ? asked : plotted[0];
-  if (chosen) replace(area, h("div", { class: "tools" }, h("label", {}, "quantity ", choice("name", plotted, chosen, { onchange: (event) => { setQuery({ name: event.target.value }); draw(event.target.value); } }))), place);
-  const rows = [...groups.values()].map((of) => {
-    const values = of.map((one) => numeric(one.value)).filter(Number.isFinite);
-    return { first: of[0], windows: of.length, mean: values.reduce((sum, one) => sum + one, 0) / values.length, least: Math.min(...values), most: Math.max(...values), end: of.at(-1).end_s };
-  }).sort((a, b) => a.first.name.localeCompare(b.first.name));
-  replace(panel, chosen ? section("Over time", area) : null, section("All quantities", shortTable("Measured quantities", [
-    ["Quantity", ({ first }) => h("code", {}, first.name)], ["Of", ({ first }) => first.scope, "wide"], ["Mean", ({ mean, first }) => number(mean, first.unit === "1" ? "" : first.unit), "num"], ["Least", ({ least }) => number(least), "num"], ["Greatest", ({ most }) => number(most), "num"],
-    ["Windows", ({ windows }) => count(windows), "num"], ["Provenance", ({ first }) => first.provenance], ["Until", ({ end }) => when(end)],
-  ], rows)));
+  const asked = query().get("name"),
+    chosen = plotted.includes(asked) ? asked : plotted[0];
+  if (chosen)
+    replace(
+      area,
+      h(
+        "div",
+        { class: "tools" },
+        h(
+          "label",
+          {},
+          "quantity ",
+          choice("name", plotted, chosen, {
+            onchange: event => {
+              setQuery({ name: event.target.value });
+              draw(event.target.value);
+            },
+          }),
+        ),
+      ),
+      place,
+    );
+  const rows = [...groups.values()]
+    .map(of => {
+      const values = of.map(one => numeric(one.value)).filter(Number.isFinite);
+      return {
+        first: of[0],
+        windows: of.length,
+        mean: values.reduce((sum, one) => sum + one, 0) / values.length,
+        least: Math.min(...values),
+        most: Math.max(...values),
+        end: of.at(-1).end_s,
+      };
+    })
+    .sort((a, b) => a.first.name.localeCompare(b.first.name));
+  replace(
+    panel,
+    chosen ? section("Over time", area) : null,
+    section(
+      "All quantities",
+      shortTable(
+        "Measured quantities",
+        [
+          ["Quantity", ({ first }) => h("code", {}, first.name)],
+          ["Of", ({ first }) => first.scope, "wide"],
+          ["Mean", ({ mean, first }) => number(mean, first.unit === "1" ? "" : first.unit), "num"],
+          ["Least", ({ least }) => number(least), "num"],
+          ["Greatest", ({ most }) => number(most), "num"],
+          ["Windows", ({ windows }) => count(windows), "num"],
+          ["Provenance", ({ first }) => first.provenance],
+          ["Until", ({ end }) => when(end)],
+        ],
+        rows,
+      ),
+    ),
+  );
   if (chosen) await draw(chosen);
 }

@@ -3,62 +3,186 @@
 import { get, hasScope, maySteer, send, whoami } from "../../core/api.js";
 import { act, confirm, toast } from "../../core/dialog.js";
 import { announce, h, replace } from "../../core/dom.js";
-import { count, duration, energy, money, number, numeric, point, progress, relative, state, when } from "../../core/format.js";
+import {
+  count,
+  duration,
+  energy,
+  money,
+  number,
+  numeric,
+  point,
+  progress,
+  relative,
+  state,
+  when,
+} from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
 import { facts, jobLink } from "../parts.js";
 
+/** @type {[string, string, () => Promise<{show: Function}>][]} */
 const TABS = [
-  ["", "Overview", () => import("./overview.js")], ["curves", "Curves", () => import("./curves.js")], ["logs", "Log", () => import("./logs.js")],
-  ["profile", "Profile", () => import("./profile.js")], ["counters", "Counters", () => import("./counters.js")],
-  ["files", "Files", () => import("./files.js")], ["config", "Configuration", () => import("./config.js")],
+  ["", "Overview", () => import("./overview.js")],
+  ["curves", "Curves", () => import("./curves.js")],
+  ["logs", "Log", () => import("./logs.js")],
+  ["profile", "Profile", () => import("./profile.js")],
+  ["counters", "Counters", () => import("./counters.js")],
+  ["files", "Files", () => import("./files.js")],
+  ["config", "Configuration", () => import("./config.js")],
 ];
 const ENDED = new Set(["succeeded", "failed", "cancelled", "stopped"]);
 
 export async function show(main, { id, tab = "" }, { signal }) {
   const [first, who] = await Promise.all([get(`/runs/${id}`, {}, { signal }), whoami()]);
-  const [experiment, cluster] = await Promise.all([get(`/experiments/${first.experiment_id}`, {}, { signal }), get("/cluster", {}, { signal })]);
+  const [experiment, cluster] = await Promise.all([
+    get(`/experiments/${first.experiment_id}`, {}, { signal }),
+    get("/cluster", {}, { signal }),
+  ]);
   const listeners = [];
-  const context = { id: Number(id), run: first, latest: {}, experiment, who, on: (kind, handle) => listeners.push([kind, handle]) };
-  const tell = (kind, data) => listeners.forEach(([wanted, handle]) => { if (wanted === kind) handle(data); });
+  const context = {
+    id: Number(id),
+    run: first,
+    latest: {},
+    experiment,
+    who,
+    on: (kind, handle) => listeners.push([kind, handle]),
+  };
+  const tell = (kind, data) =>
+    listeners.forEach(([wanted, handle]) => {
+      if (wanted === kind) handle(data);
+    });
 
-  const head = h("div"), panel = h("div", { class: "tab-panel" });
+  const head = h("div"),
+    panel = h("div", { class: "tab-panel" });
   const steers = maySteer(who, experiment) && hasScope(who, "submit");
-  const steer = (button, action, done) => act(button, async () => {
-    if (action === "cancel" && !await confirm(`Cancel run ${id}?`, "It stops at its next step; it can be retried, from its last checkpoint.", "Cancel the run")) return;
-    context.run = await send("POST", `/runs/${id}/${action}`);
-    draw();
-    tell("run", context.run);
-    toast(done);
-    connect();
-  });
+  const steer = (button, action, done) =>
+    act(button, async () => {
+      if (
+        action === "cancel" &&
+        !(await confirm(
+          `Cancel run ${id}?`,
+          "It stops at its next step; it can be retried, from its last checkpoint.",
+          "Cancel the run",
+        ))
+      )
+        return;
+      context.run = await send("POST", `/runs/${id}/${action}`);
+      draw();
+      tell("run", context.run);
+      toast(done);
+      connect();
+    });
 
   function draw() {
-    const { run } = context, ended = ENDED.has(run.state), left = remaining(run);
+    const { run } = context,
+      ended = ENDED.has(run.state),
+      left = remaining(run);
     const metric = run.headline && numeric(run.best_score ?? run.score);
-    replace(head, h("p", { class: "quiet crumbs" }, h("a", { href: "/" }, "Experiments"), " / ", h("a", { href: `/experiments/${experiment.id}` }, `${experiment.id} ${experiment.name}`), ` / run ${run.id}`),
-      h("div", { class: "head" }, h("h1", {}, `Run ${run.id}: ${point(run.point)}`),
-        steers ? h("div", { class: "tools" },
-          ended || run.cancel_requested_s ? null : h("button", { type: "button", class: "danger", onclick: (event) => steer(event.currentTarget, "cancel", `Run ${id} will stop`) }, "Cancel"),
-          ended && run.state !== "succeeded" ? h("button", { type: "button", onclick: (event) => steer(event.currentTarget, "retry", `Run ${id} is queued again`) }, "Retry") : null) : null),
-      h("p", {}, state(run.state), progress(run.state === "succeeded" ? 1 : run.step, run.state === "succeeded" ? 1 : run.total_steps || 1, run.state),
-        ` ${count(run.step)}${run.total_steps ? ` of ${count(run.total_steps)}` : ""} steps`, run.phase && !ended ? `, ${run.phase}` : "",
+    replace(
+      head,
+      h(
+        "p",
+        { class: "quiet crumbs" },
+        h("a", { href: "/" }, "Experiments"),
+        " / ",
+        h("a", { href: `/experiments/${experiment.id}` }, `${experiment.id} ${experiment.name}`),
+        ` / run ${run.id}`,
+      ),
+      h(
+        "div",
+        { class: "head" },
+        h("h1", {}, `Run ${run.id}: ${point(run.point)}`),
+        steers
+          ? h(
+              "div",
+              { class: "tools" },
+              ended || run.cancel_requested_s
+                ? null
+                : h(
+                    "button",
+                    {
+                      type: "button",
+                      class: "danger",
+                      onclick: event => steer(event.currentTarget, "cancel", `Run ${id} will stop`),
+                    },
+                    "Cancel",
+                  ),
+              ended && run.state !== "succeeded"
+                ? h(
+                    "button",
+                    {
+                      type: "button",
+                      onclick: event => steer(event.currentTarget, "retry", `Run ${id} is queued again`),
+                    },
+                    "Retry",
+                  )
+                : null,
+            )
+          : null,
+      ),
+      h(
+        "p",
+        {},
+        state(run.state),
+        progress(
+          run.state === "succeeded" ? 1 : run.step,
+          run.state === "succeeded" ? 1 : run.total_steps || 1,
+          run.state,
+        ),
+        ` ${count(run.step)}${run.total_steps ? ` of ${count(run.total_steps)}` : ""} steps`,
+        run.phase && !ended ? `, ${run.phase}` : "",
         left ? h("span", { class: "quiet" }, `, about ${duration(left)} left`) : null,
-        run.cancel_requested_s && !ended ? h("span", { class: "bad" }, " cancelling …") : null),
+        run.cancel_requested_s && !ended ? h("span", { class: "bad" }, " cancelling …") : null,
+      ),
       run.waits_for && !ended ? h("p", { class: "quiet" }, `Waits for ${run.waits_for}.`) : null,
-      run.failure_message ? h("p", { class: "card pad problem" }, h("b", {}, run.failure_class), ": ", run.failure_message) : null,
-      run.reused_from ? h("p", { class: "quiet" }, "Taken over from ", h("a", { href: `/runs/${run.reused_from}` }, `run ${run.reused_from}`), ", which has the same settings and data.") : null,
+      run.failure_message
+        ? h("p", { class: "card pad problem" }, h("b", {}, run.failure_class), ": ", run.failure_message)
+        : null,
+      run.reused_from
+        ? h(
+            "p",
+            { class: "quiet" },
+            "Taken over from ",
+            h("a", { href: `/runs/${run.reused_from}` }, `run ${run.reused_from}`),
+            ", which has the same settings and data.",
+          )
+        : null,
       facts([
-        ["seed", run.seed], ["hardware", `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`], ["attempts", run.attempt],
-        run.started_s ? ["started", when(run.started_s)] : null, run.started_s ? ["time", duration((run.ended_s || Date.now() / 1000) - run.started_s)] : null,
-        context.latest.loss ? ["loss", number(context.latest.loss.value)] : Number.isFinite(numeric(run.train_loss)) ? ["loss", number(run.train_loss)] : null,
-        Number.isFinite(metric) ? [run.headline, number(metric), run.best_step ? h("span", { class: "quiet" }, ` at step ${count(run.best_step)}`) : null] : null,
+        ["seed", run.seed],
+        ["hardware", `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
+        ["attempts", run.attempt],
+        run.started_s ? ["started", when(run.started_s)] : null,
+        run.started_s ? ["time", duration((run.ended_s || Date.now() / 1000) - run.started_s)] : null,
+        context.latest.loss
+          ? ["loss", number(context.latest.loss.value)]
+          : Number.isFinite(numeric(run.train_loss))
+            ? ["loss", number(run.train_loss)]
+            : null,
+        Number.isFinite(metric)
+          ? [
+              run.headline,
+              number(metric),
+              run.best_step ? h("span", { class: "quiet" }, ` at step ${count(run.best_step)}`) : null,
+            ]
+          : null,
         Number.isFinite(numeric(run.test_score)) ? ["on the test part", number(run.test_score)] : null,
-        Number.isFinite(numeric(run.cost_usd)) ? ["cost", money(run.cost_usd)] : null, Number.isFinite(numeric(run.energy_kwh)) ? ["energy", energy(run.energy_kwh), h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`)] : null,
-        run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null, run.ended_s ? ["ended", relative(run.ended_s)] : null,
+        Number.isFinite(numeric(run.cost_usd)) ? ["cost", money(run.cost_usd)] : null,
+        Number.isFinite(numeric(run.energy_kwh))
+          ? [
+              "energy",
+              energy(run.energy_kwh),
+              h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`),
+            ]
+          : null,
+        run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null,
+        run.ended_s ? ["ended", relative(run.ended_s)] : null,
         jobLink(cluster, experiment) ? ["Ray", jobLink(cluster, experiment)] : null,
-        ["batch", count(run.global_batch_size)], ["optimizer", run.optimizer], ["precision", run.precision], ["model", run.student],
-      ]));
+        ["batch", count(run.global_batch_size)],
+        ["optimizer", run.optimizer],
+        ["precision", run.precision],
+        ["model", run.student],
+      ]),
+    );
   }
 
   let close = null;
@@ -72,16 +196,43 @@ export async function show(main, { id, tab = "" }, { signal }) {
       paint();
       tell("run", run);
     };
-    close = follow(`/api/v1/runs/${id}/stream?now=true`, {
-      run: taken, log: (line) => tell("log", line), points: (fresh) => tell("points", fresh),
-      end: (data) => { close = null; taken(data); tell("end", data.run); },
-    }, { signal, again: () => tell("again") });
+    close = follow(
+      `/api/v1/runs/${id}/stream?now=true`,
+      {
+        run: taken,
+        log: line => tell("log", line),
+        points: fresh => tell("points", fresh),
+        end: data => {
+          close = null;
+          taken(data);
+          tell("end", data.run);
+        },
+      },
+      { signal, again: () => tell("again") },
+    );
   }
 
   draw();
   const chosen = TABS.find(([name]) => name === tab) || TABS[0];
-  replace(main, head, h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.map(([name, title]) =>
-    h("a", { href: `/runs/${id}${name ? `/${name}` : ""}`, "aria-current": name === chosen[0] ? "page" : null }, title))), panel);
+  replace(
+    main,
+    head,
+    h(
+      "nav",
+      { class: "tabs", "aria-label": "Parts of the run" },
+      TABS.map(([name, title]) =>
+        h(
+          "a",
+          {
+            href: `/runs/${id}${name ? `/${name}` : ""}`,
+            "aria-current": name === chosen[0] ? "page" : null,
+          },
+          title,
+        ),
+      ),
+    ),
+    panel,
+  );
   replace(panel, loading());
   connect();
   try {
