@@ -292,6 +292,7 @@ class _Pass:
     def _start(self, lane: Lane, state: LaneState, user: User, claimant: Claimant, devices: float) -> None:
         """Gives one run devices that are free."""
         state.free -= devices
+        state.smallest = min(state.smallest, devices)
         given = self._lanes.given.setdefault(claimant.id, {})
         given[lane.hardware] = given.get(lane.hardware, 0.0) + devices
         self._lanes.started[claimant.id, lane, devices] += 1

@@ -17,6 +17,7 @@ from operator import itemgetter
 
 from service.fairness.backlog import Backlog, Entry
 from service.fairness.rules import (
+    OVERDUE_AFTER_S,
     PROMOTED_AFTER_S,
     PROMOTED_TO,
     ROUNDING,
@@ -339,6 +340,16 @@ class Lanes:
         found = excesses(dict.fromkeys(used, 1.0), used, self.entitled(lane, project))
         for name, user in project.users.items():
             user.excess = found[name]
+            if self._is_overdue(lane, user):
+                user.excess = min(found.values())
+
+    def _is_overdue(self, lane: Lane, user: User) -> bool:
+        """Returns whether a user has waited for `OVERDUE_AFTER_S` and held nothing of the lane meanwhile."""
+        usage = self._usage.by_user.get((user.project.name, user.name, lane))
+        first = [bucket.first() for buckets in user.buckets.values() for bucket in buckets.values()]
+        since_s = min((entry[0] for entry in first if entry is not None), default=math.inf)
+        since_s = max(since_s, usage.at_s if usage is not None else since_s)
+        return user.held <= ROUNDING and self.now_s - since_s >= OVERDUE_AFTER_S
 
     def used_by(self, lane: Lane, project: str, user: str) -> float:
         """Returns what a user has used lately in a lane, in USD."""

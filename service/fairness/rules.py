@@ -16,6 +16,8 @@ PROMOTED_AFTER_S = 86_400.0
 """Time without a start after which low priority counts as normal."""
 PROMOTED_TO = 50
 """Class `normal`."""
+OVERDUE_AFTER_S = 172_800.0
+"""Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
 USEFUL_S = 1800.0
 """Least time that a run has worked since it last started before it is preempted."""
 USEFUL_RESTARTS = 50.0

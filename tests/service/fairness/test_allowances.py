@@ -13,6 +13,7 @@ from service.fairness.allowances import Division, divide
 from service.fairness.backlog import Backlog
 from service.fairness.rules import (
     DRAINED_AFTER_S,
+    OVERDUE_AFTER_S,
     PATIENCE_S,
     PROMOTED_AFTER_S,
     PROMOTED_TO,
@@ -516,6 +517,19 @@ def test_a_large_run_is_not_passed_by_its_own_project() -> None:
     assert alone.allowances[2].devices == {"h100": 1.0}, "nobody else has a use for it"
 
 
+def test_a_large_run_is_not_passed_where_all_devices_have_just_become_free() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
+    colleague = experiment(2, user="bob", devices=2.0, waiting=2)
+    others = experiment(3, "vision", waiting=9)
+    used = {
+        ("nlp", "ann", lane("h100")): Usage(10.0, NOW_S),
+        ("nlp", "bob", lane("h100")): Usage(90.0, NOW_S),
+        ("vision", "ann", lane("h100")): Usage(80.0, NOW_S),
+    }
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, others], usage=UsageTree(used)))
+    assert {id: allowed.devices["h100"] for id, allowed in division.allowances.items()} == {3: 4.0}
+
+
 @pytest.mark.parametrize(("waited_s", "small_runs"), [(60.0, 2), (PATIENCE_S, 0)])
 def test_a_large_run_is_not_passed_within_its_projects_guarantee(waited_s: float, small_runs: int) -> None:
     """Else its project would always hold what it is guaranteed, and never come first for more."""
@@ -537,6 +551,28 @@ def test_low_priority_does_not_wait_forever() -> None:
     assert divide(Situation(NOW_S, capacity(h100=2), [old, *others])).allowances.keys() == {1, 3}
     newer = dataclasses.replace(old, queued_s=NOW_S - PROMOTED_AFTER_S + 1)
     assert divide(Situation(NOW_S, capacity(h100=2), [newer, *others])).allowances.keys() == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "held_s_ago", "is_first"),
+    [
+        (OVERDUE_AFTER_S, OVERDUE_AFTER_S, True),
+        (OVERDUE_AFTER_S - 1, OVERDUE_AFTER_S, False),
+        (OVERDUE_AFTER_S, OVERDUE_AFTER_S - 1, False),
+    ],
+)
+def test_who_has_waited_for_two_days_without_a_device_comes_first_in_the_project(
+    waited_s: float, held_s_ago: float, is_first: bool
+) -> None:
+    """Also after more use than the others'; who has just held something waits for their score."""
+    used = {
+        ("nlp", "ann", lane("h100")): Usage(200.0, NOW_S - held_s_ago),
+        ("nlp", "bob", lane("h100")): Usage(10.0, NOW_S),
+    }
+    mine = experiment(1, user="ann", waiting=1, queued_s=NOW_S - waited_s)
+    others = experiment(2, user="bob", waiting=9, queued_s=NOW_S - 60)
+    division = divide(Situation(NOW_S, capacity(h100=1), [mine, others], usage=UsageTree(used)))
+    assert list(division.allowances) == [1 if is_first else 2]
 
 
 def test_a_grid_does_not_hold_up_its_users_later_experiments() -> None:
