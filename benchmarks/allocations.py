@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainers.telemetry.devices import MIB
+from trainers.device_kinds.counters import MIB
 
 ALLOCATIONS = ("caching", "expandable", "planned")
 

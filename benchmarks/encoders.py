@@ -39,12 +39,12 @@ from cuda_ext import Adan
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import pack
 from trainers.data.tokens import TokenSet
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.heads import ClassHead
 from trainers.models import dropout, parity, student
-from trainers.models.encoders import ENCODERS
-from trainers.models.heads import ClassHead
 from trainers.models.origin import Preset
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.precision import Arithmetic
 from trainers.tasks.losses import class_loss
 from trainers.telemetry.step_trace import StepTrace
 

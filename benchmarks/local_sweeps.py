@@ -20,7 +20,7 @@ from service.scheduling.ray_jobs import DashboardRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
 from service.store import Store
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 _TIMEOUT_S = 900.0
 _TINY: Mapping[str, Any] = {

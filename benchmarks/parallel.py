@@ -52,15 +52,15 @@ from service.planner.profiled import exchange_of, link_of, step_of
 from service.planner.step_time import estimate
 from trainers.checkpoints.manifest import TRACE, attempt_folder
 from trainers.config import RunConfig
-from trainers.dry_runs.local_group import GroupError, LocalGroup
-from trainers.dry_runs.profile import Profile
-from trainers.dry_runs.step_costs import (
+from trainers.data.synthetic import write_corpus
+from trainers.profiling.local_group import GroupError, LocalGroup
+from trainers.profiling.profile import Profile
+from trainers.profiling.step_costs import (
     MIB,
     compression_cost,
     measure_group,
 )
 from trainers.reporting import NullSink, Point
-from trainers.synthetic import write_corpus
 
 BENCHMARK = Benchmark(
     "parallel",

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.options import Benchmark
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 if TYPE_CHECKING:
     from service.store import Store

@@ -33,14 +33,15 @@ import torch
 from typing_extensions import override
 
 from benchmarks.options import Benchmark
-from trainers import assembly, run_worker
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
+from trainers.data.synthetic import write_corpus
+from trainers.device_kinds.counters import Device, Sample
+from trainers.loop import assembly, run_worker
+from trainers.loop.trainer import Trainer
 from trainers.models import origin, student
 from trainers.process import reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
-from trainers.synthetic import write_corpus
-from trainers.telemetry.devices import Device, Sample
 from trainers.telemetry.flops import tally
 from trainers.telemetry.gradient_noise import EVERY_STEPS, NoiseSource, StepNorms
 from trainers.telemetry.heartbeat import HeartbeatFile
@@ -48,7 +49,6 @@ from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.rapl import find_rapl
 from trainers.telemetry.sampling import Ring
 from trainers.telemetry.timeline import Phase, Timeline
-from trainers.trainer import Trainer
 
 BENCHMARK = Benchmark(
     "telemetry-overhead",

@@ -59,14 +59,14 @@ from trainers.config import DevicePricing, Precision, RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, TrainingBatches
 from trainers.data.segments import Packing
+from trainers.device_kinds.counters import MIB, Device, other_device
 from trainers.entrypoint import train
+from trainers.model_kinds.encoders import ENCODERS
 from trainers.models import origin, student
-from trainers.models.encoders import ENCODERS
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink, Point
 from trainers.tasks import base
 from trainers.tasks.base import Prepared
-from trainers.telemetry.devices import MIB, Device, other_device
 from trainers.telemetry.profiling import WARM_STEPS
 from trainers.telemetry.timeline import TRAINING
 

@@ -20,7 +20,7 @@ An epoch of so few examples hardly moves the loss of a long text. Whether all th
 shorter ones: MiniLM on texts of at most 64 tokens, over several seeds, under `final_loss`.
 
 Where the CPU has no bf16 instructions torch's own bf16 products are some fifty times slower than fp32
-(`trainers.precision` says why ours are not): there the peers are timed on a few steps only, which
+(`trainers.models.precision` says why ours are not): there the peers are timed on a few steps only, which
 `bf16_peer_steps` says.
 
 The last line is one JSON object: by task `fp32_vs_hf_trainer`, `fp32_vs_plain` and the same of bf16;
@@ -55,15 +55,15 @@ from trainers.checkpoints.store import load
 from trainers.config import Precision, RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import collate, evaluation_rows
+from trainers.data.synthetic import write_corpus
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
+from trainers.model_kinds.heads import VocabularyHead
 from trainers.models import origin, student
-from trainers.models.heads import VocabularyHead
+from trainers.models.precision import has_bf16
 from trainers.models.student import Student
-from trainers.precision import has_bf16
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink, Point
-from trainers.synthetic import write_corpus
 from trainers.tasks import base
 from trainers.tasks.base import Prepared
 

@@ -13,7 +13,7 @@ import pytest
     [
         ("service.specs.experiment", {"torch", "ray", "sqlalchemy", "transformers"}),
         ("trainers.config", {"torch", "ray", "transformers"}),
-        ("trainers.figures", {"torch", "ray", "transformers"}),
+        ("trainers.metrics", {"torch", "ray", "transformers"}),
         ("trainers.entrypoint", {"torch", "ray", "transformers"}),
         ("api.app", {"torch", "ray", "transformers"}),
         ("service.cli", {"torch", "ray", "transformers"}),

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
-from trainers.dry_runs.profile import ModelShape, Profile
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
-from trainers.models.encoders import ENCODERS
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.profiling.profile import ModelShape, Profile
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.tasks.losses import computed_by
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from trainers.stages import Ended
-    from trainers.trainer import Trainer
+    from trainers.loop.stages import Ended
+    from trainers.loop.trainer import Trainer
 
 _MESSAGE_LIMIT = 1000
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
@@ -61,7 +61,7 @@ def train(
     """
     clock = clock or Clock()
     if config.stages is not None:
-        from trainers import stages
+        from trainers.loop import stages
 
         return stages.train(config, sink, stop, clock=clock, fence=fence, train_one=_train_one)
     return _train_one(config, sink, stop, clock=clock, fence=fence)[0]
@@ -90,7 +90,7 @@ def _train_one(
     began_s = time.perf_counter()
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
-        from trainers.assembly import assemble
+        from trainers.loop.assembly import assemble
         from trainers.process import environment_restored
 
         stack.enter_context(environment_restored())
@@ -210,7 +210,7 @@ def make_ready(device: str) -> Mapping[str, float]:
     marks = [time.perf_counter()]
     preload()
     marks.append(time.perf_counter())
-    from trainers import readiness
+    from trainers.loop import readiness
 
     kind = DEVICE_KINDS[device]
     readiness.load_kernels(kind)
@@ -229,12 +229,12 @@ def preload() -> None:
     The garbage collector rests meanwhile, and does not look at what was imported again: that is a fifth
     of the time, and pauses later.
     """
-    if "trainers.assembly" in sys.modules:
+    if "trainers.loop.assembly" in sys.modules:
         return
     collects = gc.isenabled()
     gc.disable()
     try:
-        importlib.import_module("trainers.assembly")
+        importlib.import_module("trainers.loop.assembly")
         base = importlib.import_module("trainers.tasks.base")
         for info in TASKS.values():
             base.task_class(info)
@@ -258,8 +258,8 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
         TrainingError: everything foreseen.
         GroupError: a worker failed.
     """
-    from trainers.dry_runs import step_costs
-    from trainers.dry_runs.local_group import LocalGroup
+    from trainers.profiling import step_costs
+    from trainers.profiling.local_group import LocalGroup
 
     if workers == 1:
         return step_costs.measure_alone(config, steps=steps, warm_up=warm_up)
@@ -280,8 +280,8 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
     Raises:
         TrainingError: the run's data or model cannot be used.
     """
-    from trainers.dry_runs import step_costs
-    from trainers.dry_runs.local_group import Member
+    from trainers.profiling import step_costs
+    from trainers.profiling.local_group import Member
 
     return step_costs.measure_group(
         Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared

@@ -48,7 +48,7 @@ from service.analysis.uncertainty import (
     residual_square,
     with_examples,
 )
-from trainers.figures import Better
+from trainers.metrics import Better
 
 Values = npt.NDArray[np.floating[Any]]
 UnitScores = Mapping[int, Mapping[str, float]]

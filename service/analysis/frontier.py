@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.analysis.candidates import Candidate, matrix
-from trainers.figures import Better
+from trainers.metrics import Better
 
 
 @dataclass(frozen=True, slots=True)

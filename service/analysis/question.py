@@ -46,7 +46,7 @@ from service.config.hardware import nearest
 from service.domain.metrics import MARGINS, Metric, scale_of
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow
-from trainers.figures import TEST_SCORES
+from trainers.metrics import TEST_SCORES
 from trainers.tasks.info import NO_LOSS
 
 _LOSER = {"A is better": "b", "B is better": "a"}

@@ -19,7 +19,7 @@ from service.analysis.errors import AnalysisError
 from service.analysis.results import Claim, Recommendation
 from service.analysis.words import correction_words
 from service.domain.metrics import MARGINS
-from trainers.figures import Better
+from trainers.metrics import Better
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from service.domain.grid import AxisValue
 from service.domain.serialization import Number, Serializable
-from trainers.figures import Better
+from trainers.metrics import Better
 
 Scale = Literal["ratio", "difference"]
 Test = Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]

@@ -30,7 +30,7 @@ from service.domain.neighbours import DISTURBED_PCT, Neighbour, counted, in_word
 from service.domain.records import Run
 from service.domain.states import RunState
 from trainers.data.parts import SplitRule
-from trainers.figures import SCORES, on_test
+from trainers.metrics import SCORES, on_test
 
 MOST_SCORES = 2_000_000
 """Scores of units that are held at once; runs beyond them are claimed about over seeds alone."""

@@ -14,7 +14,7 @@ import numpy as np
 from service.analysis.answers import Ratio, TimeToTarget
 from service.analysis.resolution import Resolution
 from service.analysis.uncertainty import relative_interval
-from trainers.figures import Better
+from trainers.metrics import Better
 
 _REPEATABLE = Resolution(None)
 

@@ -32,7 +32,7 @@ TEXTS_SEED = 0
 
 def write_texts(folder: Path) -> None:
     """Write the generated text set: sentences with a label that can be learned."""
-    from trainers.synthetic import write_corpus
+    from trainers.data.synthetic import write_corpus
 
     folder.mkdir(parents=True, exist_ok=True)
     write_corpus(folder, train=TRAIN_TEXTS, test=TEST_TEXTS, seed=TEXTS_SEED)

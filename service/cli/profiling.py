@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from service.planner.step_time import Estimate, Exchange, LayerCost, Link, Step
     from service.specs.experiment import ExperimentSpec
     from trainers.config import RunConfig
-    from trainers.dry_runs.profile import Profile
+    from trainers.profiling.profile import Profile
 
 WORKERS = (1, 2, 4, 8)
 """Numbers of workers that are estimated."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.domain.metrics import Spread
-from trainers.figures import SCORES
+from trainers.metrics import SCORES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from service.domain.states import RunState
-from trainers.figures import on_test
+from trainers.metrics import on_test
 from trainers.tasks import TASKS
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from service.domain.headlines import Ended, answer_headlines
 from service.domain.serialization import Number, Serializable
-from trainers.figures import DECLARED, SCORES, Better, Figure, on_test
+from trainers.metrics import DECLARED, SCORES, Better, Figure, on_test
 
 
 @dataclass(frozen=True, slots=True)

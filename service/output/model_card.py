@@ -12,8 +12,8 @@ import yaml
 from service.domain.headlines import headline
 from service.domain.records import MeasurementRow, Run
 from trainers.data.paths import HUB
-from trainers.figures import on_test
-from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
+from trainers.metrics import on_test
+from trainers.model_kinds.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.tasks import TASKS
 
 PIPELINES: Mapping[type[Head], tuple[str, str]] = {

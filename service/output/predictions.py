@@ -11,10 +11,10 @@ from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES
 from service.specs.models import checkpoints_of
 from service.store import Store
-from trainers import predictions
+from trainers.checkpoints import predictions
 from trainers.checkpoints.manifest import newest_file
-from trainers.predictions import LabelCounts
-from trainers.predictions import NoPredictions as NoPredictions
+from trainers.checkpoints.predictions import LabelCounts
+from trainers.checkpoints.predictions import NoPredictions as NoPredictions
 
 CHUNK_BYTES = 1 << 20
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from service.planner.step_time import MIB, Exchange, Gradient, LayerCost, Link, Step
-from trainers.compression import TRAITS
 from trainers.config import Parallel
-from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
+from trainers.parallel_kinds.compressions import TRAITS
+from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
 
 FP32_BYTES = 4
 

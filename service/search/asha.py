@@ -4,7 +4,7 @@ from service.search.halving import Halving
 from service.search.protocol import Judge, Samples
 from service.search.registry import SearchInfo
 from service.search.section import Search
-from trainers.figures import Better
+from trainers.metrics import Better
 
 
 class Asha(Search):

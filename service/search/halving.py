@@ -15,7 +15,7 @@ from pydantic import Field
 
 from service.search.protocol import Verdict
 from trainers.config import Section
-from trainers.figures import Better
+from trainers.metrics import Better
 
 
 class Rungs(Section):

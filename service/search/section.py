@@ -28,7 +28,7 @@ from service.domain.grid import MAX_RUNS, AxisValue, Point, Range
 from service.search.halving import Rungs
 from service.search.protocol import Judge, Samples, Suggestion
 from service.search.registry import SEARCHES, SearchInfo, names
-from trainers.figures import SCORES, Better
+from trainers.metrics import SCORES, Better
 from trainers.registry import NameIn, described
 
 MAX_CONDITIONED = 16

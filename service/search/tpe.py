@@ -20,7 +20,7 @@ from service.domain.grid import Axes, AxisValue, Conditions, Point, Range
 from service.search.protocol import Outcome, Samples, Suggestion
 from service.search.registry import SearchInfo
 from service.search.section import Search
-from trainers.figures import Better
+from trainers.metrics import Better
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -19,7 +19,7 @@ from service.domain.grid import MAX_RUNS, AxisValue
 from service.domain.metrics import better_of
 from service.search import AnySearch, Search
 from trainers.config import Section, TrainingSections
-from trainers.figures import Better
+from trainers.metrics import Better
 from trainers.tasks import TASKS
 
 

@@ -14,7 +14,7 @@ from service.specs.models import reference
 from service.specs.paths import Roots
 from trainers.config import Model
 from trainers.data.paths import HUB, UnusablePath, find
-from trainers.models.families import BERT, MODEL_TYPE, family_of
+from trainers.model_kinds.families import BERT, MODEL_TYPE, family_of
 from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
 from trainers.telemetry.flops import FlopCount, flop_count
 

@@ -13,7 +13,7 @@ from service.specs.experiment import ExperimentSpec
 from service.specs.model_config import configuration, model_file, read_object
 from service.specs.paths import Roots
 from trainers.config import TrainingSections
-from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
+from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.models.fit import Misfit, student_misfits, teacher_misfits
 from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
 

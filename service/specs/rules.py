@@ -13,7 +13,7 @@ from service.search import registry as searches
 from service.specs.fields import SpecFields, WantedPrecision, axis_names
 from service.specs.wording import UNCOMPARED
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
-from trainers.models.encoders import ENCODERS
+from trainers.model_kinds.encoders import ENCODERS
 
 INFEASIBLE = "precision-not-on-hardware"
 """Type of the problem that a grid over hardware may have in some of its cells."""

@@ -27,7 +27,7 @@ from service.scheduling.cluster import fits
 from service.scheduling.ray_jobs import RayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
-from trainers.dry_runs.profile import Profile
+from trainers.profiling.profile import Profile
 
 _RESULT = "stillhouse-profile: "
 _FAILURE = "stillhouse-profile-failed: "

@@ -26,7 +26,7 @@ from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import PointBatch, RecordBatch, Store
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 BASE_URL = "http://127.0.0.1:8400"
 SPEC = """\

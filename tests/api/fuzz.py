@@ -29,7 +29,7 @@ from benchmarks.postgresql import PostgreSQLServer
 from service.config.settings import Settings
 from service.store import Store
 from tests.api.conftest import Driver, running
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 PHASES = "examples,coverage,fuzzing,stateful"
 _KINDS = ("accepted", "rejected", "conflicts", "unreachable")

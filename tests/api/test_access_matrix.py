@@ -42,7 +42,7 @@ from tests.api.access_table import (
     populate,
 )
 from tests.api.conftest import BASE_URL
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.api.access_table import (
     populate,
 )
 from tests.conftest import KINDS
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from service.output.predictions import NoPredictions, unit_scores
 from service.specs.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
-from trainers import predictions
+from trainers.checkpoints import predictions
 from trainers.checkpoints.manifest import attempt_folder
-from trainers.predictions import Record
+from trainers.checkpoints.predictions import Record
 
 API = "/api/v1"
 SCORES = {"a": 1.0, "b": 0.0, "c": 1.0}

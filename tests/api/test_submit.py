@@ -33,9 +33,9 @@ from service.specs.experiment import ExperimentSpec, validate
 from service.specs.models import workspace_of
 from service.store import Store, StoreFull, StoreUnavailable, UnusableDatabase
 from tests.api.conftest import SPEC, Driver, wait_until
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import input_identity
 from trainers.models.origin import Preset
-from trainers.synthetic import write_corpus
 from trainers.tasks import first_look
 
 BERT_CONFIG = json.dumps(Preset("mini").config(100))  # four layers

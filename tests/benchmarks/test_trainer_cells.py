@@ -21,12 +21,12 @@ from trainers.data.batches import StepBatch
 from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.counters import Device
+from trainers.loop.trainer import Trainer
+from trainers.loop.transfer import Transfer
 from trainers.parallel.recorded import _STEPS_AHEAD
-from trainers.telemetry.devices import Device
 from trainers.telemetry.gradient_noise import EVERY_STEPS
 from trainers.telemetry.profiling import WARM_STEPS
-from trainers.trainer import Trainer
-from trainers.transfer import Transfer
 
 SIZE = Size(layers=1, hidden=64, length=32, steps=50, profiled=GROUP, batches=(4,))
 FULL_LENGTHS = replace(benchmark.FULL, layers=1, hidden=64)
@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Workplace:
 
 def test_the_timed_steps_are_read_late(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but those whose gradients are compared, and those of the profiled window."""
-    monkeypatch.setattr("trainers.trainer.kind_of", lambda device: SimpleNamespace(behind_host=True))
+    monkeypatch.setattr("trainers.loop.trainer.kind_of", lambda device: SimpleNamespace(behind_host=True))
     late: Counter[int] = Counter()
     begin = Transfer.__init__
 

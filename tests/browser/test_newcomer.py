@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from service.config.settings import Settings
 from service.store import Store
 from tests.browser.conftest import ready, trained
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 pytestmark = pytest.mark.slow
 

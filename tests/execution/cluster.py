@@ -29,7 +29,7 @@ from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
 from service.specs.reuse import Reuse, reusable
 from service.store import Store
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 _tests = itertools.count(1)
 RESTING = {"succeeded", "failed", "cancelled", "paused"}

@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from benchmarks.postgresql import PostgreSQLServer
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.postgresql]
 

@@ -20,9 +20,9 @@ from service.specs.model_config import student_flops
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.counters import Device
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
-from trainers.telemetry.devices import Device
 
 
 class Meter(Device):

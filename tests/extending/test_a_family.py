@@ -21,8 +21,8 @@ from tests.trainers.family_models import tokenizer_of
 from trainers.data.batches import Batch
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.model_kinds.families import FAMILIES, Attention, FamilyInfo
 from trainers.models.architectures import Bert
-from trainers.models.families import FAMILIES, Attention, FamilyInfo
 from trainers.reporting import NeverStop
 
 

@@ -27,7 +27,7 @@ from service.search import SEARCHES, Search, SearchInfo
 from service.search.protocol import Outcome, Samples, Suggestion, Verdict
 from service.specs.experiment import ExperimentSpec, json_schema, read_stored, validate
 from service.store import PointBatch, RecordBatch, Store
-from trainers.figures import Better
+from trainers.metrics import Better
 
 MINIMAL: dict[str, Any] = {
     "name": "searched",

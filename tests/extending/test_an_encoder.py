@@ -9,7 +9,7 @@ from torch import nn
 from service.config.document import SpecError
 from service.specs.experiment import json_schema, validate
 from trainers.entrypoint import train
-from trainers.models.encoders import ENCODERS, EncoderInfo
+from trainers.model_kinds.encoders import ENCODERS, EncoderInfo
 from trainers.reporting import NeverStop
 
 MINIMAL = {"name": "signs", "task": {"name": "imdb"}}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from trainers.config import RunConfig
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import OutOfMemoryError
-from trainers.precision import has_bf16
+from trainers.models.precision import has_bf16
 from trainers.reporting import NeverStop, NullSink
-from trainers.synthetic import write_corpus
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 

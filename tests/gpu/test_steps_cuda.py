@@ -17,12 +17,12 @@ from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.device_kinds.cuda_backend import CudaGraphs
 from trainers.entrypoint import train
+from trainers.loop.trainer import Trainer
+from trainers.loop.transfer import Transfer
 from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS
-from trainers.trainer import Trainer
-from trainers.transfer import Transfer
+from trainers.workers import Workers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
 

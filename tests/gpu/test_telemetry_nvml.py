@@ -10,7 +10,7 @@ import torch
 
 from tests.trainers.replayed_device import ReplayedDevice, write_trace
 from trainers.device_kinds import kind_of
-from trainers.telemetry.devices import Device
+from trainers.device_kinds.counters import Device
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.sampling import Sampler
 from trainers.telemetry.timeline import Phase, timeline_for

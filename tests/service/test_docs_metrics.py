@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from trainers.config import Batch, DevicePricing, Length, Model, RunConfig, Task, Telemetry, Workspace
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
-from trainers.figures import FIGURES, POINTS, SCORES, TEST_SCORES
+from trainers.loop.run_figures import MEASURED_BESIDE
+from trainers.metrics import FIGURES, POINTS, SCORES, TEST_SCORES
 from trainers.reporting import NeverStop, NullSink, Point, TrainingOutcome
-from trainers.synthetic import write_corpus
-from trainers.telemetry.run_figures import MEASURED_BESIDE
 from trainers.telemetry.timeline import OVERHEAD, OWN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")

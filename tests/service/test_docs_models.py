@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainers.models.encoders import ENCODERS
-from trainers.models.families import FAMILIES
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.families import FAMILIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 ROWS = [

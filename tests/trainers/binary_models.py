@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from trainers.config import Binary
+from trainers.model_kinds.binary import ACTIVATIONS, DERIVATIVES, WEIGHTS
+from trainers.model_kinds.heads import ClassHead
 from trainers.models.architectures import imported
-from trainers.models.binary.kinds import ACTIVATIONS, DERIVATIVES, WEIGHTS
 from trainers.models.binary.layers import BinaryLinear, quantise
-from trainers.models.heads import ClassHead
 from trainers.models.origin import Origin, Preset
 from trainers.models.student import Student, build
 

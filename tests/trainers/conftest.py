@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from trainers.config import RunConfig
+from trainers.data.synthetic import write_corpus
 from trainers.reporting import Measurement, NullSink, Point, StopReason
-from trainers.synthetic import write_corpus
 
 WORKER = Path(__file__).parent / "worker.py"
 LIMIT_S = 120.0
@@ -164,7 +164,7 @@ def launch() -> Iterator[Launch]:
     The processes are forked from a server that has imported everything, so each starts at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainers.assembly", "pytest"])
+    context.set_forkserver_preload(["trainers.loop.assembly", "pytest"])
 
     def run(
         configs: Sequence[RunConfig],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 KINDS = {
     "colour": ("red", "blue", "green", "white", "black"),

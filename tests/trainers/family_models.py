@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from trainers.data import tokenizers
+from trainers.model_kinds.families import FAMILIES
+from trainers.model_kinds.heads import Head, NumberHead
 from trainers.models.architectures import imported
-from trainers.models.families import FAMILIES
-from trainers.models.heads import Head, NumberHead
 
 TEXTS = (
     "a good film with a happy end",

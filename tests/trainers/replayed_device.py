@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainers.telemetry.devices import Device, Sample
+from trainers.device_kinds.counters import Device, Sample
 
 
 class ReplayedDevice(Device):

@@ -9,8 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.trainers.conftest import Recorder
 from trainers.data.batches import Batch
 from trainers.entrypoint import train
+from trainers.model_kinds.heads import ClassHead
 from trainers.models import dropout, student
-from trainers.models.heads import ClassHead
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 

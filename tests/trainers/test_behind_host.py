@@ -20,21 +20,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.conftest import Configure
-from trainers import assembly
 from trainers.device_kinds import CPU, CUDA
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
-from trainers.evaluation import Evaluator
+from trainers.loop import assembly
+from trainers.loop.evaluation import Evaluator
 from trainers.models import dropout
+from trainers.models.precision import Arithmetic, Autocast
 from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.pipeline.torch_engine import TorchPipeline
-from trainers.parallel.workers import GroupWorkers
-from trainers.precision import Arithmetic, Autocast
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink
-from trainers.update import counts_underflow
+from trainers.updates.update import counts_underflow
+from trainers.workers import GroupWorkers
 
 HOST = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from trainers.checkpoints.manifest import BEST, CheckpointId, attempt_folder, re
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
 from trainers.entrypoint import train
 from trainers.errors import CheckpointError
-from trainers.progress import Progress
+from trainers.loop.progress import Progress
 from trainers.reporting import NeverStop, OnlyAttempt
 
 TWO_EPOCHS = {"length": {"epochs": 2.0}, "evaluation": {"every_epochs": 0.5}}

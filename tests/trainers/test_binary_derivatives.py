@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.trainers import binary_models as made
+from trainers.model_kinds.binary import DERIVATIVES
 from trainers.models.binary.derivatives import sharpness_at
-from trainers.models.binary.kinds import DERIVATIVES
 from trainers.models.binary.layers import quantised
 
 U = torch.linspace(-1.9, 1.9, 78, dtype=torch.float64)

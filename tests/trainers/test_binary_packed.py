@@ -18,13 +18,13 @@ from trainers.checkpoints import manifest
 from trainers.config import Numerics
 from trainers.config.binary import Binary
 from trainers.errors import BadSpecError
+from trainers.model_kinds.binary import BITS
+from trainers.model_kinds.families import QUANTISED
 from trainers.models.binary import install, load_packed
-from trainers.models.binary.kinds import BITS
 from trainers.models.binary.layers import BinaryLinear
 from trainers.models.binary.packed import PackedLinear, packed
 from trainers.models.binary.packed_folder import LAYOUT, PACKED_WEIGHTS, write
-from trainers.models.families import QUANTISED
-from trainers.precision import Arithmetic, inference_for
+from trainers.models.precision import Arithmetic, inference_for
 from trainers.telemetry.memory import MIB, weight_mib
 
 IDS = torch.arange(1, 25).view(2, 12)

@@ -14,9 +14,9 @@ from tests.trainers.conftest import Recorder
 from trainers.config import Binary, RunConfig
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.model_kinds.families import BERT
 from trainers.models.binary.course import latent_of
 from trainers.models.binary.layers import BinaryLinear
-from trainers.models.families import BERT
 from trainers.models.fit import student_misfits
 from trainers.models.origin import Folder, Preset
 from trainers.models.student import build

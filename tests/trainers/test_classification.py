@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from sklearn import metrics
 from sklearn.utils.class_weight import compute_sample_weight
 
-from trainers import predictions
+from trainers.checkpoints import predictions
+from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import Task
 from trainers.data.batches import collate
 from trainers.distillation.losses import soft_labels
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.models.origin import Preset
-from trainers.predictions import LabelCounts
 from trainers.reporting import NeverStop
 from trainers.tasks import base
 from trainers.tasks.classification.scoring import SeveralLabelsScoring

@@ -13,8 +13,8 @@ from tests.trainers.conftest import Configure
 from tests.trainers.recorded_group import NCCL_FORMATS, Collective, Recorded, group_of_one
 from trainers.data.batches import StepBatch
 from trainers.entrypoint import train
+from trainers.loop.trainer import Trainer
 from trainers.reporting import NeverStop, NullSink
-from trainers.trainer import Trainer
 
 STEPS = 6
 Steps = list[list[Collective]]

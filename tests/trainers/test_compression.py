@@ -9,8 +9,8 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from trainers.compression import TRAITS
 from trainers.config import Parallel
+from trainers.parallel_kinds.compressions import TRAITS
 
 STEPS = 44  # the synthetic texts are learned after 20; the epoch's short batch is the 48th step
 KINDS = ("none", "fp16", "bf16", "powersgd", "onebit")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.trainers.replayed_device import ReplayedDevice, write_trace
-from trainers.telemetry import devices
-from trainers.telemetry.devices import SAMPLED, Device, NvmlDevice, Sample
+from trainers.device_kinds import counters as devices
+from trainers.device_kinds.counters import SAMPLED, Device, NvmlDevice, Sample
 from trainers.telemetry.sampling import Ring, Sampler, summarise
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from trainers.entrypoint import train
+from trainers.model_kinds.encoders import ENCODERS
 from trainers.models import dropout
 from trainers.models.dropout import CpuDropout, attention
-from trainers.models.encoders import ENCODERS
 from trainers.reporting import NeverStop
 
 SHAPE = (5, 3, 24, 8)

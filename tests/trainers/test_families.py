@@ -29,11 +29,11 @@ from trainers.data.tokens import tokenise
 from trainers.distillation.taps import RelationTap
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.model_kinds.encoders import EAGER, ENCODERS, HUGGINGFACE
+from trainers.model_kinds.families import FAMILIES, Attention
+from trainers.model_kinds.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models import dropout
 from trainers.models.architectures import imported, relative_positions
-from trainers.models.encoders import EAGER, ENCODERS, HUGGINGFACE
-from trainers.models.families import FAMILIES, Attention
-from trainers.models.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models.origin import Folder
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Student, build

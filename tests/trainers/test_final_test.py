@@ -11,12 +11,11 @@ import pytest
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_squad, write_wikiqa
-from trainers import predictions
-from trainers.checkpoints import manifest
+from trainers.checkpoints import manifest, predictions
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
-from trainers.evaluation import Evaluator
+from trainers.loop.evaluation import Evaluator
 from trainers.reporting import NeverStop, StopReason
-from trainers.synthetic import write_corpus
 
 HEADLINES = {"imdb": "accuracy", "squad_v2": "f1", "wikiqa": "map"}
 _OFFICIAL_TEST = {"imdb": "test.jsonl", "squad_v2": "test-v2.0.json", "wikiqa": "WikiQA-test.txt"}

@@ -12,9 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainers.family_models import write_model
 from trainers.data.batches import Batch
-from trainers.models import student
-from trainers.models.families import FAMILIES
-from trainers.models.heads import (
+from trainers.model_kinds.families import FAMILIES
+from trainers.model_kinds.heads import (
     IGNORED,
     ClassHead,
     Head,
@@ -23,6 +22,7 @@ from trainers.models.heads import (
     TokenHead,
     VocabularyHead,
 )
+from trainers.models import student
 from trainers.models.origin import Folder, Preset
 from trainers.models.shapes import shape_of
 from trainers.telemetry.flops import FlopCount, Tally, flop_count, flop_count_of, tally

@@ -18,12 +18,12 @@ from trainers.data.batches import Batch
 from trainers.data.segments import pack
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.heads import IGNORED, ClassHead
 from trainers.models import dropout, parity, student
-from trainers.models.encoders import ENCODERS
-from trainers.models.heads import IGNORED, ClassHead
 from trainers.models.origin import Preset
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.precision import Arithmetic
 from trainers.reporting import NeverStop
 from trainers.tasks.losses import class_loss, computed_by, cross_entropies
 
@@ -177,7 +177,7 @@ def losses_by(operator: Any) -> list[float]:
 
 def test_a_fresh_process_differentiates_the_losses() -> None:
     program = (
-        "import torch; from trainers.models.encoders import FUSED; "
+        "import torch; from trainers.model_kinds.encoders import FUSED; "
         "x = torch.zeros(2, 3, requires_grad=True); "
         "FUSED.cross_entropy(x, torch.tensor([0, 2]), -100).sum().backward(); print(x.grad.tolist())"
     )

@@ -26,22 +26,22 @@ from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
 from tests.trainers.test_step_trace import by_flash
-from trainers import run_encoder
-from trainers.assembly import assemble
 from trainers.config import RunConfig
+from trainers.distillation.task_objective import Objective
 from trainers.entrypoint import train
-from trainers.models.heads import NumberHead
+from trainers.loop import run_encoder
+from trainers.loop.assembly import assemble
+from trainers.loop.trainer import Trainer
+from trainers.loop.transfer import Transfer
+from trainers.model_kinds.heads import NumberHead
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output
-from trainers.objective import Objective
 from trainers.optimizers.masters import MasterAdamW
-from trainers.parallel.workers import Workers
 from trainers.process import reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
-from trainers.trainer import Trainer
-from trainers.transfer import Transfer
+from trainers.workers import Workers
 
 UNDETERMINED = {
     "bincount", "cumsum", "histc", "kthvalue", "median", "nll_loss2d_forward", "nll_loss2d_backward", "put",
@@ -129,7 +129,7 @@ def numbers_read(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]
 
 def test_a_step_that_is_decided_on_the_device_reads_the_one_before(of_task, assembled, monkeypatch):
     """Clipping, too, is decided there: nothing else is read."""
-    monkeypatch.setattr("trainers.trainer.kind_of", lambda device: SimpleNamespace(behind_host=True))
+    monkeypatch.setattr("trainers.loop.trainer.kind_of", lambda device: SimpleNamespace(behind_host=True))
     changes = {"telemetry": {"gradient_noise": False}, "optimizer": {"max_grad_norm": 1.0}}
     trainer = assembled(of_task("imdb", length={"steps": 6}, **changes))
     read: list[int] = []

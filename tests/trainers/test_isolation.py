@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import run_model
 from trainers.entrypoint import reset_process, train
 from trainers.errors import BadDataError
+from trainers.loop import run_model
 from trainers.reporting import NeverStop, NullSink
 
 

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from tests.trainers.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
+from trainers.loop.transfer import Transfer
+from trainers.models.precision import Rounded
 from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
-from trainers.precision import Rounded
 from trainers.reporting import NeverStop
 from trainers.telemetry.gradient_noise import EVERY_STEPS
-from trainers.transfer import Transfer
-from trainers.update import Update
+from trainers.updates.update import Update
+from trainers.workers import Workers
 
 EVERY_TWO = {"every_steps": 2, "every_s": 0.0}
 OF_CLOCKS = ("samples_per_s", "tokens_per_s", "goodput")
@@ -34,7 +34,7 @@ def behind(monkeypatch):
     """Let the trainer take its device for one that runs behind the host, until it is told otherwise."""
 
     def switch(on: bool) -> None:
-        monkeypatch.setattr("trainers.trainer.kind_of", lambda device: SimpleNamespace(behind_host=on))
+        monkeypatch.setattr("trainers.loop.trainer.kind_of", lambda device: SimpleNamespace(behind_host=on))
 
     switch(True)
     return switch
@@ -97,7 +97,7 @@ def test_a_dynamic_loss_scale_is_the_same_in_every_step(
 ):
     """It begins far too high, comes down a step at a time, and grows and overflows again."""
     monkeypatch.setattr(
-        "trainers.run_worker.arithmetic_for", lambda precision, device, numerics: Rounded(torch.float16)
+        "trainers.loop.run_worker.arithmetic_for", lambda precision, device, numerics: Rounded(torch.float16)
     )
     found = both(
         behind, config_in, tmp_path, recorder, precision="fp16", length={"steps": 24}, checkpoint=EVERY_TWO,

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from trainers.config import Numerics, Optimizer, Precision
-from trainers.latent import Latent
-from trainers.loss_scale import MAXIMUM, DeviceLossScale, DynamicLossScale, LossScale, loss_scale_for
-from trainers.optimizers.build import RATE_FACTOR
-from trainers.optimizers.schedule import learning_rate
-from trainers.update import Update
+from trainers.models.latent import Latent
+from trainers.updates.loss_scale import MAXIMUM, DeviceLossScale, DynamicLossScale, LossScale, loss_scale_for
+from trainers.updates.optimizer import RATE_FACTOR
+from trainers.updates.schedule import learning_rate
+from trainers.updates.update import Update
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from trainers.data.masking import Masking
 from trainers.data.tokenizers import SPECIAL, SpecialTokens
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadSpecError
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 
 PIECES = [*SPECIAL, *(f"w{i}" for i in range(100)), *(f"##p{i}" for i in range(100))]
 TOKENIZER = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(PIECES)}, unk_token="[UNK]"))

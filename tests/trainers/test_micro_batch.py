@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from trainers.config import Parallel
 from trainers.data.batches import TrainingBatches
 from trainers.data.tokens import TokenSet
+from trainers.distillation.task_objective import Objective
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.dry_run import DryRun
 from trainers.dry_runs.micro_batch import SizeCache, choose, fits, forget, key_of, largest
 from trainers.dry_runs.stage_dry_run import StageDryRun, passes_held
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
+from trainers.loop.run_figures import RunFigures
 from trainers.models import student
 from trainers.models.origin import Preset
-from trainers.objective import Objective
+from trainers.models.precision import Arithmetic, Autocast
 from trainers.parallel.pipeline.layers import StagePartition
-from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks import base
-from trainers.telemetry.run_figures import RunFigures
+from trainers.workers import Workers
 
 CUDA = torch.device("cuda", 0)
 
@@ -346,9 +346,17 @@ def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
 @pytest.mark.parametrize(
     ("place", "words", "forgotten"),
     [
-        ("trainers.update.Update.apply", "a step does not fit in memory at micro-batch 4 and length 48", 1),
-        ("trainers.evaluation.Evaluator._forward", "an evaluation does not fit in memory at batch 64", 0),
-        ("trainers.run_model.build_optimizer", "the preparation of the first step does not fit", 0),
+        (
+            "trainers.updates.update.Update.apply",
+            "a step does not fit in memory at micro-batch 4 and length 48",
+            1,
+        ),
+        (
+            "trainers.loop.evaluation.Evaluator._forward",
+            "an evaluation does not fit in memory at batch 64",
+            0,
+        ),
+        ("trainers.loop.run_model.build_optimizer", "the preparation of the first step does not fit", 0),
     ],
 )
 def test_what_ran_out_of_memory_is_named_and_a_steps_size_forgotten(
@@ -375,7 +383,7 @@ def test_figures_count_with_the_size_that_was_chosen(configure, recorder, monkey
             super().__init__(config, *arguments, **more)
 
     monkeypatch.setattr(micro_batch, "choose", lambda *_: 2)
-    monkeypatch.setattr("trainers.assembly.RunFigures", Seen)
+    monkeypatch.setattr("trainers.loop.assembly.RunFigures", Seen)
     train(configure(length={"steps": 1}), recorder, NeverStop())
     assert seen[0].accumulation == 4
     assert recorder.facts["config"]["batch"]["micro_size"] == "auto"
@@ -386,7 +394,7 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
         raise torch.OutOfMemoryError("too much")
 
     with monkeypatch.context() as broken:
-        broken.setattr("trainers.update.Update.apply", out_of_memory)
+        broken.setattr("trainers.updates.update.Update.apply", out_of_memory)
         with pytest.raises(OutOfMemoryError, match="does not fit in memory at micro-batch 8"):
             train(configure(), recorder, NeverStop())
     outcome = train(configure(), type(recorder)(), NeverStop())

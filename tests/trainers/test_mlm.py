@@ -17,13 +17,13 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from trainers import evaluation
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.hub import HubDataset
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
-from trainers.models.heads import IGNORED
+from trainers.loop import evaluation
+from trainers.model_kinds.heads import IGNORED
 from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks import TASKS, base

@@ -17,10 +17,10 @@ from trainers.config import Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.models.heads import ClassHead, NumberHead, SpanHead, TokenHead
+from trainers.model_kinds.heads import ClassHead, NumberHead, SpanHead, TokenHead
 from trainers.models.origin import Folder, Preset, locate
+from trainers.models.precision import Rounded
 from trainers.models.student import build
-from trainers.precision import Rounded
 
 
 def student(origin, vocabulary_size=100, dropout=0.0, head=ClassHead(("no", "yes"))):  # noqa: B008

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainers.corpora import write_task
-from trainers import predictions
+from trainers.checkpoints import predictions
 from trainers.data.batches import Batch
 from trainers.entrypoint import train
-from trainers.figures import on_test
+from trainers.metrics import on_test
 from trainers.models.student import Output
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop

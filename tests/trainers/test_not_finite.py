@@ -173,8 +173,8 @@ def test_both_workers_scale_alike_in_emulated_fp16(launch, config_in, tmp_path):
 
 
 def test_loss_that_is_not_finite_is_not_the_scales_doing(configure, recorder, poison, monkeypatch):
-    from trainers import run_worker
-    from trainers.precision import Rounded
+    from trainers.loop import run_worker
+    from trainers.models.precision import Rounded
 
     monkeypatch.setattr(run_worker, "arithmetic_for", lambda *_: Rounded(torch.float16))
     poison(1)

@@ -15,17 +15,19 @@ import torch
 
 from tests.trainers.conftest import Configure
 from tests.trainers.replayed_nvml import NAMES, ReplayedNvml
+from trainers.device_kinds import counters as devices
 from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.counters import Device, nvml_device
 from trainers.device_kinds.cuda_backend import CudaBackend
-from trainers.parallel.workers import Workers
-from trainers.progress import Progress
+from trainers.loop import run_figures
+from trainers.loop.progress import Progress
+from trainers.loop.run_figures import RunFigures
 from trainers.reporting import Measurement, Provenance
-from trainers.telemetry import devices, instruments, run_figures, timeline
-from trainers.telemetry.devices import Device, nvml_device
+from trainers.telemetry import instruments, timeline
 from trainers.telemetry.flops import FlopCount
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase
+from trainers.workers import Workers
 
 FLOP_COUNT = FlopCount(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
 TDP_W = 500.0

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
 from trainers.optimizers import OPTIMIZERS
-from trainers.optimizers.build import build, restart
-from trainers.optimizers.schedule import learning_rate
+from trainers.updates.optimizer import build, restart
+from trainers.updates.schedule import learning_rate
 
 IMPLEMENTATIONS = [
     ("adamw", "single_unfused"),

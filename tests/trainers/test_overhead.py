@@ -12,14 +12,14 @@ import torch
 
 from tests.trainers.conftest import Configure, Recorder
 from trainers.data import cache
+from trainers.data.preparation import counted_by, preparing
 from trainers.dry_runs import warm_up
 from trainers.dry_runs.dry_run import DryRun
 from trainers.entrypoint import make_ready, train
-from trainers.parallel.workers import Workers
-from trainers.preparation import counted_by, preparing
 from trainers.reporting import Clock, NeverStop
 from trainers.telemetry.overhead import OVERHEAD_TIME
 from trainers.telemetry.timeline import OVERHEAD, OWN, Phase, Timeline
+from trainers.workers import Workers
 
 
 class Hand:

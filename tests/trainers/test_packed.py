@@ -25,9 +25,9 @@ from trainers.data.static_shape import StaticRow, StaticShape
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models import dropout, packed_attention, student
-from trainers.models.encoders import ENCODERS
-from trainers.models.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models.origin import Preset
 from trainers.models.student import Output, Student
 from trainers.reporting import NeverStop

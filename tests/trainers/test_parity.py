@@ -18,12 +18,12 @@ from trainers.data import tokenizers
 from trainers.data.segments import Segments, pack
 from trainers.data.tokens import tokenise
 from trainers.entrypoint import train
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.families import FAMILIES
+from trainers.model_kinds.heads import ClassHead
 from trainers.models import dropout, parity
-from trainers.models.encoders import ENCODERS
-from trainers.models.families import FAMILIES
-from trainers.models.heads import ClassHead
 from trainers.models.parity import EncoderParity
-from trainers.precision import Arithmetic, Autocast
+from trainers.models.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop
 from trainers.tasks.losses import class_loss
 

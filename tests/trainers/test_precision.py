@@ -10,18 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainers import run_worker
 from trainers.config import Numerics, Precision
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
-from trainers.loss_scale import MAXIMUM, MINIMUM, DeviceLossScale, DynamicLossScale
+from trainers.loop import run_worker
+from trainers.models.precision import Rounded, arithmetic_for, has_bf16, inference_for
 from trainers.optimizers.masters import MasterAdamW
-from trainers.precision import Rounded, arithmetic_for, has_bf16, inference_for
 from trainers.process import reset_process
 from trainers.reporting import NeverStop
-from trainers.synthetic import write_corpus
 from trainers.telemetry.memory import weight_mib
-from trainers.update import Update
+from trainers.updates.loss_scale import MAXIMUM, MINIMUM, DeviceLossScale, DynamicLossScale
+from trainers.updates.update import Update
 
 CPU = torch.device("cpu")
 HALVES = [torch.float16, torch.bfloat16]
@@ -385,7 +385,7 @@ def test_evaluation_computes_in_its_own_format_and_leaves_the_model_as_it_was(
 @pytest.mark.parametrize("word", ["fp16", "bf16"])
 def test_kept_half_weights_take_half_the_memory_and_compute_the_same(monkeypatch, word, instructions):
     for name in ("has_bf16", "has_fp16"):
-        monkeypatch.setattr(f"trainers.precision.{name}", lambda device: instructions)
+        monkeypatch.setattr(f"trainers.models.precision.{name}", lambda device: instructions)
     torch.manual_seed(0)
     table = torch.nn.Embedding(40, 32)
     model = torch.nn.Sequential(table, torch.nn.LayerNorm(32), torch.nn.Linear(32, 40))
@@ -432,8 +432,8 @@ def test_points_of_precision_come_with_the_precisions_that_have_them(configure, 
 
 
 def test_cpu_without_instructions_multiplies_rounded_operands(monkeypatch):
-    monkeypatch.setattr("trainers.precision.has_bf16", lambda device: False)
+    monkeypatch.setattr("trainers.models.precision.has_bf16", lambda device: False)
     assert type(arithmetic_for(Precision.bf16, CPU)) is Rounded
-    monkeypatch.setattr("trainers.precision.has_bf16", lambda device: True)
+    monkeypatch.setattr("trainers.models.precision.has_bf16", lambda device: True)
     assert arithmetic_for(Precision.bf16, CPU).name == "bf16 autocast"
     assert isinstance(has_bf16(CPU), bool)

@@ -10,7 +10,7 @@ import torch
 from trainers.config import Precision
 from trainers.device_kinds import CPU, backend, cpu
 from trainers.device_kinds.processor import has_bf16_units
-from trainers.precision import Autocast, Rounded, arithmetic_for
+from trainers.models.precision import Autocast, Rounded, arithmetic_for
 
 
 @pytest.mark.parametrize(

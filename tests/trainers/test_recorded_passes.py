@@ -35,7 +35,7 @@ from trainers.tasks import TASKS
 from trainers.tasks.losses import class_loss
 from trainers.telemetry.step_trace import StepTrace
 from trainers.telemetry.timeline import Phase, Timeline
-from trainers.update import Update
+from trainers.updates.update import Update
 
 FUSED = {"student": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from trainers import predictions
+from trainers.checkpoints import predictions
 from trainers.config import Task
 from trainers.entrypoint import train
 from trainers.errors import BadDataError

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, CheckpointError
 from trainers.reporting import NeverStop
-from trainers.synthetic import write_corpus
 
 STEPS = 9
 KINDS = ("remainder", "master", "exp_avg", "exp_avg_sq")

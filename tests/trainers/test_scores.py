@@ -22,7 +22,7 @@ from sklearn import metrics
 
 from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 from trainers.tasks import TASKS
 from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
 from trainers.tasks.mlm.task import GuessScoring

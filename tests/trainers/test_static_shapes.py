@@ -22,7 +22,7 @@ from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.tpu_backend import TpuBackend
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 from trainers.reporting import NeverStop, Point
 from trainers.tasks.base import build
 from trainers.tasks.classification.task import UNSEEN

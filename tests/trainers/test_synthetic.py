@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 
 def rows(folder, part):

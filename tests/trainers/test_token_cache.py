@@ -14,10 +14,10 @@ from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder
 from trainers.data.fingerprint import fingerprint
+from trainers.data.synthetic import write_corpus
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, CacheError
 from trainers.models.origin import Folder, Preset
-from trainers.synthetic import write_corpus
 from trainers.tasks import base
 
 TASK = base.build("imdb")

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainers import predictions
+from trainers.checkpoints import predictions
 from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.batches import collate
 from trainers.entrypoint import train
 from trainers.errors import BadDataError
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base

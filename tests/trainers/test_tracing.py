@@ -15,11 +15,11 @@ import torch
 
 from tests.trainers.conftest import Configure, Launch, Recorder
 from trainers.entrypoint import train
-from trainers.parallel.workers import Workers
 from trainers.reporting import NeverStop
 from trainers.telemetry import tracing
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 from trainers.telemetry.tracing import SpanTracer, TraceSpan, WorkerTrace, aligned, chrome_trace, tracer_for
+from trainers.workers import Workers
 
 NS = 1e-3
 """A nanosecond in a trace's unit."""

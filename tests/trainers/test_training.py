@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from trainers.data.batches import TrainingBatches
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import reset_process, train
 from trainers.errors import NotFiniteError
 from trainers.models import origin, student
-from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, Provenance, StopReason
-from trainers.synthetic import write_corpus
 from trainers.tasks import base
 from trainers.tasks.imdb.task import Imdb
 from trainers.telemetry.timeline import OVERHEAD, OWN
+from trainers.updates.schedule import learning_rate
 
 SUMMARY = {
     "accuracy", "f1", "precision_macro", "recall_macro", "train_loss", "validation_loss", "total_time_s",

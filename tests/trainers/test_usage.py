@@ -14,23 +14,23 @@ from tests.trainers.conftest import Recorder
 from tests.trainers.replayed_device import ReplayedDevice
 from trainers.config import Precision
 from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.counters import Device
 from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
-from trainers.parallel.workers import Workers
-from trainers.progress import Progress
+from trainers.loop import run_figures
+from trainers.loop.progress import Progress
+from trainers.loop.run_figures import RunFigures
 from trainers.reporting import Clock, NeverStop, Provenance, StopReason
 from trainers.telemetry import instruments as instruments_module
-from trainers.telemetry import run_figures
-from trainers.telemetry.devices import Device
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.overhead import OVERHEAD_SCOPE
 from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
-from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.sampling import Sampled
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.usage import Energy, Usage, Window
+from trainers.workers import Workers
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
 FLOP_COUNT = FlopCount(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)

@@ -21,18 +21,19 @@ import torch
 from torch import distributed
 
 from tests.trainers.tape import Tape
-from trainers import parallel, run_model, run_worker, trainer
+from trainers import parallel
 from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import classify, train
+from trainers.loop import run_model, run_worker, trainer
+from trainers.loop.transfer import Transfer
+from trainers.models.precision import Rounded
 from trainers.parallel.replica import DistributedReplica
-from trainers.precision import Rounded
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.imdb.task import Imdb
-from trainers.transfer import Transfer
 
 
 class Script(NullSink):

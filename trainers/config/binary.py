@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, create_model, model_validator
 
 from trainers.config.section import Section
-from trainers.models.binary.kinds import ACTIVATIONS, BITS, DERIVATIVES, WEIGHTS
+from trainers.model_kinds.binary import ACTIVATIONS, BITS, DERIVATIVES, WEIGHTS
 from trainers.registry import NameIn, described
 
 _Sharpness = Annotated[float, Field(gt=0.0, le=1000.0)]

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trainers.config.binary import Binary
 from trainers.config.section import Identifier, Section
-from trainers.models.encoders import ENCODERS, HUGGINGFACE, EncoderInfo
+from trainers.model_kinds.encoders import ENCODERS, HUGGINGFACE, EncoderInfo
 from trainers.registry import NameIn, described
 
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})

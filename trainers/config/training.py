@@ -16,7 +16,7 @@ from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Compression, Paral
 from trainers.config.section import Section
 from trainers.config.stages import PREVIOUS_STAGE, Stages, merged
 from trainers.config.task import Task
-from trainers.models.encoders import ENCODERS
+from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
 
 

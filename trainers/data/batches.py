@@ -19,7 +19,7 @@ from trainers.data.segments import Segments
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 
 POOL_BATCHES = 64
 """Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""

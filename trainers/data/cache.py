@@ -10,8 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from trainers.data.preparation import preparing
 from trainers.errors import CacheError
-from trainers.preparation import preparing
 
 _SIZES = "sizes.json"
 

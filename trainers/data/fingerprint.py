@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.data.preparation import preparing
 from trainers.errors import BadDataError
-from trainers.preparation import preparing
 
 _RACY_S = 2.0
 _CHUNK = 1 << 20

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from trainers.data.fingerprint import FileSet, digest_of
 from trainers.data.parts import TRAIN, named_parts, used_parts
+from trainers.data.preparation import preparing
 from trainers.data.rows import Row
 from trainers.errors import BadDataError
-from trainers.preparation import preparing
 
 
 class HubDataset:

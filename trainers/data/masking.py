@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from trainers.data.batches import Batch
 from trainers.data.tokenizers import SpecialTokens, continues_word, vocabulary_size
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 
 Bits = npt.NDArray[np.uint64]
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainers.data.batches import Batch, Transform
 from trainers.data.segments import pack
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 
 _LENGTHS = 8
 """Lengths of rows between a power of two and the next."""

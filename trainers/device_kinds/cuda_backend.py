@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity
 from typing_extensions import override
 
 from trainers.device_kinds.backend import Backend, Recorder, Result
+from trainers.device_kinds.counters import MIB, Device, nvml_device
 from trainers.errors import BadSpecError
-from trainers.telemetry.devices import MIB, Device, nvml_device
 
 _AMPERE = (8, 0)
 _HOPPER = 9

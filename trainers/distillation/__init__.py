@@ -21,13 +21,13 @@ from trainers.distillation import plan, teacher
 from trainers.distillation.logit_cache import cached_logits
 from trainers.distillation.objective import DistillationObjective
 from trainers.distillation.projected_student import ProjectedStudent
+from trainers.distillation.task_objective import Objective
 from trainers.distillation.teacher import Teacher
 from trainers.errors import BadSpecError
-from trainers.models.encoders import ENCODERS
+from trainers.model_kinds.encoders import ENCODERS
 from trainers.models.origin import Folder, Origin
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.objective import Objective
-from trainers.precision import Arithmetic
 from trainers.tasks.base import Prepared, Task
 
 

@@ -23,7 +23,7 @@ from trainers.data.fingerprint import digest_of
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite
-from trainers.models.heads import logits_of
+from trainers.model_kinds.heads import logits_of
 from trainers.tasks.base import Prepared
 
 _LAYOUT = 1

@@ -11,10 +11,10 @@ from trainers.config import Distillation
 from trainers.data.batches import Batch
 from trainers.distillation import losses, plan
 from trainers.distillation.projected_student import ProjectedStudent
+from trainers.distillation.task_objective import Objective
 from trainers.distillation.teacher import LoadedTeacher
-from trainers.models.heads import IGNORED, ClassHead, Head, NumberHead, SpanHead, TokenHead
+from trainers.model_kinds.heads import IGNORED, ClassHead, Head, NumberHead, SpanHead, TokenHead
 from trainers.models.student import Output
-from trainers.objective import Objective
 from trainers.tasks.base import Task
 from trainers.telemetry.flops import FlopCount
 

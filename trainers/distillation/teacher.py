@@ -20,13 +20,13 @@ from trainers.device_kinds import kind_of
 from trainers.distillation import plan
 from trainers.distillation.taps import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
+from trainers.model_kinds.families import QUANTISED
+from trainers.model_kinds.heads import HEADS, ClassHead, Head, SpanHead, TokenHead
 from trainers.models import origin, student
-from trainers.models.families import QUANTISED
 from trainers.models.fit import teacher_misfits
-from trainers.models.heads import HEADS, ClassHead, Head, SpanHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder
+from trainers.models.precision import Rounded, has_bf16, has_fp16
 from trainers.models.student import Output
-from trainers.precision import Rounded, has_bf16, has_fp16
 from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.flops import flop_count_of
 

@@ -13,9 +13,9 @@ from trainers.config import RunConfig
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
-from trainers.objective import Objective
-from trainers.optimizers.build import build
-from trainers.precision import Arithmetic
+from trainers.distillation.task_objective import Objective
+from trainers.models.precision import Arithmetic
+from trainers.updates.optimizer import build
 
 _FP32_BYTES = 4
 

@@ -19,11 +19,11 @@ import torch
 from filelock import FileLock
 
 from trainers.config import RunConfig
+from trainers.data.preparation import preparing
 from trainers.device_kinds import free_caches, kind_of
 from trainers.errors import OutOfMemoryError, out_of_memory
-from trainers.parallel.workers import Workers
-from trainers.preparation import preparing
 from trainers.tasks.info import OwnFields
+from trainers.workers import Workers
 
 _LOCK_S = 60.0
 

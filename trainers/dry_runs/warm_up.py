@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainers.dry_runs.micro_batch import fits
-from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase, Timeline
+from trainers.workers import Workers
 
 _done: set[str] = set()
 """Keys of the passes that this process has done."""

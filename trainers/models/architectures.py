@@ -1,7 +1,7 @@
 """How the models of each family are built and called.
 
 `Bert` is the base and follows transformers' BERT; other families override where they differ.
-`trainers.models.families` names the class of each family.
+`trainers.model_kinds.families` names the class of each family.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch
 from trainers.data.segments import Segments
+from trainers.model_kinds.families import FamilyInfo
+from trainers.model_kinds.heads import Head
 from trainers.models.dropout import TORCH_ATTENTION
-from trainers.models.families import FamilyInfo
-from trainers.models.heads import Head
 
 PLAIN_ATTENTION = "eager"
 """transformers' own attention, of single operations."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.config import Strategy, TrainingSections
-from trainers.models.binary.kinds import TERNARY_BITS, WEIGHTS
-from trainers.models.encoders import ENCODERS
-from trainers.models.families import QUANTISED, FamilyInfo
+from trainers.model_kinds.binary import TERNARY_BITS, WEIGHTS
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.families import QUANTISED, FamilyInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
+from trainers.model_kinds.heads import NumberHead
 from trainers.models.architectures import Bert
-from trainers.models.heads import NumberHead
 
 
 class NumberOutput(nn.Linear):

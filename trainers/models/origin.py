@@ -11,9 +11,9 @@ from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
 from trainers.data.fingerprint import fingerprint
 from trainers.data.paths import HUB, UnusablePath, resolve
+from trainers.data.preparation import preparing
 from trainers.errors import BadSpecError
-from trainers.models.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
-from trainers.preparation import preparing
+from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 
 WEIGHTS = "model.safetensors"
 VOCABULARY_SIZE = 30_522

@@ -24,8 +24,8 @@ from trainers.data.batches import Batch, collate
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.precision import Arithmetic
 from trainers.tasks.losses import computed_by
 
 _MARGIN = 4.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from trainers.dry_runs.profile import ModelShape
+from trainers.model_kinds.heads import ClassHead
 from trainers.models.architectures import architecture_of
-from trainers.models.heads import ClassHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
+from trainers.profiling.profile import ModelShape
 from trainers.telemetry.flops import flop_count
 
 _HEAD = ClassHead(("0", "1"))

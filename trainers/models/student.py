@@ -20,11 +20,11 @@ from transformers.modeling_utils import PreTrainedModel
 from trainers.config.binary import Binary
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
+from trainers.model_kinds.encoders import BINARY
+from trainers.model_kinds.families import QUANTISED, Shape
+from trainers.model_kinds.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
-from trainers.models.encoders import BINARY
-from trainers.models.families import QUANTISED, Shape
-from trainers.models.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.origin import WEIGHTS, Folder, Origin
 
 _NOT_KEPT = (
@@ -45,7 +45,7 @@ class Output:
     """Output of a forward pass.
 
     Attributes:
-        logits: Shaped as in `trainers.models.heads`.
+        logits: Shaped as in `trainers.model_kinds.heads`.
         hidden: (B, S, H) the embeddings' output, then each layer's; empty unless requested.
         relations: (B, S, H) queries, keys and values of one layer; empty unless requested.
     """

@@ -9,15 +9,15 @@ from torch import nn
 
 from trainers.config import RunConfig, Strategy
 from trainers.errors import BadSpecError
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.parallel.compression import exchange_for
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.parallel.pipeline.timing import measure
 from trainers.parallel.recorded import RecordedDistributedReplica, RecordedReplica
 from trainers.parallel.replica import DistributedReplica, Replica
-from trainers.parallel.workers import GroupWorkers, Workers
-from trainers.precision import Arithmetic
 from trainers.telemetry.gradient_noise import NoiseSource
+from trainers.workers import GroupWorkers, Workers
 
 
 def workers_of(config: RunConfig) -> Workers:

@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Output, Student
 from trainers.parallel.compression.exchange import GradientExchange
-from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.telemetry.overlap import Sent, overlap_for
 from trainers.telemetry.timeline import Phase, Timeline
+from trainers.workers import Workers
 
 LossOf = Callable[[Output, Batch], torch.Tensor]
 """Sum of the loss over a micro-batch's examples, a scalar in fp32."""

@@ -18,6 +18,6 @@ TASKS: dict[str, TaskInfo] = by_name(
 )
 """All values of `task.name`.
 
-Add others before `trainers.config` and `trainers.figures` are imported: these compose the section `task` of a
+Add others before `trainers.config` and `trainers.metrics` are imported: these compose the section `task` of a
 spec and the table of scores from the entries.
 """

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainers import config as configuration
+from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import RunConfig
 from trainers.data.rows import Row
 from trainers.data.sources import RowSource
 from trainers.data.tokens import TokenSet
-from trainers.models.heads import Head
+from trainers.model_kinds.heads import Head
 from trainers.models.origin import Origin
-from trainers.predictions import LabelCounts
 from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
 

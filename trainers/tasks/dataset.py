@@ -33,7 +33,7 @@ from trainers.data.selection import (
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import Head
+from trainers.model_kinds.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Prepared, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields

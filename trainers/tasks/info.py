@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainers.data.layouts import Layout
 from trainers.data.sample import Guess, Sample
-from trainers.models.heads import Head
+from trainers.model_kinds.heads import Head
 from trainers.reporting import Figure
 
 NO_LOSS = 0.005

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from trainers.models.heads import IGNORED
+from trainers.model_kinds.heads import IGNORED
 
 if TYPE_CHECKING:
     import torch

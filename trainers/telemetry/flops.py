@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainers.models.families import FAMILIES, FamilyInfo
-from trainers.models.heads import Head, logits_of
+from trainers.model_kinds.families import FAMILIES, FamilyInfo
+from trainers.model_kinds.heads import Head, logits_of
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig

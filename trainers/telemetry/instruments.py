@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig
+from trainers.device_kinds.counters import Device
 from trainers.reporting import Provenance
-from trainers.telemetry.devices import Device
 from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
 from trainers.telemetry.sampling import Sampled, Sampler

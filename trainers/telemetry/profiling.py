@@ -24,8 +24,8 @@ from typing_extensions import override
 
 from trainers.config.measurement import Telemetry
 from trainers.device_kinds import kind_of
+from trainers.device_kinds.counters import MIB
 from trainers.reporting import Measurement, Provenance
-from trainers.telemetry.devices import MIB
 from trainers.telemetry.kernels import COUNTERS, Kernel, Uncounted, kernels_of, with_counters
 from trainers.telemetry.timeline import Phase, Timeline
 

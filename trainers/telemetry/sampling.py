@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from trainers.telemetry.devices import SAMPLED, Device, Sample
+from trainers.device_kinds.counters import SAMPLED, Device, Sample
 
 RING = 4096
 """Samples kept: over half an hour at 0.5 s between them."""

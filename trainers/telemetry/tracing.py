@@ -21,10 +21,10 @@ from typing_extensions import override
 
 from trainers.checkpoints.manifest import TRACE, kernel_trace
 from trainers.data.cache import sync
-from trainers.parallel.workers import Workers
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.profiling import WARM_STEPS
 from trainers.telemetry.timeline import Phase, Timeline
+from trainers.workers import Workers
 
 _CLOCK_ROUNDS = 9
 """Exchanges by which clocks are compared; the bounds of all of them hold at once."""

@@ -28,8 +28,8 @@ from service.output.figures import curves
 from service.output.figures.options import Options
 from service.output.traces import TracedStep
 from service.store import Store
-from trainers.figures import SCORES
-from trainers.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts
+from trainers.metrics import SCORES
 
 Answer = TypeVar("Answer")
 

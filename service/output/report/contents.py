@@ -31,7 +31,7 @@ from service.output.figures.material import ByLabel, Material, Unanswered, answe
 from service.output.figures.registry import figures_of_report
 from service.output.traces import TracedStep
 from service.store import Store
-from trainers.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts
 
 OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
 """Points of models of few bits, of which the section about them takes the last."""

@@ -11,7 +11,7 @@ from trainers.data.formats import read_plain
 from trainers.data.layouts import SourcePart
 from trainers.data.parts import TEST, TRAIN
 from trainers.data.rows import Row
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import OwnFields, Score, TaskInfo
 
 CLASSES = ("calm", "loud")

@@ -18,7 +18,7 @@ from service.config.settings import Settings
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.service.cli.house import House
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from service.domain.states import ExperimentState
 from service.specs.models import checkpoints_folder
 from tests.service.cli.house import House
 from trainers.config import RunConfig
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop, NullSink
-from trainers.synthetic import write_corpus
 
 _SCORE = """
 import json, sys

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.service.cli.house import House
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 SPEC = """\
 name: step

@@ -12,7 +12,7 @@ from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
 from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
-from trainers.synthetic import write_corpus
+from trainers.data.synthetic import write_corpus
 
 
 def test_submit_says_the_number_and_how_to_watch(house: House) -> None:

@@ -47,7 +47,7 @@ from service.domain.spending import month_named, month_of
 from service.domain.states import ExperimentState, RunState
 from service.domain.topics import Topic
 from service.domain.views import canonical_query
-from trainers.figures import DECLARED
+from trainers.metrics import DECLARED
 
 # -- Rows ------------------------------------------------------------------------------------
 

@@ -37,11 +37,11 @@ from service.store import CheckpointRow, RecordBatch, Store
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
+from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
+from trainers.model_kinds.heads import ClassHead, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models import origin, student
-from trainers.models.heads import ClassHead, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.reporting import Measurement, NeverStop, NullSink
-from trainers.synthetic import write_corpus
 
 TEXTS = ["the tea was good", "a bad cup, truly | bad", "Ünknown wörds 123"]
 

@@ -6,11 +6,11 @@ import pytest
 
 from service.planner.profiled import assumed_compression, exchange_of, gradients, payload_of
 from service.planner.step_time import MIB, Rates, assumed
-from trainers.compression import TRAITS
 from trainers.config import Compression, Parallel
-from trainers.dry_runs.profile import CompressionCost, LayerTime
 from trainers.models.origin import Preset
 from trainers.models.shapes import shape_of
+from trainers.parallel_kinds.compressions import TRAITS
+from trainers.profiling.profile import CompressionCost, LayerTime
 
 
 def section(compression: str, **fields: int) -> Parallel:

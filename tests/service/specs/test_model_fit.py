@@ -13,7 +13,7 @@ from service.config.settings import Settings
 from service.specs.experiment import validate
 from service.specs.model_fit import model_problems
 from tests.trainers.family_models import write_model
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 
 
 def refused(folder: Path, **sections: Any) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.taps import RelationTap
 from trainers.distillation.teacher import LoadedTeacher
 from trainers.entrypoint import train
-from trainers.models.heads import IGNORED, ClassHead, VocabularyHead
+from trainers.model_kinds.heads import IGNORED, ClassHead, VocabularyHead
 from trainers.models.origin import Preset
 from trainers.models.student import build
 from trainers.reporting import NeverStop, NullSink

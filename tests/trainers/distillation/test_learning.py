@@ -17,8 +17,8 @@ from tests.trainers.distillation.conftest import (
 )
 from trainers.distillation.teacher import Teacher
 from trainers.entrypoint import train
-from trainers.optimizers.schedule import learning_rate
 from trainers.reporting import NeverStop, NullSink
+from trainers.updates.schedule import learning_rate
 
 LONG = {"length": {"epochs": 10}, "optimizer__learning_rate": 2e-3}
 

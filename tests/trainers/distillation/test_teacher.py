@@ -17,7 +17,7 @@ from trainers.config import Precision
 from trainers.distillation import teacher as teachers
 from trainers.distillation.teacher import LoadedTeacher, Teacher
 from trainers.entrypoint import train
-from trainers.models.heads import NumberHead, SpanHead, TokenHead, VocabularyHead
+from trainers.model_kinds.heads import NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.reporting import NeverStop, NullSink
 
 

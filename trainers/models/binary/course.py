@@ -9,12 +9,12 @@ from torch import nn
 from typing_extensions import override
 
 from trainers.config.binary import Binary
-from trainers.latent import Latent
+from trainers.model_kinds.binary import WEIGHTS
 from trainers.models.binary.derivatives import Derivative, sharpness_at
 from trainers.models.binary.install import settings_of
-from trainers.models.binary.kinds import WEIGHTS
 from trainers.models.binary.layers import BinaryLinear, has_signs
 from trainers.models.binary.quantisers import Scaled
+from trainers.models.latent import Latent
 from trainers.models.student import Student
 
 NEAR_ZERO = 0.1

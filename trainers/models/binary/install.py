@@ -11,14 +11,14 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from trainers.config.binary import Binary
+from trainers.model_kinds.binary import ACTIVATIONS, DERIVATIVES, WEIGHTS
+from trainers.model_kinds.families import QUANTISED
 from trainers.models.architectures import imported
 from trainers.models.binary.attention import ELASTIC_ATTENTION, OPERANDS
 from trainers.models.binary.derivatives import Derivative
-from trainers.models.binary.kinds import ACTIVATIONS, DERIVATIVES, WEIGHTS
 from trainers.models.binary.layers import BinaryLinear, HalfEmbedding, SignEmbedding, learn, quantise
 from trainers.models.binary.quantisers import ElasticInputs, Inputs, Weights
 from trainers.models.dropout import TORCH_ATTENTION
-from trainers.models.families import QUANTISED
 
 
 def settings_of(model: PreTrainedModel) -> Binary | None:

@@ -36,6 +36,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.checkpoints import manifest
 from trainers.errors import BadSpecError
+from trainers.model_kinds.families import QUANTISED, family_of
 from trainers.models.architectures import architecture_of, imported, tied_to
 from trainers.models.binary import install
 from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
@@ -48,7 +49,6 @@ from trainers.models.binary.packed import (
     require,
     table_tensors,
 )
-from trainers.models.families import QUANTISED, family_of
 from trainers.models.origin import WEIGHTS
 
 LAYOUT = 1

@@ -13,10 +13,10 @@ from torch import nn
 
 from trainers.config.binary import Binary
 from trainers.errors import BadSpecError
+from trainers.model_kinds.families import QUANTISED
 from trainers.models.binary.install import install, settings_of
 from trainers.models.binary.layers import BinaryLinear, has_signs
 from trainers.models.binary.quantisers import Ternary
-from trainers.models.families import QUANTISED
 from trainers.models.student import Student
 
 

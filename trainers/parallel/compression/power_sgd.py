@@ -11,10 +11,10 @@ from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from typing_extensions import override
 
-from trainers.compression import TRAITS
 from trainers.config import Compression
 from trainers.device_kinds import trained_on
 from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
+from trainers.parallel_kinds.compressions import TRAITS
 
 LEAST_WARMUP = 2
 """Steps that torch's hook wants before it compresses."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from trainers.compression import SIGN_CHUNK, SIGN_MESSAGE_BYTES
+from trainers.parallel_kinds.compressions import SIGN_CHUNK, SIGN_MESSAGE_BYTES
 
 CHUNK, MESSAGE_BYTES = SIGN_CHUNK, SIGN_MESSAGE_BYTES
 _GATHER = 0x0102040810204080

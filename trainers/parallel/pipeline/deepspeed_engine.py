@@ -27,8 +27,8 @@ from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelLayer, sent_dtype
 from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.replica import LossOf
-from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase
+from trainers.workers import Workers
 
 
 class DeepSpeedPipeline(PipelineReplica):

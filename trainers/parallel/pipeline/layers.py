@@ -17,7 +17,7 @@ from trainers.config import Parallel, require_layers
 from trainers.data.batches import Batch
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
-from trainers.models.heads import VocabularyHead
+from trainers.model_kinds.heads import VocabularyHead
 from trainers.models.student import Student
 from trainers.parallel.pipeline.partition import balanced
 

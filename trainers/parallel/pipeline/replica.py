@@ -18,8 +18,8 @@ from trainers.models.student import Output, Student
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype, sent_dtype
 from trainers.parallel.pipeline.watch import StageWatch
 from trainers.parallel.replica import LossOf, Replica
-from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase
+from trainers.workers import Workers
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 

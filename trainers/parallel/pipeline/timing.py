@@ -10,11 +10,11 @@ from trainers.config import RunConfig
 from trainers.data.batches import Batch
 from trainers.data.segments import pack
 from trainers.device_kinds import kind_of
-from trainers.models.encoders import ENCODERS
-from trainers.models.heads import IGNORED, VocabularyHead
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.heads import IGNORED, VocabularyHead
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import ModelLayer, layers_of
-from trainers.precision import Arithmetic
 
 _ROUNDS = 3
 """Each layer's least time counts: what disturbs a measurement only adds to it."""

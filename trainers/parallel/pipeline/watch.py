@@ -17,8 +17,8 @@ from torch import distributed
 from torch.distributed.distributed_c10d import _get_default_store
 
 from trainers.errors import PipelineError
-from trainers.parallel.workers import Workers
 from trainers.telemetry.timeline import Phase, Timeline
+from trainers.workers import Workers
 
 BEAT_S = 0.7
 """Seconds between two heartbeats."""

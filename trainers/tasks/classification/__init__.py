@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from trainers.data.sample import Column, Guess, Sample, columns
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
 
 Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trainers.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts
 from trainers.tasks.base import Judged
 from trainers.tasks.scores import calibration_error, classification, decisions, matthews
 

@@ -17,7 +17,7 @@ from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError, BadSpecError
-from trainers.models.heads import IGNORED, ClassHead, Head
+from trainers.model_kinds.heads import IGNORED, ClassHead, Head
 from trainers.tasks.base import Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.data.sample import Guess, Sample
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.imdb.files import labelled_folders
 from trainers.tasks.info import CLASS_SCORES, CutFields, TaskInfo
 

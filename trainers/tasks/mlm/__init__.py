@@ -6,7 +6,7 @@ from pydantic import Field
 
 from trainers.data.parts import TEST, TRAIN, VALIDATION
 from trainers.data.sample import Guess, Sample, columns
-from trainers.models.heads import VocabularyHead
+from trainers.model_kinds.heads import VocabularyHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
 from trainers.tasks.mlm.files import plain_texts
 

@@ -34,7 +34,7 @@ from trainers.data.selection import hashes, normal
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, TokenWriter
 from trainers.errors import BadDataError
-from trainers.models.heads import VocabularyHead
+from trainers.model_kinds.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainers.data.sample import Guess, Sample, columns
-from trainers.models.heads import NumberHead
+from trainers.model_kinds.heads import NumberHead
 from trainers.tasks.info import NO_LOSS, CutFields, Score, TaskInfo
 
 Number = Annotated[float, Field(allow_inf_nan=False)]

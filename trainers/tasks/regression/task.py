@@ -15,7 +15,7 @@ from trainers import config as configuration
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet, tokenise
-from trainers.models.heads import Head, NumberHead
+from trainers.model_kinds.heads import Head, NumberHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.regression import NumberFields

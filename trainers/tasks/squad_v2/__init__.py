@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainers.models.heads import SpanHead
+from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
 from trainers.tasks.squad_v2.files import official
 

@@ -17,7 +17,7 @@ from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import Head, SpanHead
+from trainers.model_kinds.heads import Head, SpanHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.losses import cross_entropies

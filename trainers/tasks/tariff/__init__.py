@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo, columns_named
 from trainers.tasks.tariff.files import official
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers import config as configuration
+from trainers.checkpoints.predictions import LabelCounts
 from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import IGNORED
-from trainers.predictions import LabelCounts
+from trainers.model_kinds.heads import IGNORED
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import UNSEEN, Classification, Labelled, with_classes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.data.sample import Guess, Sample
-from trainers.models.heads import TokenHead
+from trainers.model_kinds.heads import TokenHead
 from trainers.tasks.info import NO_LOSS, ListedFields, Score, TaskInfo
 from trainers.tasks.token_classification.files import column_files
 from trainers.tasks.token_classification.tags import is_tag

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trainers.models.heads import IGNORED
-from trainers.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts
+from trainers.model_kinds.heads import IGNORED
 from trainers.tasks.base import Judged
 from trainers.tasks.token_classification.tags import OUTSIDE, EntityCounts, types_of
 

@@ -18,7 +18,7 @@ from trainers.data.parts import TRAIN
 from trainers.data.rows import Row
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.models.heads import IGNORED, TokenHead
+from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.losses import cross_entropies

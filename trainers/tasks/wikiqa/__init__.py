@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.data.sample import Guess, Sample
-from trainers.models.heads import ClassHead
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import FRACTION, MAIN_FRACTION, CutFields, Score, TaskInfo
 from trainers.tasks.wikiqa.files import official
 

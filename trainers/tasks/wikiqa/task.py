@@ -16,7 +16,7 @@ from trainers.data.rows import Row
 from trainers.data.selection import Indices, held_out
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
-from trainers.models.heads import ClassHead, Head
+from trainers.model_kinds.heads import ClassHead, Head
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.losses import class_loss

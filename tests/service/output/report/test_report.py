@@ -21,7 +21,7 @@ from service.output.figures.material import TIME_PARTS, Unanswered
 from service.output.report import Contents, gather, html, markdown
 from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep
-from trainers.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts
 from trainers.telemetry.timeline import OWN
 
 

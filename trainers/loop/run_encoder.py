@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainers.data.batches import collate, epoch_order
+from trainers.data.preparation import preparing
+from trainers.loop.run_worker import RunWorker
+from trainers.model_kinds.families import Attention
 from trainers.models import dropout, parity
-from trainers.models.families import Attention
 from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
-from trainers.preparation import preparing
-from trainers.run_worker import RunWorker
 from trainers.tasks.base import Prepared, Task
 
 _CALIBRATED = 16

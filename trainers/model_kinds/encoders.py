@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainers.models.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
+from trainers.model_kinds.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
 from trainers.registry import by_name
 
 if TYPE_CHECKING:

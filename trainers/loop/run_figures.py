@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainers.config import Precision, RunConfig
-from trainers.figures import DECLARED, EVERY_DEVICE, Figure
-from trainers.parallel.workers import Workers
-from trainers.progress import Progress
+from trainers.loop.progress import Progress
+from trainers.metrics import DECLARED, EVERY_DEVICE, Figure
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
@@ -18,6 +17,7 @@ from trainers.telemetry.overhead import OVERHEAD_SCOPE, OVERHEAD_TIME
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
 from trainers.telemetry.usage import Usage, Window
+from trainers.workers import Workers
 
 _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
 """A window is said once it is this long and this share of those before it: a week's run says a hundred."""

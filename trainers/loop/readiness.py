@@ -14,8 +14,8 @@ from trainers.data.batches import collate
 from trainers.data.prefetch import Prefetcher
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import DeviceKind
+from trainers.model_kinds.heads import ClassHead
 from trainers.models import dropout, student
-from trainers.models.heads import ClassHead
 from trainers.models.origin import Preset
 
 _EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.latent import Latent
-from trainers.loss_scale import DeviceLossScale, DynamicLossScale, LossScale
-from trainers.optimizers.build import RATE_FACTOR, restart
+from trainers.models.latent import Latent
+from trainers.updates.loss_scale import DeviceLossScale, DynamicLossScale, LossScale
+from trainers.updates.optimizer import RATE_FACTOR, restart
 
 UNDERFLOW_EVERY_STEPS = 32
 """Counting reads all gradients and launches three kernels for each, as much as the step itself."""

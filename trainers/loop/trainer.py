@@ -12,30 +12,31 @@ from typing import Never
 import numpy as np
 import torch
 
-from trainers.checkpoints import snapshot, store
-from trainers.checkpoints.snapshot import EXCHANGE
+from trainers.checkpoints import store
 from trainers.checkpoints.store import Snapshot
 from trainers.data.batches import Batch, StepBatch
 from trainers.data.prefetch import Prefetcher
 from trainers.device_kinds import kind_of
 from trainers.errors import NotFiniteError
-from trainers.figures import on_test
-from trainers.final_test import FinalTest
-from trainers.latent import counts_signs
-from trainers.optimizers.schedule import learning_rate
+from trainers.loop import snapshot
+from trainers.loop.final_test import FinalTest
+from trainers.loop.rates import Communication, Throughput
+from trainers.loop.run_parts import RunParts
+from trainers.loop.saving import Saving
+from trainers.loop.snapshot import EXCHANGE
+from trainers.loop.steps import Launched, StepTotals
+from trainers.loop.transfer import Transfer
+from trainers.metrics import on_test
+from trainers.models.latent import counts_signs
 from trainers.process import seed_all
 from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
-from trainers.run_parts import RunParts
-from trainers.saving import Saving
-from trainers.steps import Launched, StepTotals
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.profiling import TOP
-from trainers.telemetry.rates import Communication, Throughput
 from trainers.telemetry.timeline import Phase
-from trainers.transfer import Transfer
-from trainers.update import counts_underflow
+from trainers.updates.schedule import learning_rate
+from trainers.updates.update import counts_underflow
 
 _REASONS = tuple(StopReason)
 

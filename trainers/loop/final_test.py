@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainers import predictions
-from trainers.checkpoints import manifest, store
+from trainers.checkpoints import manifest, predictions, store
 from trainers.checkpoints.manifest import CheckpointId
+from trainers.checkpoints.predictions import NoPredictions, Record
 from trainers.checkpoints.store import MODEL_FILE
 from trainers.data.fingerprint import digest_of
 from trainers.errors import CheckpointError
-from trainers.evaluation import Evaluator
-from trainers.figures import on_test
+from trainers.loop.evaluation import Evaluator
+from trainers.loop.progress import Progress
+from trainers.metrics import on_test
 from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
-from trainers.predictions import NoPredictions, Record
-from trainers.progress import Progress
+from trainers.workers import Workers
 
 
 class FinalTest:

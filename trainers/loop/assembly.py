@@ -8,32 +8,33 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from trainers import distillation, run_model
-from trainers.checkpoints import snapshot, store
+from trainers import distillation
+from trainers.checkpoints import store
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.snapshot import ModelState
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
+from trainers.data.preparation import counted_by
 from trainers.distillation import Distilled
 from trainers.errors import BadSpecError
-from trainers.evaluation import Evaluator
-from trainers.final_test import FinalTest
-from trainers.loss_scale import loss_scale_for
+from trainers.loop import run_model, snapshot
+from trainers.loop.evaluation import Evaluator
+from trainers.loop.final_test import FinalTest
+from trainers.loop.progress import Progress
+from trainers.loop.run_figures import RunFigures
+from trainers.loop.run_model import RunModel
+from trainers.loop.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
+from trainers.loop.run_worker import RunWorker
+from trainers.loop.snapshot import ModelState
+from trainers.loop.stages import Ended
+from trainers.loop.trainer import Trainer
 from trainers.models import origin
 from trainers.models.binary.course import latent_of
 from trainers.models.origin import Origin
 from trainers.models.student import Student
 from trainers.parallel import replicate
-from trainers.parallel.workers import Workers
-from trainers.preparation import counted_by
 from trainers.process import seed_all
-from trainers.progress import Progress
 from trainers.reporting import Clock, Fence, Sink, Stop
-from trainers.run_model import RunModel
-from trainers.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
-from trainers.run_worker import RunWorker
-from trainers.stages import Ended
 from trainers.tasks.base import Prepared, Task, build
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
@@ -42,12 +43,12 @@ from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.overhead import OverheadMeter
 from trainers.telemetry.profiling import profiler_for
-from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
 from trainers.telemetry.usage import Usage
-from trainers.trainer import Trainer
-from trainers.update import Update
+from trainers.updates.loss_scale import loss_scale_for
+from trainers.updates.update import Update
+from trainers.workers import Workers
 
 
 def assemble(

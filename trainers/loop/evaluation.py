@@ -15,11 +15,11 @@ import torch
 from trainers.data.batches import Batch, collate, evaluation_rows
 from trainers.data.prefetch import Prefetcher
 from trainers.device_kinds import kind_of
+from trainers.models.precision import Inference
 from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
-from trainers.precision import Inference
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.telemetry.memory import weight_mib
+from trainers.workers import Workers
 
 PERCENTILES = (50, 95)
 """Of the time per example, in `example_ms_p50` and `example_ms_p95`."""

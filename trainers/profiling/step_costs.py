@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cuda_ext
 from trainers.checkpoints.manifest import TRACE, newest_file
-from trainers.compression import TRAITS
 from trainers.config import Parallel, RunConfig, Strategy
-from trainers.dry_runs.layer_times import assembled, layer_times
-from trainers.dry_runs.local_group import Group
-from trainers.dry_runs.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.parallel.compression import exchange_for
+from trainers.parallel_kinds.compressions import TRAITS
+from trainers.profiling.layer_times import assembled, layer_times
+from trainers.profiling.local_group import Group
+from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 
 MIB = 1 << 20
 SIZES_MIB = (0.25, 1.0, 4.0, 16.0)

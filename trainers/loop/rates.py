@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from typing_extensions import override
 
-from trainers.progress import Progress
+from trainers.loop.progress import Progress
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
 

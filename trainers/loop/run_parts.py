@@ -1,4 +1,4 @@
-"""What a run is made of: built by `trainers.assembly`, used by `trainers.trainer`."""
+"""What a run is made of: built by `trainers.loop.assembly`, used by `trainers.loop.trainer`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 import torch
 
-from trainers.checkpoints.snapshot import ModelState
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
-from trainers.evaluation import Evaluator
-from trainers.final_test import FinalTest
-from trainers.latent import Latent
-from trainers.objective import Objective
+from trainers.distillation.task_objective import Objective
+from trainers.loop.evaluation import Evaluator
+from trainers.loop.final_test import FinalTest
+from trainers.loop.progress import Progress
+from trainers.loop.run_figures import RunFigures
+from trainers.loop.snapshot import ModelState
+from trainers.models.latent import Latent
 from trainers.parallel.replica import Replica
-from trainers.parallel.workers import Workers
-from trainers.progress import Progress
 from trainers.tasks.base import Task
 from trainers.telemetry.gradient_noise import GradientNoise
 from trainers.telemetry.profiling import StepProfiler
-from trainers.telemetry.run_figures import RunFigures
 from trainers.telemetry.timeline import Timeline
 from trainers.telemetry.tracing import StepTracer
-from trainers.update import Update
+from trainers.updates.update import Update
+from trainers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainers.checkpoints import random_state, snapshot
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.snapshot import EXCHANGE, Tensors
 from trainers.checkpoints.writer import CheckpointWriter, Written
 from trainers.data import tokenizers
 from trainers.errors import CheckpointError
+from trainers.loop import random_state, snapshot
+from trainers.loop.run_parts import RunParts
+from trainers.loop.snapshot import EXCHANGE, Tensors
 from trainers.reporting import Sink
-from trainers.run_parts import RunParts
 from trainers.telemetry.timeline import Phase
 
 

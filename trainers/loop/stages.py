@@ -38,7 +38,7 @@ class Ended:
         checkpoint: Folder of its best checkpoint.
         steps: Optimizer updates of it.
         total_steps: Optimizer updates of the run.
-        counters: Counters of `trainers.progress.Progress` that the whole run sums up, by name.
+        counters: Counters of `trainers.loop.progress.Progress` that the whole run sums up, by name.
         usage: What it and those before it used; see `trainers.telemetry.usage.Usage`.
         spent_s: Their time by phase.
         ended_s: when it ended, Unix time: work before it is kept.

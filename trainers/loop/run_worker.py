@@ -10,15 +10,15 @@ from trainers.config import RunConfig
 from trainers.data.batches import Transform
 from trainers.data.segments import Packing
 from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
-from trainers.models.encoders import ENCODERS, EncoderInfo
+from trainers.device_kinds.counters import other_device
+from trainers.model_kinds.encoders import ENCODERS, EncoderInfo
+from trainers.models.precision import Arithmetic, Inference, arithmetic_for, inference_for
 from trainers.parallel import workers_of
-from trainers.parallel.workers import Workers
-from trainers.precision import Arithmetic, Inference, arithmetic_for, inference_for
 from trainers.reporting import NullSink, Sink
 from trainers.tasks.base import Prepared
-from trainers.telemetry.devices import other_device
 from trainers.telemetry.instruments import Instruments
 from trainers.telemetry.timeline import Timeline, timeline_for
+from trainers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

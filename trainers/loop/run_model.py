@@ -8,28 +8,29 @@ from functools import partial
 
 import torch
 
-from trainers import distillation, run_encoder
-from trainers.checkpoints.snapshot import ModelState
+from trainers import distillation
 from trainers.config import RunConfig
+from trainers.data.preparation import preparing
 from trainers.data.static_shape import up_to_multiple
 from trainers.distillation import Distilled
 from trainers.dry_runs import micro_batch, warm_up
 from trainers.dry_runs.dry_run import DryRun
 from trainers.dry_runs.stage_dry_run import StageDryRun
 from trainers.errors import BadSpecError
+from trainers.loop import run_encoder
+from trainers.loop.run_worker import RunWorker
+from trainers.loop.snapshot import ModelState
 from trainers.models import origin, student
 from trainers.models.fit import student_misfits
 from trainers.models.origin import Origin
 from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
-from trainers.optimizers.build import build as build_optimizer
-from trainers.optimizers.build import idle
 from trainers.optimizers.info import Built
 from trainers.parallel import partition_stages
 from trainers.parallel.pipeline.layers import StagePartition
-from trainers.preparation import preparing
-from trainers.run_worker import RunWorker
 from trainers.tasks.base import Prepared, Task
+from trainers.updates.optimizer import build as build_optimizer
+from trainers.updates.optimizer import idle
 
 
 @dataclass(frozen=True, slots=True)

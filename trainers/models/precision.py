@@ -2,7 +2,7 @@
 
 `arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. Where the
 device has no instructions for a half precision that is offered all the same, the same numbers come
-from fp32 products of rounded operands: `Rounded`. The loss scale of fp16 is `trainers.loss_scale`.
+from fp32 products of rounded operands: `Rounded`. The loss scale of fp16 is `trainers.updates.loss_scale`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.checkpoints import random_state
 from trainers.checkpoints.store import MODEL_FILE, Snapshot
 from trainers.errors import BadDataError, CheckpointError
+from trainers.loop import random_state
+from trainers.loop.progress import Progress
 from trainers.models.student import Student
 from trainers.process import seed_all
-from trainers.progress import Progress
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""

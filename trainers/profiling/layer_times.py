@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.assembly import assemble
 from trainers.config import RunConfig
 from trainers.device_kinds import kind_of
-from trainers.dry_runs.profile import LayerTime, StepTimes
 from trainers.errors import BadSpecError
+from trainers.loop.assembly import assemble
+from trainers.loop.trainer import Trainer
 from trainers.models.student import Student
 from trainers.process import environment_restored, reset_process
+from trainers.profiling.profile import LayerTime, StepTimes
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
-from trainers.trainer import Trainer
 
 
 class _Stamps:

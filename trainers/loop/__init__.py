@@ -1,0 +1,1 @@
+"""The training loop: builds the parts of a run, then trains, evaluates, tests and saves it."""

@@ -1,0 +1,1 @@
+"""What is known of models before they are loaded: families, encoders, heads, quantisers. Imports no torch."""

@@ -1,0 +1,1 @@
+"""How gradients can be exchanged, and what that costs. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Measures the steps of a run on this machine, for forecasts."""

@@ -1,0 +1,1 @@
+"""One optimizer update: loss scale, clipping, learning rate, and the optimizer built over a model."""
