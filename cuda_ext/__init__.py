@@ -4,20 +4,21 @@
     optimizer = Adan(model.parameters(), lr=1e-4, weight_decay=0.01, max_grad_norm=1.0)
     optimizer.implementation  # what really runs here: 'multi_fused'
 
-Reading order: `csrc/adan_update.h` is the update of one element; `adan.py` the optimizer;
-`fused.py` and `unfused.py` its four implementations; `reference.py` the oracle they are judged
-by. `csrc/adan_cpu.cpp` and `csrc/adan_cuda_kernel.cuh` walk all tensors in one go. `encoder.py` has the
-encoder's operators, `csrc/encoder_rows.cpp` and `encoder_triton.py` their kernels.
+Reading order: `csrc/adan_update.h` is the update of one element; `adan.py` the optimizer; `adan_steps.py` its
+four implementations; `parity.py` the oracle they are judged by. `csrc/adan_cpu.cpp` and
+`csrc/adan_cuda_kernel.cuh` walk all tensors in one go. `encoder.py` has the encoder's operators,
+`csrc/encoder_rows.cpp` and `encoder_triton.py` their kernels.
 
 Names are imported when they are first used: `import cuda_ext` alone loads neither torch nor kernels.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cuda_ext.adan import Adan
-    from cuda_ext.capabilities import IMPLEMENTATIONS, Availability, availability
     from cuda_ext.errors import (
         AdanError,
         BuildError,
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
         StateDictError,
         TensorMismatchError,
     )
-    from cuda_ext.native import counters
+    from cuda_ext.native import IMPLEMENTATIONS, Availability, availability, counters
     from cuda_ext.parity import ParityRecord, measure_parity
 
 __all__ = [
+    "BYTES",
     "IMPLEMENTATIONS",
+    "MASTERS",
+    "MASTER_BYTES",
+    "MOMENTS",
     "Adan",
     "AdanError",
     "Availability",
@@ -49,11 +54,23 @@ __all__ = [
     "measure_parity",
 ]
 
+MASTERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"fp32": ("fp16", "bf16"), "split": ("bf16",)})
+"""Kinds of fp32 masters, and the 16-bit parameter formats that each can complete."""
+
+MOMENTS = ("fp32", "bf16")
+"""Formats of the moments m and v; n is always fp32."""
+
+BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2})
+"""Bytes of an element."""
+
+MASTER_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "split": 2})
+"""Bytes per parameter of each kind of masters."""
+
 _HOME = {
     "Adan": "adan",
-    "IMPLEMENTATIONS": "capabilities",
-    "Availability": "capabilities",
-    "availability": "capabilities",
+    "IMPLEMENTATIONS": "native",
+    "Availability": "native",
+    "availability": "native",
     "ParityRecord": "parity",
     "measure_parity": "parity",
     "counters": "native",

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as torch.optim itself does
 from torch.profiler import record_function
 
-from cuda_ext import checkpoint, fused, masters, unfused
-from cuda_ext.capabilities import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
+from cuda_ext import adan_state, adan_steps
+from cuda_ext.adan_state import FUSED_DTYPES, state_dtypes
+from cuda_ext.adan_steps import Group, StepInputs, TensorBatch, bias_correction
 from cuda_ext.errors import (
     ConfigurationError,
     HyperParameterError,
@@ -18,15 +19,14 @@ from cuda_ext.errors import (
     SparseGradientError,
     TensorMismatchError,
 )
-from cuda_ext.formats import FUSED_DTYPES, state_dtypes
-from cuda_ext.tensor_batch import Group, StepInputs, TensorBatch, bias_correction
+from cuda_ext.native import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 
 _OPTIONS = ("no_prox", "maximize")
 _STEPS: dict[str, Callable[[list[TensorBatch], StepInputs], None]] = {
-    "single_unfused": unfused.single,
-    "multi_unfused": unfused.multi,
-    "single_fused": fused.single,
-    "multi_fused": fused.multi,
+    "single_unfused": adan_steps.single_unfused,
+    "multi_unfused": adan_steps.multi_unfused,
+    "single_fused": adan_steps.single_fused,
+    "multi_fused": adan_steps.multi_fused,
 }
 _SETTINGS = (
     "requested_implementation",
@@ -95,8 +95,8 @@ class Adan(torch.optim.Optimizer):
         if implementation not in ("auto", *IMPLEMENTATIONS):
             known = ", ".join(("auto", *IMPLEMENTATIONS))
             raise ConfigurationError(f"implementation is {implementation!r}; choose one of {known}")
-        if master_weights not in masters.MASTER_KINDS:
-            known = ", ".join(masters.MASTER_KINDS)
+        if master_weights not in adan_state.MASTER_KINDS:
+            known = ", ".join(adan_state.MASTER_KINDS)
             raise ConfigurationError(f"master_weights is {master_weights!r}; choose one of {known}")
         if moments_dtype not in (torch.float32, torch.bfloat16):
             raise ConfigurationError(
@@ -164,7 +164,7 @@ class Adan(torch.optim.Optimizer):
                 raise TensorMismatchError(
                     f"a parameter is {param.dtype}; Adan takes real floating-point parameters"
                 )
-            if (other := masters.unserved(param, self.master_weights)) is not None:
+            if (other := adan_state.unserved(param, self.master_weights)) is not None:
                 raise ConfigurationError(
                     f"master_weights={self.master_weights!r} joins bfloat16 with its lower 16 bits; "
                     f"use {other!r} for {str(param.dtype).removeprefix('torch.')} parameters"
@@ -290,8 +290,8 @@ class Adan(torch.optim.Optimizer):
         state["step"] = self._step_count(param, 0.0)
         for name, dtype in state_dtypes(param.dtype, self.moments_dtype).items():
             state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-        if completing := masters.state_name(param, self.master_weights):
-            state[completing] = masters.fresh(param, completing)
+        if completing := adan_state.state_name(param, self.master_weights):
+            state[completing] = adan_state.fresh(param, completing)
 
     def _step_count(self, param: Tensor, value: float) -> Tensor:
         on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
@@ -345,9 +345,9 @@ class Adan(torch.optim.Optimizer):
     def refresh_masters(self) -> None:
         """Sets the fp32 masters to the 16-bit parameters' current values: call it after loading weights."""
         for param, state in self.state.items():
-            for name in masters.STATE_NAMES:
+            for name in adan_state.STATE_NAMES:
                 if name in state:
-                    state[name].copy_(masters.fresh(param, name))
+                    state[name].copy_(adan_state.fresh(param, name))
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -363,10 +363,10 @@ class Adan(torch.optim.Optimizer):
         def check(_optimizer: torch.optim.Optimizer, handed_on: dict[str, Any]) -> None:
             nonlocal given
             given = handed_on
-            checkpoint.check(self, given, self.master_weights)
+            adan_state.check(self, given, self.master_weights)
 
         def restore(_optimizer: torch.optim.Optimizer) -> None:
-            checkpoint.restore(self, given, self.moments_dtype, self.master_weights, self._step_count)
+            adan_state.restore(self, given, self.moments_dtype, self.master_weights, self._step_count)
             self._choose_implementation()
 
         hooks = (

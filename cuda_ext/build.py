@@ -143,10 +143,7 @@ def cpu_plan() -> Plan:
     binary_sets = _BINARY_SETS if x86 else {"scalar": (), **_arm_sets()}
     binary = tuple(
         Unit(
-            f"binary_rows_{name}",
-            cxx,
-            "binary_rows.cpp",
-            (*BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"),
+            f"binary_rows_{name}", cxx, "binary_rows.cpp", (*BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}")
         )
         for name, flags in binary_sets.items()
     )
@@ -224,13 +221,7 @@ def toolkit(nvcc_path: str) -> tuple[Path, str]:
     return Path(tops[0]).resolve(), version.split("release ", 1)[1].split(",", 1)[0]
 
 
-CUDA_UNITS = (
-    "adan_cuda",
-    "adan_cuda_float32",
-    "adan_cuda_bfloat16",
-    "adan_cuda_float16",
-    "binary_cuda",
-)
+CUDA_UNITS = ("adan_cuda", "adan_cuda_float32", "adan_cuda_bfloat16", "adan_cuda_float16", "binary_cuda")
 """Objects of the CUDA library; `adan_cuda_variants` is one for benchmarks, in the place of the second."""
 
 

@@ -286,17 +286,7 @@ def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
         ctx.offset,
         ctx.padding,
     )
-    return (
-        None,
-        None,
-        None,
-        of_words,
-        of_positions,
-        of_types,
-        of_weight,
-        of_bias,
-        *(None,) * 5,
-    )
+    return (None, None, None, of_words, of_positions, of_types, of_weight, of_bias, *(None,) * 5)
 
 
 def _loss_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""The compiled operators: loading, shapes for torch.compile, counters.
+"""The compiled operators: which can run where, loading, shapes for torch.compile, counters.
 
 `stillhouse::adan_` and `stillhouse::grad_norm` are declared in `csrc/binding.cpp`; a CPU
 library carries the schemas and the CPU kernels, a second one the CUDA kernels.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -103,3 +105,67 @@ def _register_fakes() -> None:
     torch.library.register_fake(
         "stillhouse::grad_norm", lambda grads: grads[0].new_empty((), dtype=torch.float32)
     )
+
+
+IMPLEMENTATIONS = ("single_unfused", "multi_unfused", "single_fused", "multi_fused")
+"""Slowest to fastest; all give the same result to rounding."""
+
+UNFUSED_TWIN: Mapping[str, str] = MappingProxyType(
+    {"single_fused": "single_unfused", "multi_fused": "multi_unfused"}
+)
+"""What runs in place of a fused implementation that cannot."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    implementation: str
+    device: str
+    """`cpu` or `cuda`."""
+    available: bool
+    reason: str
+    """What runs (`avx2 kernels`), or in one line why not."""
+
+
+def why_not(implementation: str, device_type: str) -> str | None:
+    """None when the implementation runs on this type of device; compiles its kernels if need be."""
+    if implementation not in UNFUSED_TWIN:
+        return None
+    if device_type not in ("cpu", "cuda"):
+        return f"there are no kernels for {device_type}"
+    return why_unavailable(device_type)
+
+
+def availability(*, compile_now: bool = True) -> tuple[Availability, ...]:
+    """Returns every implementation on `cpu` and `cuda`.
+
+    Without `compile_now`, kernels that a compiler could still make count as available.
+    """
+    rows = []
+    for device in ("cpu", "cuda"):
+        fused_row = _fused(device, compile_now)
+        for implementation in IMPLEMENTATIONS:
+            if implementation in UNFUSED_TWIN:
+                available, reason = fused_row
+            elif device == "cuda" and not torch.cuda.is_available():
+                available, reason = False, "no CUDA device is visible"
+            else:
+                available, reason = True, "PyTorch operations"
+            rows.append(Availability(implementation, device, available, reason))
+    return tuple(rows)
+
+
+def _fused(device: str, compile_now: bool) -> tuple[bool, str]:
+    if device == "cuda" and not torch.cuda.is_available():
+        return False, build.why_no_cuda() or "no CUDA device is visible"
+    if not compile_now and not build.is_built(device):
+        try:
+            build.compiler()
+            if device == "cuda":
+                build.nvcc()
+        except BuildError as error:
+            return False, str(error)
+        return True, "will be compiled at first use"
+    reason = why_unavailable(device)
+    if reason is not None:
+        return False, reason
+    return True, f"{cpu_capability()} kernels" if device == "cpu" else "CUDA kernels"

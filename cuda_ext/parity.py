@@ -1,24 +1,87 @@
-"""Parity of a fast step: the same seed and first steps through it and through the float64 reference."""
+"""Adan in plain float64 PyTorch, and the parity of a fast step with it over the first steps from one seed.
+
+The reference is the oracle of every test and parity record: written from the mathematics, one tensor at a
+time, sharing no code with the implementations that it judges.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
-from cuda_ext import masters, native
+from cuda_ext import adan_state, native
 from cuda_ext.adan import Adan
-from cuda_ext.formats import state_dtypes
-from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
 
 # Sizes around a vector, a stage and a chunk, and BERT's vocabulary; a matrix; nothing at all.
 DEFAULT_SHAPES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (1023,), (1025,), (30522,), (50, 768), (0,))
 
 _UNIT = 2.0**-24  # one rounding of fp32
 _ROUNDINGS_PER_STEP = 4.0
+
+
+@dataclass
+class ReferenceState:
+    """State of one parameter; every tensor is float64 and shaped like the parameter."""
+
+    theta: Tensor
+    m: Tensor = field(init=False)
+    v: Tensor = field(init=False)
+    n: Tensor = field(init=False)
+    g_prev: Tensor | None = None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.theta = self.theta.detach().to(torch.float64).clone()
+        self.m = torch.zeros_like(self.theta)
+        self.v = torch.zeros_like(self.theta)
+        self.n = torch.zeros_like(self.theta)
+
+
+def clip_coefficient(gradients: Sequence[Tensor], max_grad_norm: float) -> float:
+    """Factor that brings the global norm of `gradients` down to `max_grad_norm`; 1 when it is 0."""
+    if max_grad_norm == 0.0:
+        return 1.0
+    norm = math.sqrt(sum(float(g.to(torch.float64).square().sum()) for g in gradients))
+    return min(1.0, max_grad_norm / (norm + 1e-6))
+
+
+def reference_step(
+    state: ReferenceState,
+    gradient: Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    no_prox: bool = False,
+    maximize: bool = False,
+    factor: float = 1.0,
+) -> None:
+    """Advances `state` by one step.
+
+    In order: g = factor * gradient, negated when maximizing; d = g - g_prev, 0 at the first
+    step; m, v, n as exponential means of g, d and (g + b2 d)^2; bias corrections; the step;
+    weight decay; g_prev = g. `factor` is the inverse loss scale times the clip coefficient.
+    """
+    b1, b2, b3 = betas
+    g = gradient.detach().to(torch.float64) * (-factor if maximize else factor)
+    d = torch.zeros_like(g) if state.g_prev is None else g - state.g_prev
+    state.step += 1
+    state.m = b1 * state.m + (1 - b1) * g
+    state.v = b2 * state.v + (1 - b2) * d
+    state.n = b3 * state.n + (1 - b3) * (g + b2 * d) ** 2
+    denominator = state.n.sqrt() / math.sqrt(1 - b3**state.step) + eps
+    u = (state.m / (1 - b1**state.step) + b2 * state.v / (1 - b2**state.step)) / denominator
+    if no_prox:
+        state.theta = (1 - lr * weight_decay) * state.theta - lr * u
+    else:
+        state.theta = (state.theta - lr * u) / (1 + lr * weight_decay)
+    state.g_prev = g
 
 
 @dataclass(frozen=True)
@@ -117,7 +180,7 @@ def measure_parity(
     for param, state, value in zip(params, states, begin, strict=True):
         if value.numel() == 0:
             continue
-        theta = masters.load(param.detach(), optimizer.state[param])
+        theta = adan_state.load(param.detach(), optimizer.state[param])
         error = float((theta.cpu().double() - state.theta).abs().max())
         movement = float((state.theta - value.double()).abs().max())
         parameter_error = max(parameter_error, error / float(state.theta.abs().max()))
@@ -161,7 +224,7 @@ def _bounds(
 
 def _rounded(dtype: torch.dtype, max_grad_norm: float) -> tuple[torch.dtype, ...]:
     """Formats that the previous gradient is rounded to: stored as it came, it is exact."""
-    stored = state_dtypes(dtype, torch.float32)["g_prev"]
+    stored = adan_state.state_dtypes(dtype, torch.float32)["g_prev"]
     return () if stored is dtype and max_grad_norm == 0.0 else (stored,)
 
 

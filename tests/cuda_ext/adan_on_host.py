@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cuda_ext import build
-from cuda_ext.formats import state_dtypes
+from cuda_ext.adan_state import state_dtypes
 
 FOLDER = Path(__file__).parent / "host_cuda"
 ORDERS = ("forward", "reverse", "random")

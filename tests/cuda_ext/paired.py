@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuda_ext import Adan, masters
-from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
+from cuda_ext import Adan, adan_state
+from cuda_ext.parity import ReferenceState, clip_coefficient, reference_step
 
 SIZES = (1, 2, 3, 1023, 1025, 30522)
 MOVEMENT_BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-3, torch.float16: 1e-2}
@@ -86,7 +86,7 @@ class Paired:
         for param, state, begin in zip(self.flat(), states, self.begin, strict=True):
             if param.numel() == 0:
                 continue
-            theta = masters.load(param.detach(), self.optimizer.state[param]).cpu().double()
+            theta = adan_state.load(param.detach(), self.optimizer.state[param]).cpu().double()
             assert torch.isfinite(theta).all()
             scale = (state.theta - begin).abs().max() if of == "movement" else state.theta.abs().max()
             worst = max(worst, float((theta - state.theta).abs().max() / scale))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import adan_variants
-from cuda_ext import BuildError, build, kernel_check, native, runtime_compiler
+from cuda_ext import BuildError, build, kernel_check, native
 from cuda_ext.kernel_check import KernelResources
 
 
@@ -230,7 +230,7 @@ def test_no_cuda_kernel_spills_on_any_target() -> None:
 def test_cuda_12_compiles_every_kernel_for_a_v100_without_spills() -> None:
     """`make kernels` brings the compiler."""
     try:
-        runtime_compiler.release()
+        kernel_check.nvrtc_release()
     except BuildError as error:
         pytest.skip(str(error))
     found = kernel_check.kernel_resources((kernel_check.VOLTA,))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.adan_variants import VARIANTS, Variant
-from cuda_ext import BuildError, build, masters
-from cuda_ext.reference import ReferenceState, clip_coefficient, reference_step
+from cuda_ext import BuildError, adan_state, build
+from cuda_ext.parity import ReferenceState, clip_coefficient, reference_step
 from tests.cuda_ext.adan_on_host import ORDERS, HostCuda, Problem, compiled
 from tests.cuda_ext.paired import MOVEMENT_BOUNDS, SIZES, VALUE_BOUNDS
 
@@ -186,7 +186,7 @@ def test_follows_the_reference(host: HostCuda, dtype: torch.dtype, completing: s
             reference_step(state, gradient, factor=factor, **options)
     for index, (state, first) in enumerate(zip(states, begin, strict=True)):
         parts = {} if completing is None else {completing: problem.inside(index, completing)}
-        theta = masters.load(problem.inside(index, "param"), parts).double()
+        theta = adan_state.load(problem.inside(index, "param"), parts).double()
         error = float((theta - state.theta).abs().max())
         if completing is None and dtype != torch.float32:
             assert error < 3 * torch.finfo(dtype).eps * float(state.theta.abs().max())

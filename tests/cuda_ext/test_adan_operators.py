@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cuda_ext import Adan
-from cuda_ext.formats import state_dtypes
+from cuda_ext.adan_state import state_dtypes
 from cuda_ext.native import grad_norm
 
 GUARD = 64  # elements on either side of each buffer

@@ -129,8 +129,7 @@ class Published(TypedDict):
 def published(package: str, stem: str) -> Published:
     folder = f"transformers.models.{package}"
     return Published(
-        config=f"{folder}.configuration_{package}:{stem}Config",
-        models=f"{folder}.modeling_{package}:{stem}",
+        config=f"{folder}.configuration_{package}:{stem}Config", models=f"{folder}.modeling_{package}:{stem}"
     )
 
 

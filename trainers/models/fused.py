@@ -161,12 +161,7 @@ class _SelfAttention:
         if segments is not None and hidden_states.is_cpu:
             query, key, value = (part.view(shape)[0] for part in projected)
             mixed = encoder.segment_attention(
-                query,
-                key,
-                value,
-                segments.cu_seqlens,
-                scale=self.scaling,
-                **_dropout(self.dropout),
+                query, key, value, segments.cu_seqlens, scale=self.scaling, **_dropout(self.dropout)
             )
             return mixed.view(hidden_states.shape), residual
         query, key, value = (part.view(shape).transpose(1, 2) for part in projected)

@@ -107,18 +107,7 @@ def efficient(
         query.requires_grad or key.requires_grad or value.requires_grad
     )
     mixed: torch.Tensor = torch.ops.aten._efficient_attention_forward(
-        query,
-        key,
-        value,
-        None,
-        edges,
-        edges,
-        longest,
-        longest,
-        0.0,
-        _NO_MASK,
-        differentiated,
-        scale=scaling,
+        query, key, value, None, edges, edges, longest, longest, 0.0, _NO_MASK, differentiated, scale=scaling
     )[0]
     return mixed
 

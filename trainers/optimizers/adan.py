@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cuda_ext import storage
+from cuda_ext import MASTERS, MOMENTS
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ ADAN = OptimizerInfo(
     # m and v; n; the gradient of the step before.
     states=States(moments=2, fp32=1, gradients=1),
     implementations=tuple(one for one in Implementation if one is not Implementation.auto),
-    masters=storage.MASTERS,
-    moments=storage.MOMENTS,
+    masters=MASTERS,
+    moments=MOMENTS,
     options=("no_prox",),
     freezes_second_moment=True,
     availability=_availability,

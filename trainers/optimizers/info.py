@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cuda_ext import storage
+from cuda_ext import BYTES, MASTER_BYTES, MASTERS
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +48,8 @@ class States:
             masters: kind of masters; fp32 parameters have none.
             moments: format of the moments.
         """
-        size = storage.BYTES
-        masters_bytes = storage.MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
+        size = BYTES
+        masters_bytes = MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
         return (
             self.moments * size[moments]
             + self.fp32 * size["fp32"]
@@ -149,7 +149,7 @@ class OptimizerInfo:
     states: States
     implementations: tuple[Implementation, ...]
     masters: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: MappingProxyType({"fp32": storage.MASTERS["fp32"]})
+        default_factory=lambda: MappingProxyType({"fp32": MASTERS["fp32"]})
     )
     moments: tuple[str, ...] = ("fp32",)
     options: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class OptimizerInfo:
         if chosen is not None:
             return chosen
         completing = [kind for kind, formats in self.masters.items() if stored in formats]
-        return min(completing, key=storage.MASTER_BYTES.__getitem__, default=self.plain_masters)
+        return min(completing, key=MASTER_BYTES.__getitem__, default=self.plain_masters)
 
     @property
     def plain_masters(self) -> str:

@@ -1,4 +1,7 @@
-"""Adan's part of a checkpoint: checked before anything changes, restored in the state's own dtypes."""
+"""State of a parameter under Adan: its formats, fp32 values of 16-bit parameters, checkpoints.
+
+A 16-bit parameter is completed to fp32 by a master tensor, or by 16 remainder bits next to a bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,85 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cuda_ext import masters
+from cuda_ext import MASTERS
 from cuda_ext.errors import StateDictError
-from cuda_ext.formats import state_dtypes
+
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Parameters that the kernels take; others, such as float64, keep their state in their own format."""
+
+_PREVIOUS = {torch.float16: torch.bfloat16}
+
+
+def state_dtypes(dtype: torch.dtype, moments: torch.dtype) -> dict[str, torch.dtype]:
+    """Format of each state tensor of a parameter, masters aside; `moments` is that of m and v in kernels.
+
+    The previous gradient is stored without the loss scale, where fp16 ends at 6e-8: of fp16 gradients it
+    is kept in bfloat16, which has the range of fp32 in as many bytes.
+    """
+    if dtype not in FUSED_DTYPES:
+        return dict.fromkeys(("exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev"), dtype)
+    return {
+        "exp_avg": moments,
+        "exp_avg_diff": moments,
+        "exp_avg_sq": torch.float32,
+        "g_prev": _PREVIOUS.get(dtype, dtype),
+    }
+
+
+MASTER_KINDS = ("auto", *MASTERS, "none")
+"""`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
+
+STATE_NAMES = ("master", "remainder")
+"""Names that a completing tensor has in a parameter's state."""
+
+_SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def state_name(param: Tensor, kind: str) -> str | None:
+    """Name of the state tensor that completes `param` to fp32; None when there is none."""
+    if param.dtype not in _SIXTEEN_BIT or kind == "none":
+        return None
+    return "remainder" if kind == "split" else "master"
+
+
+def unserved(param: Tensor, kind: str) -> str | None:
+    """The kind of master that serves a parameter which `kind` cannot; None when `kind` can."""
+    stored = _SIXTEEN_BIT.get(param.dtype)
+    if stored is None or stored in MASTERS.get(kind, (stored,)):
+        return None
+    return next(other for other, served in MASTERS.items() if stored in served)
+
+
+def fresh(param: Tensor, name: str) -> Tensor:
+    if name == "remainder":
+        return torch.zeros_like(param, dtype=torch.int16, memory_format=torch.preserve_format)
+    return param.detach().to(torch.float32, memory_format=torch.preserve_format, copy=True)
+
+
+def load(param: Tensor, state: dict[str, Any]) -> Tensor:
+    """The value in fp32 or better: a tensor to compute on in place, not always the parameter itself."""
+    if "master" in state:
+        master: Tensor = state["master"]
+        return master
+    if "remainder" in state:
+        upper = param.view(torch.int16).to(torch.int32) << 16
+        joined: Tensor = (upper + state["remainder"].to(torch.int32)).view(torch.float32)
+        return joined
+    return param.float() if param.dtype in _SIXTEEN_BIT else param
+
+
+def store(theta: Tensor, param: Tensor, state: dict[str, Any]) -> None:
+    if "remainder" in state:
+        # bits = (upper << 16) + remainder with a signed remainder: the upper half is rounded, not cut.
+        nan = theta.isnan()
+        bits = theta.view(torch.int32)
+        upper = torch.where(nan, (bits >> 16) | 0x40, (bits + 0x8000) >> 16)
+        remainder = torch.where(nan, 0, (bits << 16) >> 16)
+        param.view(torch.int16).copy_(upper.to(torch.int16))
+        state["remainder"].copy_(remainder.to(torch.int16))
+    elif theta is not param:
+        param.copy_(theta)
+
 
 _GROUP = ("lr", "betas", "eps", "weight_decay")
 _REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
@@ -46,7 +125,7 @@ def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str)
     if "state" not in state_dict or "param_groups" not in state_dict:
         raise StateDictError("not an optimizer's state dict: 'state' and 'param_groups' are missing")
     for index, (param, state) in enumerate(_pairs(optimizer, state_dict)):
-        completing = masters.state_name(param, master_weights)
+        completing = state_name(param, master_weights)
         for name in (*_REQUIRED, *((completing,) if completing else ())):
             if name not in state:
                 why = (
@@ -83,11 +162,11 @@ def restore(
     for param, saved in _pairs(optimizer, state_dict):
         state = optimizer.state[param]
         state["step"] = step_count(param, float(saved["step"]))
-        completing = masters.state_name(param, master_weights)
+        completing = state_name(param, master_weights)
         dtypes: dict[str, torch.dtype] = state_dtypes(param.dtype, moments_dtype)
         if completing is not None:
             dtypes[completing] = saved[completing].dtype
-        for name in masters.STATE_NAMES:
+        for name in STATE_NAMES:
             if name != completing:
                 state.pop(name, None)
         for name, dtype in dtypes.items():

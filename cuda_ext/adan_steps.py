@@ -1,0 +1,265 @@
+"""The four implementations of Adan's step, over batches of tensors.
+
+The unfused ones are PyTorch operations, over single tensors or lists: they run where no compiler is, and the
+fused kernels are measured against them. They read top-down as the update in `csrc/adan_update.h`. The fused
+ones call the compiled operators, one launch per tensor or one for a whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cuda_ext import adan_state, native
+
+Group = Mapping[str, Any]
+"""A parameter group: lr, betas, eps, weight_decay, no_prox, maximize."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Inputs of a step besides the tensors; all scalars stay on their device."""
+
+    grad_scale: Tensor | None = None
+    """Loss scale that the gradients still carry; float32."""
+    found_inf: Tensor | None = None
+    """Not 0: the step is skipped; float32."""
+    max_grad_norm: float = 0.0
+    """0 turns clipping off."""
+
+
+@dataclass
+class TensorBatch:
+    """Parameters of one device and one storage format.
+
+    The lists run in parallel. `group_sizes` cuts them into consecutive parameter groups.
+    """
+
+    device: torch.device
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    group_sizes: list[int] = field(default_factory=list)
+
+    def add(self, group: Group, param: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
+        if not self.groups or self.groups[-1] is not group:
+            self.groups.append(group)
+            self.group_sizes.append(0)
+        self.group_sizes[-1] += 1
+        self.params.append(param)
+        self.grads.append(grad)
+        self.states.append(state)
+
+    def per_group(self) -> list[tuple[Group, slice]]:
+        parts, begin = [], 0
+        for group, size in zip(self.groups, self.group_sizes, strict=True):
+            parts.append((group, slice(begin, begin + size)))
+            begin += size
+        return parts
+
+    def of(self, name: str) -> list[Tensor]:
+        return [state[name] for state in self.states]
+
+    def of_groups(self, first: int, last: int) -> TensorBatch:
+        if first == 0 and last >= len(self.groups):
+            return self
+        begin, end = sum(self.group_sizes[:first]), sum(self.group_sizes[:last])
+        return self._cut(slice(begin, end), self.groups[first:last], self.group_sizes[first:last])
+
+    def of_tensors(self) -> Iterator[TensorBatch]:
+        for group, part in self.per_group():
+            for i in range(part.start, part.stop):
+                yield self._cut(slice(i, i + 1), [group], [1])
+
+    def _cut(self, part: slice, groups: list[Group], sizes: list[int]) -> TensorBatch:
+        params, grads, states = self.params[part], self.grads[part], self.states[part]
+        return TensorBatch(self.device, params, grads, states, groups, sizes)
+
+
+def combined_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of several parts from the norms of the parts."""
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
+
+
+def gradient_factor(inputs: StepInputs, norm: Tensor | None) -> Tensor | None:
+    """Inverse loss scale times clip coefficient as one float64 tensor; None when it is 1.
+
+    A norm that is NaN makes the factor NaN: the damage is as visible as without clipping.
+    """
+    factor = None if inputs.grad_scale is None else inputs.grad_scale.double().reciprocal().reshape(())
+    if norm is not None:
+        scale = 1.0 if factor is None else factor
+        ratio = inputs.max_grad_norm / (norm.double() * scale + 1e-6)
+        clip = torch.where(ratio > 1.0, torch.ones_like(ratio), ratio)
+        factor = clip if factor is None else clip * factor
+    return factor
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """1 - beta^step without cancellation; 1 for beta = 1, a mean that is frozen and corrected already."""
+    return 1.0 if beta in (0.0, 1.0) else -math.expm1(step * math.log(beta))
+
+
+GROUPS_PER_LAUNCH = 16
+"""Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""
+
+
+def multi_fused(batches: list[TensorBatch], inputs: StepInputs) -> None:
+    """One launch per batch and sixteen groups; clipping adds one launch for the norm."""
+    norm = _fused_norm(batches, inputs)
+    for batch in batches:
+        for first in range(0, len(batch.groups), GROUPS_PER_LAUNCH):
+            _launch(batch.of_groups(first, first + GROUPS_PER_LAUNCH), inputs, norm)
+
+
+def single_fused(batches: list[TensorBatch], inputs: StepInputs) -> None:
+    norm = _fused_norm(batches, inputs)
+    for batch in batches:
+        for part in batch.of_tensors():
+            _launch(part, inputs, norm)
+
+
+def _fused_norm(batches: list[TensorBatch], inputs: StepInputs) -> Tensor | None:
+    """One norm for all batches: the optimizer refuses clipping over several devices."""
+    if inputs.max_grad_norm == 0.0 or not batches:
+        return None
+    return combined_norm([native.grad_norm(batch.grads) for batch in batches])
+
+
+def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None:
+    hyper_parameters: list[float] = []
+    flags: list[int] = []
+    for group in batch.groups:
+        lr = group["lr"]
+        hyper_parameters += (
+            0.0 if isinstance(lr, Tensor) else lr,
+            *group["betas"],
+            group["eps"],
+            group["weight_decay"],
+        )
+        flags.append(int(group["no_prox"]) + 2 * int(group["maximize"]))
+    completing = next((name for name in adan_state.STATE_NAMES if name in batch.states[0]), None)
+    torch.ops.stillhouse.adan_(
+        batch.params,
+        batch.grads,
+        batch.of("exp_avg"),
+        batch.of("exp_avg_diff"),
+        batch.of("exp_avg_sq"),
+        batch.of("g_prev"),
+        batch.of(completing) if completing else [],
+        batch.of("step"),
+        batch.group_sizes,
+        hyper_parameters,
+        flags,
+        _lr_tensors(batch),
+        inputs.grad_scale,
+        inputs.found_inf,
+        norm,
+        inputs.max_grad_norm,
+    )
+
+
+def _lr_tensors(batch: TensorBatch) -> list[Tensor]:
+    """Learning rates on the device when one is a tensor: a CUDA graph then replays its current value."""
+    rates = [group["lr"] for group in batch.groups]
+    if not any(isinstance(rate, Tensor) for rate in rates):
+        return []
+    return [
+        rate.to(batch.device, torch.float32, non_blocking=True)
+        if isinstance(rate, Tensor)
+        else torch.full((), rate, dtype=torch.float32, device=batch.device)
+        for rate in rates
+    ]
+
+
+def multi_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
+    _with_foreach(batches, inputs, "multi_unfused")
+
+
+def single_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
+    """Tensor by tensor: about eighteen operations for each parameter."""
+    _with_foreach([part for batch in batches for part in batch.of_tensors()], inputs, "single_unfused")
+
+
+def _with_foreach(batches: list[TensorBatch], inputs: StepInputs, implementation: str) -> None:
+    # PyTorch operations cannot be skipped on the device: this reads the flag and synchronises.
+    if inputs.found_inf is not None and bool(inputs.found_inf.item() != 0.0):
+        return
+    norm = None
+    if inputs.max_grad_norm > 0.0:
+        norms: list[Tensor] = []
+        for batch in batches:
+            norms += torch._foreach_norm(batch.grads, dtype=_wide_dtype(batch.grads[0]))
+        norm = combined_norm(norms)
+    factor = gradient_factor(inputs, norm)
+    for batch in batches:
+        for group, part in batch.per_group():
+            _update(group, batch.params[part], batch.grads[part], batch.states[part], factor)
+        native.python_counts[implementation] += len(batch.params)
+
+
+def _wide_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+
+
+def _update(
+    group: Group,
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: list[dict[str, Tensor]],
+    factor: Tensor | None,
+) -> None:
+    b1, b2, b3 = group["betas"]
+    for state in states:
+        state["step"] += 1
+    steps = [int(state["step"].item()) for state in states]
+    c1, c2, c3 = ([bias_correction(beta, step) for step in steps] for beta in (b1, b2, b3))
+    lr = float(group["lr"])  # synchronises when it is a tensor on a device
+    # Both kinds of weight decay in one form.
+    decay = lr * float(group["weight_decay"])
+    shrink = 1.0 - decay if group["no_prox"] else 1.0 / (1.0 + decay)
+    rate = lr if group["no_prox"] else lr * shrink
+
+    def wide(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor.to(_wide_dtype(tensor)) for tensor in tensors]
+
+    thetas = [adan_state.load(param, state) for param, state in zip(params, states, strict=True)]
+    ms, vs = wide([state["exp_avg"] for state in states]), wide([state["exp_avg_diff"] for state in states])
+    ns, kept = [state["exp_avg_sq"] for state in states], [state["g_prev"] for state in states]
+
+    gs = wide(grads)
+    if factor is not None:
+        gs = list(torch._foreach_mul(gs, factor.to(gs[0].dtype)))
+    if group["maximize"]:
+        gs = list(torch._foreach_neg(gs))
+    previous = [g if step == 1 else old for g, old, step in zip(gs, wide(kept), steps, strict=True)]
+    ds = list(torch._foreach_sub(gs, previous))
+    torch._foreach_copy_(kept, gs)
+
+    torch._foreach_mul_(ms, b1)
+    torch._foreach_add_(ms, gs, alpha=1.0 - b1)
+    torch._foreach_mul_(vs, b2)
+    torch._foreach_add_(vs, ds, alpha=1.0 - b2)
+    torch._foreach_mul_(ds, b2)
+    torch._foreach_add_(ds, gs)
+    torch._foreach_mul_(ns, b3)
+    torch._foreach_addcmul_(ns, ds, ds, value=1.0 - b3)
+
+    denominators = torch._foreach_sqrt(ns)
+    torch._foreach_div_(denominators, [c**0.5 for c in c3])
+    torch._foreach_add_(denominators, group["eps"])
+    torch._foreach_mul_(thetas, shrink)
+    torch._foreach_addcdiv_(thetas, ms, denominators, [-rate / c for c in c1])
+    torch._foreach_addcdiv_(thetas, vs, denominators, [-rate * b2 / c for c in c2])
+
+    for theta, param, state in zip(thetas, params, states, strict=True):
+        adan_state.store(theta, param, state)
+    if ms[0] is not states[0]["exp_avg"]:
+        torch._foreach_copy_([state["exp_avg"] for state in states], ms)
+        torch._foreach_copy_([state["exp_avg_diff"] for state in states], vs)
