@@ -26,7 +26,7 @@ from service.config.settings import Settings
 from service.db.errors import ReplayOfDeleted
 from service.domain.records import Experiment
 from service.planner.forecasting import budget_problems
-from service.scheduling.admission import Admission, admit_spec, read_spec
+from service.scheduling.admission import admit_spec, read_spec
 from service.specs.data import UnreadData
 from service.specs.experiment import ExperimentSpec
 from service.specs.paths import Roots
@@ -48,19 +48,6 @@ class _Request:
     answer: asyncio.Future[tuple[Experiment, bool]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-
-    def new(self, admission: Admission, most_queued: int | None) -> NewExperiment:
-        """Returns what the store takes."""
-        return NewExperiment(
-            admission.spec,
-            admission.plans,
-            admission.text,
-            self.caller.owner,
-            self.idempotency_key,
-            admission.reuse,
-            self.caller.actor,
-            most_queued,
-        )
 
 
 class _TooHeavy(Exception):
@@ -168,16 +155,7 @@ class Intake:
         if answer is not None:
             return answer
         new = self._admit(request, self._settings.roots, light=False)
-        return self._store.submit(
-            new.spec,
-            new.plans,
-            spec_text=new.spec_text,
-            owner=new.owner,
-            idempotency_key=new.idempotency_key,
-            reuse=new.reuse,
-            actor=new.actor,
-            most_queued=new.most_queued,
-        )
+        return self._store.submit(new)
 
     def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
         now_s = time.time()
@@ -203,7 +181,16 @@ class Intake:
             roots=roots,
             may_read=not light,
         )
-        return request.new(admission, self._projects.limits(spec.project).queued_runs_per_user)
+        return NewExperiment(
+            spec,
+            admission.plans,
+            admission.text,
+            request.caller.owner,
+            request.idempotency_key,
+            admission.reuse,
+            request.caller.actor,
+            self._projects.limits(spec.project).queued_runs_per_user,
+        )
 
 
 def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Experiment, bool] | StoreError:

@@ -23,7 +23,7 @@ from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.scheduling.upkeep import Upkeep
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 
 ROWS_AT_A_TIME = 50_000
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -113,7 +113,7 @@ def _writes(store: Store, run_id: int, after: int, seconds: float, go_on: Callab
 
 def _driven(store: Store, runs: int) -> Experiment:
     spec = validate({"name": "bench", "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
     (claimed,) = Queue(store).claim("bench", lease_s=36_000)
     store.driver_started(claimed.id, 1, "bench", 0)
     return experiment

@@ -18,7 +18,7 @@ from service.config.settings import Settings
 from service.domain.records import Run
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, ProgressRow, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, ProgressRow, RecordBatch, Store
 
 REPORT_S = 0.25
 """Seconds between two reports of a run."""
@@ -54,7 +54,7 @@ def api_process(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
 def started(store: Store, runs: int) -> tuple[int, list[Run]]:
     """Submits an experiment of so many runs and starts them all; returns its id and its runs."""
     spec = validate({"name": "followed", "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
     Queue(store).claim("bench", lease_s=3600)
     store.driver_started(experiment.id, 1, "bench", 0)
     begun = store.runs(experiment_id=experiment.id).items

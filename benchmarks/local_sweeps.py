@@ -19,7 +19,7 @@ from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import DashboardRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 from trainers.data.synthetic import write_corpus
 
 _TIMEOUT_S = 900.0
@@ -50,7 +50,9 @@ class LocalSweeps:
         task = {"name": "imdb", "path": str(self.texts), "max_length": 16, "overlap": "allow"}
         spec = validate({**_TINY, **fields, "task": {**task, **fields.get("task", {})}})
         plans = list(spec.runs())
-        return self.store.submit(spec, plans, spec_text=spec.canonical_json(), owner="benchmark")[0]
+        return self.store.submit(
+            NewExperiment(spec, plans, spec_text=spec.canonical_json(), owner="benchmark")
+        )[0]
 
     def wait(self, experiment: Experiment) -> Experiment:
         """Waits until an experiment has succeeded.

@@ -54,7 +54,7 @@ from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import ExperimentSpec, validate
-from service.store import Store
+from service.store import NewExperiment, Store
 
 Result = TypeVar("Result")
 
@@ -117,7 +117,7 @@ def _gpu_cluster(nodes: int) -> ClusterSnapshot:
 
 
 def _begun(store: Store, settings: Settings, spec: ExperimentSpec, snapshot: ClusterSnapshot) -> Sweep:
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
     (claimed,) = Queue(store).claim("bench", lease_s=3600)
     assert claimed.id == experiment.id
     store.driver_started(experiment.id, 1, "bench", 0)
@@ -182,7 +182,7 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
         scheduler = Scheduler(store, Queue(store), FakeRayJobs(_gpu_cluster(100).nodes), settings)
         spec = validate({"name": "idle", "task": {"name": "imdb"}})
         for _ in range(drivers):
-            store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+            store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
         claimed: list[int] = []
         while len(claimed) < drivers:  # A pass looks at the head of the queue alone.
             now_claimed = scheduler.run_once().claimed

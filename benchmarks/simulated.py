@@ -20,7 +20,7 @@ from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from trainers.errors import FailureClass
 
 AXES: dict[str, list[Any]] = {
@@ -104,7 +104,9 @@ def sweep(
     }
     spec = validate(document)
     submitted, _ = store.submit(
-        spec, list(spec.runs()), spec_text=yaml.safe_dump(document, sort_keys=False), owner="ada"
+        NewExperiment(
+            spec, list(spec.runs()), spec_text=yaml.safe_dump(document, sort_keys=False), owner="ada"
+        )
     )
     clock.now += 4.0
     (claimed,) = Queue(store).claim("simulation", lease_s=1e9)

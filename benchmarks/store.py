@@ -28,7 +28,7 @@ from service.db import schema, statements
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from service.store.submission import _INITIAL, _INITIAL_RUN
 
 BENCHMARK = Benchmark(
@@ -184,7 +184,7 @@ def _answer(target: Callable[..., Any], arguments: tuple[Any, ...], barrier: Any
 def _started_runs(store: Store, count: int) -> list[int]:
     """Runs that train under attempt 1."""
     spec = validate({"name": "points", "task": {"name": "imdb"}, "seeds": list(range(count))})
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
     (claimed,) = Queue(store).claim("bench", lease_s=3600)
     assert claimed.id == experiment.id
     store.driver_started(experiment.id, 1, "bench", 0)

@@ -34,7 +34,7 @@ from benchmarks.options import Benchmark
 from trainers.data.synthetic import write_corpus
 
 if TYPE_CHECKING:
-    from service.store import Store
+    from service.store import NewExperiment, Store
 
 BENCHMARK = Benchmark(
     "submits",
@@ -362,7 +362,7 @@ def _pour_points(seconds: float) -> dict[str, Any]:
         {"name": "points", "task": {"name": "imdb", "path": "texts"}, "seeds": list(range(_POINT_RUNS)),
          "queue": {"priority": 100}}
     )  # fmt: skip
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="points", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="points", owner="bench"))
     (claimed,) = Queue(store).claim("bench", lease_s=3600.0)
     assert claimed.id == experiment.id
     store.driver_started(claimed.id, claimed.attempt, "here", os.getpid())

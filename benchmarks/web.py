@@ -40,7 +40,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 from tests.browser.devtools import browser_path
 
 TARGETS = {
@@ -89,14 +89,14 @@ def fill(store: Store, smoke: bool) -> tuple[int, int]:
     curved = _ended(store, "curves", 4 if smoke else 200, 2 if smoke else 5, 50 if smoke else 10_000)
     for number in range(2 if smoke else 60):
         spec = validate({"name": f"small {number}", "task": {"name": "imdb"}})
-        experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+        experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
         store.request_cancel(experiment.id)  # None waits: later ones are claimed at once.
     return wide, curved
 
 
 def _ended(store: Store, name: str, runs: int, names: int, steps: int) -> int:
     spec = validate({"name": name, "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="", owner="bench")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
     Queue(store).claim("bench", lease_s=36_000)
     store.driver_started(experiment.id, 1, "bench", 0)
     if names:

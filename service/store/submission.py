@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,7 +16,6 @@ from service.db import reuse_statements, schema, share_statements, statements
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
-from service.db.group_commit import GroupCommit
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.grid import Point
@@ -37,23 +36,23 @@ from service.store.base import (
 )
 from service.store.projects import refused_projects
 
-LARGEST_GROUP_RUNS = 20_000
-"""Runs that share one transaction at most, unless one submission alone has more."""
-
-
 _NOTHING_REUSED = Reuse()
 
 
 @dataclass(frozen=True, slots=True)
 class NewExperiment:
-    """What `submit` takes, as one value."""
+    """A submission, checked and not stored yet."""
 
     spec: ExperimentSpec
     plans: Sequence[RunPlan]
+    """From `spec.runs()`."""
     spec_text: str
+    """As submitted, kept verbatim."""
     owner: str
     idempotency_key: str | None = None
+    """The same key with the same text answers the same experiment."""
     reuse: Reuse = _NOTHING_REUSED
+    """Runs that take the figures of others; one whose source is gone meanwhile is trained."""
     actor: Actor | None = None
     """Who sent it; None = the owner."""
     most_queued: int | None = None
@@ -72,21 +71,17 @@ def body_sha256(text: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Submitted:
-    """One submission, turned into rows; ids are added when they are known."""
+class _Rows:
+    """A submission as rows without ids."""
 
-    owner: str
-    key: str | None
+    new: NewExperiment
+    actor: Actor
     body_sha256: str
     experiment: dict[str, Any]
-    text: str
     canonical: str
     cells: dict[str, str]
     runs: list[dict[str, Any]]
     references: set[int]
-    reuse: Reuse
-    actor: str
-    most_queued: int | None
 
 
 _INITIAL = {
@@ -125,34 +120,10 @@ class Submission(StorePart):
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
         super().__init__(database, settings, clock)
-        self._group = GroupCommit[_Submitted, tuple[Experiment, bool]](
-            lambda take: self._store(take()), lambda item: len(item.runs), LARGEST_GROUP_RUNS
-        )
         self._catalogue = settings.catalogue()
 
-    def submit(
-        self,
-        spec: ExperimentSpec,
-        plans: Sequence[RunPlan],
-        *,
-        spec_text: str,
-        owner: str,
-        idempotency_key: str | None = None,
-        reuse: Reuse = _NOTHING_REUSED,
-        actor: Actor | None = None,
-        most_queued: int | None = None,
-    ) -> tuple[Experiment, bool]:
+    def submit(self, new: NewExperiment) -> tuple[Experiment, bool]:
         """Stores an experiment with all its runs, or nothing.
-
-        Args:
-            spec: the validated spec.
-            plans: its runs, from `spec.runs()`.
-            spec_text: the text as submitted, kept verbatim.
-            owner: who submits.
-            idempotency_key: the same key with the same text answers the same experiment.
-            reuse: runs that take the figures of others; one that is gone meanwhile is trained.
-            actor: who sent it; None = the owner.
-            most_queued: most queued runs that the owner may have in the project; None = no limit.
 
         Returns:
             The experiment, and True when it was created, False when it was replayed.
@@ -160,43 +131,31 @@ class Submission(StorePart):
         Raises:
             IdempotencyMismatch: the owner used the key for another text.
             ReplayOfDeleted: the owner used the key for an experiment that has been deleted.
-            StoreUnavailable: the database is locked or away.
-            StoreFull: its disk is full.
             SpecError: its project does not exist or is archived, or too many runs would be queued.
         """
-        return self._group(
-            self._rows(spec, plans, spec_text, owner, idempotency_key, reuse, actor, most_queued)
-        )
+        (answer,) = self.submit_many([new])
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def submit_many(
         self, experiments: Sequence[NewExperiment]
     ) -> list[tuple[Experiment, bool] | BaseException]:
         """Stores several experiments in one transaction; each is answered as `submit` answers it.
 
-        An exception in the list is what `submit` would have raised for that experiment alone; the others are
-        stored. On `StoreOutage` nothing is stored.
+        An exception in the list is what `submit` would have raised for that experiment alone; the others
+        are stored. On `StoreOutage` nothing is stored.
         """
         answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
-        group: list[tuple[int, _Submitted]] = []
-        for number, new in enumerate(experiments):
+        group: dict[int, _Rows] = {}
+        for position, new in enumerate(experiments):
             try:
-                rows = self._rows(
-                    new.spec,
-                    new.plans,
-                    new.spec_text,
-                    new.owner,
-                    new.idempotency_key,
-                    new.reuse,
-                    new.actor,
-                    new.most_queued,
-                )
-                group.append((number, rows))
+                group[position] = self._rows(new)
             except Exception as error:  # Whatever is wrong with one, the others are stored.
-                answers[number] = error
+                answers[position] = error
         if group:
-            stored = self._store([rows for _, rows in group])
-            answers.update((number, answer) for (number, _), answer in zip(group, stored, strict=True))
-        return [answers[number] for number in range(len(experiments))]
+            answers.update(zip(group, self._store(list(group.values())), strict=True))
+        return [answers[position] for position in range(len(experiments))]
 
     def replays(self, requests: Sequence[Keyed]) -> list[Experiment | StoreError | None]:
         """Answers to requests whose keys were used before; None where the key is new.
@@ -217,24 +176,15 @@ class Submission(StorePart):
             for request, keeper in found
         ]
 
-    def _rows(
-        self,
-        spec: ExperimentSpec,
-        plans: Sequence[RunPlan],
-        text: str,
-        owner: str,
-        key: str | None,
-        reuse: Reuse,
-        actor: Actor | None,
-        most_queued: int | None,
-    ) -> _Submitted:
+    def _rows(self, new: NewExperiment) -> _Rows:
+        spec = new.spec
         now = self.clock()
         canonical = spec.canonical_json()
         cells: dict[str, str] = {}
         typed: dict[str, dict[str, Any]] = {}
         runs: list[dict[str, Any]] = []
         references: set[int] = set()
-        for plan in plans:
+        for plan in new.plans:
             if plan.cell not in cells:
                 references |= referenced_runs(plan.spec)
                 cells[plan.cell] = canonical if plan.spec == spec else plan.spec.canonical_json()
@@ -249,10 +199,15 @@ class Submission(StorePart):
                     "point": plan.point,
                 }
             )
-        return _Submitted(
-            owner=storable(owner),
-            key=None if key is None else storable(key),
-            body_sha256=body_sha256(text.encode("utf-8", "surrogatepass")),
+        owner, key, actor = new.owner, new.idempotency_key, new.actor
+        return _Rows(
+            new=replace(
+                new,
+                owner=storable(owner),
+                idempotency_key=None if key is None else storable(key),
+            ),
+            actor=Actor(storable(owner if actor is None else actor.user)),
+            body_sha256=body_sha256(new.spec_text.encode("utf-8", "surrogatepass")),
             experiment={
                 **_INITIAL,
                 "name": spec.name,
@@ -265,14 +220,10 @@ class Submission(StorePart):
                 "created_s": now,
                 "queued_s": now,
             },
-            text=storable(text),
             canonical=canonical,
             cells=cells,
             runs=runs,
             references=references,
-            reuse=reuse,
-            actor=storable(owner if actor is None else actor.user),
-            most_queued=most_queued,
         )
 
     def set_point(
@@ -330,7 +281,7 @@ class Submission(StorePart):
             "config_sha256": config_sha256(spec, self._catalogue),
         }
 
-    def _store(self, group: list[_Submitted]) -> list[tuple[Experiment, bool] | BaseException]:
+    def _store(self, group: list[_Rows]) -> list[tuple[Experiment, bool] | BaseException]:
         """Commits a group; when the database refuses it, each on its own, so that one fails alone."""
         try:
             return self.database.write(lambda connection: _insert_group(connection, group, self.clock()))
@@ -349,7 +300,7 @@ class Submission(StorePart):
 
 
 def _insert_group(
-    connection: Connection, group: list[_Submitted], now: float
+    connection: Connection, group: list[_Rows], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
     by_project = refused_projects(connection, {item.experiment["project"] for item in group})
     refused = {
@@ -363,15 +314,17 @@ def _insert_group(
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
     first_with_key: dict[tuple[str, str], int] = {}
     for id, item in zip(ids, group, strict=True):
-        if item.key is not None:
-            first_with_key.setdefault((item.owner, item.key), id)
+        if item.new.idempotency_key is not None:
+            first_with_key.setdefault((item.new.owner, item.new.idempotency_key), id)
     keepers = _claim_keys(connection, group, ids, first_with_key, now)
 
     answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
-    fresh: list[tuple[int, _Submitted]] = []
+    fresh: list[tuple[int, _Rows]] = []
     replayed: dict[int, Any] = {}
     for position, (id, item) in enumerate(zip(ids, group, strict=True)):
-        keeper = None if item.key is None else keepers[item.owner, item.key]
+        keeper = (
+            None if item.new.idempotency_key is None else keepers[item.new.owner, item.new.idempotency_key]
+        )
         if keeper is None or keeper.experiment_id == id:
             fresh.append((id, item))
             answers[position] = (Experiment.from_row({**item.experiment, "id": id}), True)
@@ -379,7 +332,7 @@ def _insert_group(
             replayed[position] = keeper
     _insert_rows(connection, fresh, now)
     for id, item in fresh:
-        if item.reuse != _NOTHING_REUSED:
+        if item.new.reuse != _NOTHING_REUSED:
             _reuse_runs(connection, id, item, now)
             answers[ids.index(id)] = (read_experiment(connection, id), True)
     kept = _experiments_of(connection, replayed.values())
@@ -390,7 +343,7 @@ def _insert_group(
 
 
 def _insert_accepted(
-    connection: Connection, group: list[_Submitted], refused: Mapping[int, Problem], now: float
+    connection: Connection, group: list[_Rows], refused: Mapping[int, Problem], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
     """Stores those of a group that their project takes; the others, by position, get the reason."""
     accepted = [item for position, item in enumerate(group) if position not in refused]
@@ -402,16 +355,16 @@ def _insert_accepted(
 
 
 def _beyond_queue_caps(
-    connection: Connection, group: list[_Submitted], refused: Collection[int]
+    connection: Connection, group: list[_Rows], refused: Collection[int]
 ) -> dict[int, Problem]:
     """Why submissions would give their owners too many queued runs, by position."""
     capped = [
         (position, item)
         for position, item in enumerate(group)
-        if item.most_queued is not None and position not in refused
+        if item.new.most_queued is not None and position not in refused
     ]
     waiting: dict[tuple[str, str], int] = {}
-    for project, owner in sorted({(item.experiment["project"], item.owner) for _, item in capped}):
+    for project, owner in sorted({(item.experiment["project"], item.new.owner) for _, item in capped}):
         if connection.dialect.name == "postgresql":
             connection.execute(share_statements.SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
         waiting[project, owner] = connection.execute(
@@ -419,8 +372,8 @@ def _beyond_queue_caps(
         ).scalar_one()
     beyond = {}
     for position, item in capped:
-        key = item.experiment["project"], item.owner
-        problem = queue_cap_problem(*key, waiting[key], len(item.runs), item.most_queued)
+        key = item.experiment["project"], item.new.owner
+        problem = queue_cap_problem(*key, waiting[key], len(item.runs), item.new.most_queued)
         if problem is None:
             waiting[key] += len(item.runs)
         else:
@@ -444,7 +397,7 @@ def _replay(keeper: Any, kept: Mapping[int, Experiment], sha256: str) -> Experim
 
 def _claim_keys(
     connection: Connection,
-    group: list[_Submitted],
+    group: list[_Rows],
     ids: list[int],
     first_with_key: dict[tuple[str, str], int],
     now: float,
@@ -471,7 +424,7 @@ def _claim_keys(
     return {(row.owner, row.key): row for row in rows}
 
 
-def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], now: float) -> None:
+def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: float) -> None:
     if not fresh:
         return
     changed_s = database_time(connection)
@@ -483,7 +436,10 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
     statements.insert_rows(
         connection,
         schema.experiment_specs,
-        [{"experiment_id": id, "text": item.text, "canonical": item.canonical} for id, item in fresh],
+        [
+            {"experiment_id": id, "text": storable(item.new.spec_text), "canonical": item.canonical}
+            for id, item in fresh
+        ],
     )
     statements.insert_rows(
         connection,
@@ -512,25 +468,25 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Submitted]], no
                 "attempt": None,
                 "at_s": now,
                 "kind": str(EventKind.experiment_submitted),
-                "message": f"submitted by {item.owner} with {len(item.runs):,} runs",
+                "message": f"submitted by {item.new.owner} with {len(item.runs):,} runs",
                 "data": None,
-                "actor": item.actor,
+                "actor": item.actor.user,
             }
             for id, item in fresh
         ],
     )
 
 
-def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -> None:
+def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> None:
     """Gives runs of a new experiment the figures of others, with an event for each."""
-    asked = item.reuse.runs
+    asked = item.new.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.
     found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()
     sources = {row["id"]: row for row in found}
     taken = {index: sources[source] for index, source in asked.items() if source in sources}
     events = [
         NewEvent(EventKind.experiment_note, f"not reused: {why}")
-        for why in dict.fromkeys(item.reuse.refused.values())
+        for why in dict.fromkeys(item.new.reuse.refused.values())
     ]
     if taken:
         connection.execute(
@@ -555,4 +511,4 @@ def _reuse_runs(connection: Connection, id: int, item: _Submitted, now: float) -
     if len(taken) == len(item.runs):
         connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
         events.append(NewEvent(EventKind.experiment_succeeded, "all runs are reused"))
-    announce(connection, id, events, now, Actor(item.actor))
+    announce(connection, id, events, now, item.actor)

@@ -21,7 +21,7 @@ from service.domain.access import EVERYTHING, Actor, Role, Scope, UserKind
 from service.domain.sessions import public_id
 from service.domain.topics import Topic
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 
 FIRST_TOKEN = "stillhouse-" + "f" * 32
 USER_CODE = "BCDF-GHJK"
@@ -265,7 +265,9 @@ class World:
         """Returns a queued experiment, and its run."""
         document = {**SPEC, "project": project}
         spec = validate(document)
-        new, _ = self.store.submit(spec, list(spec.runs()), spec_text=json.dumps(document), owner=owner)
+        new, _ = self.store.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text=json.dumps(document), owner=owner)
+        )
         (run,) = self.store.runs(experiment_id=new.id).items
         return new.id, run.id
 

@@ -25,7 +25,7 @@ from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from trainers.data.synthetic import write_corpus
 
 BASE_URL = "http://127.0.0.1:8400"
@@ -99,7 +99,7 @@ class Driver:
         document = {"name": "driven", "task": {"name": "imdb", "path": "texts"}, **changes}
         spec = validate(document)
         text = json.dumps(document)
-        return self.store.submit(spec, list(spec.runs()), spec_text=text, owner="ada")[0]
+        return self.store.submit(NewExperiment(spec, list(spec.runs()), spec_text=text, owner="ada"))[0]
 
     def start(self, experiment: Experiment, facts: Mapping[str, Any] | None = None) -> list[Run]:
         """Bring the experiment and all its runs to running, with this record."""

@@ -18,7 +18,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, ProgressRow, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, ProgressRow, RecordBatch, Store
 from tests.api.conftest import running
 from tests.browser.devtools import browser_path
 
@@ -137,9 +137,13 @@ def seeded(app: FastAPI) -> dict[str, int]:
     store: Store = app.state.store
     ids = {"done": trained(store, done=True), "running": trained(store, done=False)}
     waiting = validate({"name": "waiting", "task": {"name": "imdb"}})
-    ids["queued"] = store.submit(waiting, list(waiting.runs()), spec_text="", owner="ada")[0].id
+    ids["queued"] = store.submit(NewExperiment(waiting, list(waiting.runs()), spec_text="", owner="ada"))[
+        0
+    ].id
     hostile = validate({"name": "hostile", "description": HOSTILE, "task": {"name": "imdb"}})
-    ids["hostile"] = store.submit(hostile, list(hostile.runs()), spec_text=HOSTILE, owner=HOSTILE)[0].id
+    ids["hostile"] = store.submit(
+        NewExperiment(hostile, list(hostile.runs()), spec_text=HOSTILE, owner=HOSTILE)
+    )[0].id
     return ids
 
 
@@ -153,7 +157,9 @@ def trained(store: Store, *, done: bool, changes: dict[str, Any] | None = None) 
         **(changes or {}),
     }
     spec = validate(document)
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="name: precision\n", owner="ada")
+    experiment, _ = store.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="name: precision\n", owner="ada")
+    )
     Queue(store).claim("scheduler", lease_s=3600)
     store.driver_started(experiment.id, 1, "driver", 0)
     runs = store.all_runs(experiment.id)

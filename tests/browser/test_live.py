@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from api.app import create_app
 from service.config.settings import Settings
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 from tests.api.conftest import running, wait_until
 from tests.browser.conftest import ready
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 def submit(store: Store, name: str, **fields: object) -> int:
     spec = validate({"name": name, "task": {"name": "imdb"}, **fields})
-    return store.submit(spec, list(spec.runs()), spec_text=f"name: {name}\n", owner="ada")[0].id
+    return store.submit(NewExperiment(spec, list(spec.runs()), spec_text=f"name: {name}\n", owner="ada"))[
+        0
+    ].id
 
 
 def asked(page: Page) -> list[str]:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
 from service.config.settings import Settings
-from service.store import Store
+from service.store import NewExperiment, Store
 from tests.browser.conftest import HOSTILE, ready
 from trainers.data.synthetic import write_corpus
 
@@ -154,10 +154,12 @@ def test_an_experiment_is_copied_with_another_name(page: Page, app: FastAPI, sit
     spec = validate({"name": "old", "task": {"name": "imdb", "path": "demo-texts"}})
     store: Store = app.state.store
     new, _ = store.submit(
-        spec,
-        list(spec.runs()),
-        spec_text="# why\nname: old\ntask: {name: imdb, path: demo-texts}\n",
-        owner="ada",
+        NewExperiment(
+            spec,
+            list(spec.runs()),
+            spec_text="# why\nname: old\ntask: {name: imdb, path: demo-texts}\n",
+            owner="ada",
+        )
     )
     page.goto(f"{site}/new?copy={new.id}")
     ready(page)

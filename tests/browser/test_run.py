@@ -18,7 +18,7 @@ from service.domain.states import RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.specs.models import checkpoints_folder
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.api.conftest import running
 from tests.api.test_traces import write_trace
 from tests.browser.conftest import HOSTILE, ready
@@ -32,7 +32,7 @@ def run(app: FastAPI, settings: Settings) -> Run:
     store: Store = app.state.store
     document = {"name": "shown", "task": {"name": "imdb"}, "telemetry": {"trace_steps": 3}}
     spec = validate(document)
-    new, _ = store.submit(spec, list(spec.runs()), spec_text=json.dumps(document), owner="ada")
+    new, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text=json.dumps(document), owner="ada"))
     Queue(store).claim("scheduler", lease_s=3600)
     store.driver_started(new.id, 1, "driver", 0)
     now = time.time()

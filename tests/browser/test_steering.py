@@ -23,7 +23,7 @@ from service.planner.foresight import Foresight
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 from tests.api.conftest import running
 from tests.browser.conftest import HOSTILE, ready
 
@@ -42,7 +42,7 @@ def team(settings: Settings) -> FastAPI:
         store.add_user(name)
         store.set_member("nlp", name, role)
     spec = validate({"name": "theirs", "project": "nlp", "task": {"name": "imdb"}, "seeds": [0, 1]})
-    store.submit(spec, list(spec.runs()), spec_text="name: theirs\n", owner="ada")
+    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: theirs\n", owner="ada"))
     return app
 
 
@@ -86,7 +86,7 @@ def test_the_queue_says_when_each_starts_and_what_decides(
     queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 1.0}, {}),)))
     assert len(queue.claim("s", lease_s=600)) == 1
     spec = validate({"name": "next", "project": "nlp", "task": {"name": "imdb"}})
-    store.submit(spec, list(spec.runs()), spec_text="name: next\n", owner="max")
+    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: next\n", owner="max"))
     Foresight(store).run_once()
     enter(page, closed, team, "vera")
     page.goto(f"{closed}/queue")

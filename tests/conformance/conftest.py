@@ -9,7 +9,7 @@ import pytest
 
 from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
-from service.store import Store
+from service.store import NewExperiment, Store
 from tests.conformance.building import Submit, plans_of
 
 
@@ -21,7 +21,9 @@ def submit(store: Store) -> Submit:
         runs: int = 1, *, owner: str = "ada", priority: int = 50, key: str | None = None, **fields: Any
     ) -> Experiment:
         spec, plans, written = plans_of(runs, priority, **fields)
-        return store.submit(spec, plans, spec_text=written, owner=owner, idempotency_key=key)[0]
+        return store.submit(NewExperiment(spec, plans, spec_text=written, owner=owner, idempotency_key=key))[
+            0
+        ]
 
     return call
 

@@ -21,7 +21,7 @@ from service.db.engine import Database
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.specs.models import checkpoint_of, checkpoints_folder, experiment_folder
-from service.store import Conflict, PointBatch, RecordBatch, Store, StoreUnavailable
+from service.store import Conflict, NewExperiment, PointBatch, RecordBatch, Store, StoreUnavailable
 from tests.conformance.building import Submit, plans_of
 from trainers.checkpoints.manifest import CheckpointId, attempt_folder, verify
 from trainers.checkpoints.store import CheckpointStore, Snapshot
@@ -82,7 +82,7 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     def keep_submitting() -> None:
         while not enough.is_set() and len(acknowledged) < 100:
             spec, plans, written = plans_of(3, 50)
-            acknowledged.append(store.submit(spec, plans, spec_text=written, owner="ada")[0])
+            acknowledged.append(store.submit(NewExperiment(spec, plans, spec_text=written, owner="ada"))[0])
             begun.set()
 
     thread = threading.Thread(target=keep_submitting)
@@ -111,7 +111,7 @@ def test_every_acknowledged_run_is_there_after_a_restore(
         assert path.is_relative_to(elsewhere.data_dir)
         assert verify(path) is None
         spec, plans, written = plans_of(1, 50)
-        assert restored.submit(spec, plans, spec_text=written, owner="eve")[0].id > max(known)
+        assert restored.submit(NewExperiment(spec, plans, spec_text=written, owner="eve"))[0].id > max(known)
     finally:
         restored.close()
 

@@ -9,7 +9,7 @@ from service.config.document import SpecError
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.specs.project_limits import NO_LIMITS, ProjectLimits
-from service.store import BadValue, Conflict, NotFound, Store
+from service.store import BadValue, Conflict, NewExperiment, NotFound, Store
 from tests.conformance.building import Submit, plans_of
 from tests.conformance.test_allowances import CLUSTER, allowances, hold, started
 
@@ -54,9 +54,9 @@ def test_queued_runs_of_a_user_stay_within_the_cap(store: Store, submit: Submit)
     submit(9, owner="bob")
     spec, plans, written = plans_of(2, 50)
     with pytest.raises(SpecError, match="5 queued runs of ada are more than the 4"):
-        store.submit(spec, plans, spec_text=written, owner="ada", most_queued=4)
+        store.submit(NewExperiment(spec, plans, spec_text=written, owner="ada", most_queued=4))
     assert store.queued_runs_of("default", "ada") == 3
-    assert store.submit(spec, plans, spec_text=written, owner="ada", most_queued=5)[1]
+    assert store.submit(NewExperiment(spec, plans, spec_text=written, owner="ada", most_queued=5))[1]
 
 
 @pytest.mark.parametrize("request_of", ["retry", "retry_run", "retry_disturbed", "resume"])

@@ -11,7 +11,7 @@ from service.domain.records import DeletedExperiment, Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.specs.models import experiment_folder
 from service.specs.reuse import Reuse
-from service.store import BadValue, Conflict, NotFound, Store, removal
+from service.store import BadValue, Conflict, NewExperiment, NotFound, Store, removal
 from tests.conformance.building import Submit, count, plans_of, remove_deleted
 
 ADA = Actor("ada")
@@ -139,7 +139,7 @@ def test_a_key_replays_a_restored_experiment(store: Store, submit: Submit) -> No
 def test_figures_of_a_deleted_run_come_back_after_it(store: Store, ended: tuple[Experiment, Run]) -> None:
     original, run = ended
     spec, plans, text = plans_of(1)
-    user, _ = store.submit(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id}))
+    user, _ = store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id})))
     store.delete(user.id)
     store.delete(original.id)
     with pytest.raises(Conflict, match=f"figures of run {run.id}; restore experiment {original.id} first"):

@@ -10,7 +10,7 @@ import pytest
 from service.config.hardware import CATALOGUE
 from service.domain.states import ExperimentState, RunState
 from service.specs.reuse import Reuse, config_sha256
-from service.store import Conflict, PointBatch, RecordBatch, Store
+from service.store import Conflict, NewExperiment, PointBatch, RecordBatch, Store
 from tests.conformance.building import Submit, plans_of
 
 FACTS = {"data": {"train.sha256": "abc"}, "student_sha256": None}
@@ -31,7 +31,7 @@ def source(store: Store, running: Callable[..., Any]) -> int:
 
 def submit_reusing(store: Store, runs: int, reuse: Reuse) -> int:
     spec, plans, text = plans_of(runs)
-    return store.submit(spec, plans, spec_text=text, owner="ada", reuse=reuse)[0].id
+    return store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=reuse))[0].id
 
 
 def test_a_reused_run_shows_the_figures_of_the_other_and_is_not_charged(store: Store, source: int) -> None:
@@ -62,7 +62,9 @@ def test_equal_runs_are_found_by_their_settings_and_reused_ones_are_not(store: S
 
 def test_an_experiment_whose_every_run_is_reused_has_ended(store: Store, source: int) -> None:
     spec, plans, text = plans_of(1)
-    experiment, created = store.submit(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: source}))
+    experiment, created = store.submit(
+        NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: source}))
+    )
     assert (experiment.state, created) == (ExperimentState.succeeded, True)
     assert experiment.ended_s is not None
     with pytest.raises(Conflict, match="nothing to retry"):

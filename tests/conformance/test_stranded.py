@@ -27,7 +27,7 @@ from service.domain.states import (
     RunState,
 )
 from service.scheduling.queue import Queue
-from service.store import Conflict, NotFound, StaleAttempt, Store
+from service.store import Conflict, NewExperiment, NotFound, StaleAttempt, Store
 from tests.conformance.building import Submit, plans_of
 from trainers.errors import FailureClass
 
@@ -279,7 +279,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(runs=st.integers(1, 3))
     def submit(self, runs: int) -> None:
         spec, plans, text = plans_of(runs)
-        self.ids.append(self.store.submit(spec, plans, spec_text=text, owner="ada")[0].id)
+        self.ids.append(self.store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))[0].id)
 
     @rule(
         pick=PICK,

@@ -26,7 +26,7 @@ def test_submission_stores_experiment_runs_specs_and_event(store: Store) -> None
     spec, plans, _ = plans_of(
         2, search={"axes": {"precision": ["fp32", "bf16"], "batch.global_size": [8, 16]}}
     )
-    experiment, created = store.submit(spec, plans, spec_text="# mine\n", owner="ada")
+    experiment, created = store.submit(NewExperiment(spec, plans, spec_text="# mine\n", owner="ada"))
 
     assert created
     assert experiment == store.experiment(experiment.id)
@@ -46,7 +46,9 @@ def test_submission_stores_experiment_runs_specs_and_event(store: Store) -> None
 def test_same_key_and_body_replays(store: Store, submit: Submit) -> None:
     first = submit(2, key="k")
     spec, plans, text = plans_of(2)
-    again, created = store.submit(spec, plans, spec_text=text, owner="ada", idempotency_key="k")
+    again, created = store.submit(
+        NewExperiment(spec, plans, spec_text=text, owner="ada", idempotency_key="k")
+    )
     assert (again, created) == (first, False)
     assert count(store, "runs") == 2
 
@@ -68,7 +70,9 @@ def test_concurrent_replays_of_one_key_create_one(store: Store) -> None:
 
     def call(_: int) -> tuple[int, bool]:
         barrier.wait()
-        experiment, created = store.submit(spec, plans, spec_text=text, owner="a", idempotency_key="k")
+        experiment, created = store.submit(
+            NewExperiment(spec, plans, spec_text=text, owner="a", idempotency_key="k")
+        )
         return experiment.id, created
 
     with ThreadPoolExecutor(8) as pool:
@@ -86,7 +90,7 @@ def test_one_bad_submission_fails_alone(store: Store) -> None:
     def call(number: int) -> bool:
         barrier.wait()
         try:
-            store.submit(spec, bad if number == 4 else plans, spec_text=text, owner="a")
+            store.submit(NewExperiment(spec, bad if number == 4 else plans, spec_text=text, owner="a"))
         except sa.exc.IntegrityError:
             return False
         return True
@@ -140,7 +144,7 @@ def test_ids_of_deleted_experiments_are_not_given_again(store: Store, submit: Su
 
 def test_text_that_databases_refuse_is_made_storable(store: Store) -> None:
     spec, plans, _ = plans_of(1)
-    experiment, _ = store.submit(spec, plans, spec_text="a\x00b\ud800", owner="a\x00")
+    experiment, _ = store.submit(NewExperiment(spec, plans, spec_text="a\x00b\ud800", owner="a\x00"))
     assert store.experiment(experiment.id).owner == "a\ufffd"
     assert store.experiment_spec(experiment.id)[0] == "a\ufffdb\ufffd"
 

@@ -14,7 +14,7 @@ from service.domain.records import Experiment, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.reuse import Reuse
-from service.store import AliveRow, CheckpointRow, Conflict, RecordBatch, StaleAttempt, Store
+from service.store import AliveRow, CheckpointRow, Conflict, NewExperiment, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import Submit, plans_of
 from trainers.errors import FailureClass
 
@@ -347,7 +347,9 @@ def test_a_disturbed_result_that_another_run_reuses_keeps_its_figures(store: Sto
     measured(store, run.id, {Neighbour.foreign: 50.0})
     store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     spec, plans, text = plans_of(1, reuse=True)
-    second, _ = store.submit(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id}))
+    second, _ = store.submit(
+        NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id}))
+    )
     (reusing,) = store.runs(experiment_id=second.id).items
     assert reusing.neighbours_foreign_pct == 50.0
     with pytest.raises(Conflict, match=rf"run {run.id} as run {reusing.id}\) and keep their figures"):

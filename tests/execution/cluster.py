@@ -28,7 +28,7 @@ from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
 from service.specs.reuse import Reuse, reusable
-from service.store import Store
+from service.store import NewExperiment, Store
 from trainers.data.synthetic import write_corpus
 
 _tests = itertools.count(1)
@@ -93,7 +93,7 @@ class Running:
         plans = list(spec.runs(catalogue))
         reuse = reusable(plans, self.settings, catalogue, self.store.equal_runs) if spec.reuse else Reuse()
         text = spec.canonical_json()
-        return self.store.submit(spec, plans, spec_text=text, owner=owner, reuse=reuse)[0]
+        return self.store.submit(NewExperiment(spec, plans, spec_text=text, owner=owner, reuse=reuse))[0]
 
     def runs(self, experiment: Experiment) -> list[Run]:
         """Its runs in grid order."""

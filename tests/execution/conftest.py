@@ -13,7 +13,7 @@ from service.config.settings import Settings
 from service.domain.records import Experiment, Placement
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import Store
+from service.store import NewExperiment, Store
 
 
 class Clock:
@@ -66,7 +66,9 @@ def submit(store: Store) -> Submit:
 
     def submit(runs: int = 2, *, owner: str = "ada", **fields: Any) -> Experiment:
         spec = validate({"name": "tried", "task": {"name": "imdb"}, "seeds": list(range(runs)), **fields})
-        experiment, _ = store.submit(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner=owner)
+        experiment, _ = store.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner=owner)
+        )
         return experiment
 
     return submit

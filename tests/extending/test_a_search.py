@@ -26,7 +26,7 @@ from service.scheduling.queue import Queue
 from service.search import SEARCHES, Search, SearchInfo
 from service.search.protocol import Outcome, Samples, Suggestion, Verdict
 from service.specs.experiment import ExperimentSpec, json_schema, read_stored, validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from trainers.metrics import Better
 
 MINIMAL: dict[str, Any] = {
@@ -148,7 +148,7 @@ def begin(store: Store, queue: Queue) -> Begin:
 
     def begin(wanted: ExperimentSpec) -> int:
         text = wanted.canonical_json()
-        experiment, _ = store.submit(wanted, list(wanted.runs()), spec_text=text, owner="ada")
+        experiment, _ = store.submit(NewExperiment(wanted, list(wanted.runs()), spec_text=text, owner="ada"))
         queue.claim("s", lease_s=60)
         store.driver_started(experiment.id, 1, "node", 1)
         return experiment.id

@@ -18,7 +18,7 @@ from service.config.settings import Settings
 from service.db.engine import Database, has_room
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.store import PointBatch, RecordBatch, Store, StoreFull
+from service.store import NewExperiment, PointBatch, RecordBatch, Store, StoreFull
 from tests.conformance.building import plans_of
 from tests.faults.campaign.__main__ import main as campaign
 from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, Told
@@ -77,7 +77,9 @@ def told_story(
 
     store = Store.open(Settings(data_dir=folder), clock=clock)
     spec, plans, text = plans_of(1)
-    experiment, _ = store.submit(spec, plans, spec_text=text, owner="ada", idempotency_key="key")
+    experiment, _ = store.submit(
+        NewExperiment(spec, plans, spec_text=text, owner="ada", idempotency_key="key")
+    )
     (run,) = store.runs(experiment_id=experiment.id).items
     (claimed,) = Queue(store).claim("scheduler", lease_s=10 * SECONDS)
     store.driver_started(claimed.id, claimed.attempt, "node", 1)

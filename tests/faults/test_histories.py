@@ -25,7 +25,7 @@ from service.domain.states import (
 )
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import Conflict, NotFound, PointBatch, RecordBatch, StaleAttempt, Store
+from service.store import Conflict, NewExperiment, NotFound, PointBatch, RecordBatch, StaleAttempt, Store
 from tests.conformance.building import count, remove_deleted
 from trainers.errors import FailureClass
 
@@ -77,7 +77,7 @@ class Actor:
     def submit(self) -> None:
         spec = validate({"name": "h", "task": {"name": "imdb"}, "seeds": [0, 1]})
         owner = self.chance.choice(["ada", "bob"])
-        experiment, _ = self.store.submit(spec, list(spec.runs()), spec_text="", owner=owner)
+        experiment, _ = self.store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner=owner))
         with self.told.lock:
             self.told.submitted.add(experiment.id)
 

@@ -15,7 +15,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 
 _output = threading.Lock()
 
@@ -34,7 +34,9 @@ def submit_for_ever(store: Store, round: str, thread: int) -> None:
     number = 0
     while True:
         key = f"{round}-{thread}-{number}"
-        experiment, _ = store.submit(spec, plans, spec_text="x", owner="fault", idempotency_key=key)
+        experiment, _ = store.submit(
+            NewExperiment(spec, plans, spec_text="x", owner="fault", idempotency_key=key)
+        )
         say("submit", experiment.id, key)
         number += 1
 

@@ -18,7 +18,7 @@ from service.scheduling.queue import Queue
 from service.scheduling.run_plan import shapes_of
 from service.scheduling.situation import Lookout
 from service.specs.experiment import ExperimentSpec, validate
-from service.store import Store
+from service.store import NewExperiment, Store
 from trainers.config import SHARERS
 from trainers.telemetry.energy import cost_usd, modelled_energy_j
 
@@ -62,7 +62,7 @@ def test_every_answer_says_what_was_shared(store: Store, queue: Queue) -> None:
     from service.analysis.question import Question
 
     asked = spec(True)
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     (claimed,) = queue.claim("s", lease_s=60)
     store.driver_started(experiment.id, claimed.attempt, "here", 1)
     for run in store.runs(experiment_id=experiment.id).items:
@@ -83,7 +83,7 @@ def test_each_second_of_a_shared_device_is_charged_once(
     now = [1_000_000.0]
     store.clock = lambda: now[0]
     asked = spec(True, hardware=hardware, seeds=list(range(SHARERS * devices // 2)))
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     (claimed,) = queue.claim("s", lease_s=600)
     store.driver_started(experiment.id, claimed.attempt, "here", 1)
     runs = store.runs(experiment_id=experiment.id).items
@@ -134,7 +134,7 @@ def test_energy_of_a_shared_device_is_modelled_once() -> None:
 
 def test_a_pass_counts_places_on_a_device(store: Store, queue: Queue) -> None:
     asked = spec(True, seeds=[0, 1, 2, 3])
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     one = ClusterSnapshot(0.0, True, None, (ClusterNode("n", "n", True, {"CPU": 1.0}, {}),))
     assert FairPass(store).divide(one, [], 3) == [experiment.id]
     (claimant,) = Lookout(store).look(one, [], 3).situation.claimants

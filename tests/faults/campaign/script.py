@@ -83,7 +83,7 @@ def _spec(name: str, runs: int = 1) -> dict[str, Any]:
 
 
 def _submit(running: ScriptRun) -> object:
-    return running.store.submit(**_spec("first", 2), owner="ada", idempotency_key="first")
+    return running.store.submit(NewExperiment(**_spec("first", 2), owner="ada", idempotency_key="first"))
 
 
 def _submit_many(running: ScriptRun) -> None:

@@ -26,7 +26,7 @@ from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import read_stored, validate
-from service.store import PointBatch, ProgressRow, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, ProgressRow, RecordBatch, Store
 from tests.faults.campaign.databases import CampaignDatabase
 from tests.faults.campaign.plan import Round
 from tests.faults.campaign.values import WRITER
@@ -72,7 +72,13 @@ def _carry_out(settings: Settings, name: str) -> None:
         number = len(store.experiments().items)
         spec = validate(Round(0, name, "kills", 0, 1).document(number))
         experiment, _ = store.submit(
-            spec, list(spec.runs()), spec_text=spec.canonical_json(), owner="ada", idempotency_key=str(number)
+            NewExperiment(
+                spec,
+                list(spec.runs()),
+                spec_text=spec.canonical_json(),
+                owner="ada",
+                idempotency_key=str(number),
+            )
         )
         scheduler = Scheduler(store, Queue(store), _NoJobs(), settings)
         scheduler.run_once()

@@ -12,7 +12,7 @@ from service.recording.recorder import Recorder
 from service.recording.report import Report
 from service.recording.spool import Spool
 from service.scheduling.queue import Queue
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.conformance.building import plans_of
 from tests.faults.disk.damage import Damage
 from tests.faults.disk.outcome import Outcome, logged
@@ -29,7 +29,7 @@ class Spools:
         self._folder = folder / "spool"
         self._store = Store.open(Settings(data_dir=folder), migrate=True)
         spec, plans, text = plans_of(1, 50)
-        submitted, _ = self._store.submit(spec, plans, spec_text=text, owner="ada")
+        submitted, _ = self._store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
         (self._experiment,) = Queue(self._store).claim("s", lease_s=1e9)
         assert submitted.id == self._experiment.id
         self._store.driver_started(self._experiment.id, self._experiment.attempt, "node", 1)

@@ -18,7 +18,7 @@ from service.domain.records import MeasurementRow
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import NotFound, RecordBatch, Store
+from service.store import NewExperiment, NotFound, RecordBatch, Store
 from tests.service.analysis.building import run
 
 
@@ -81,7 +81,7 @@ def finished(store: Store, queue: Queue) -> Any:
                 "search": {"axes": {"precision": ["fp32", "bf16"]}}, **fields,
             }
         )  # fmt: skip
-        experiment, _ = store.submit(spec, list(spec.runs()), spec_text="x", owner="ada")
+        experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada"))
         (claimed,) = queue.claim("s", lease_s=60)
         store.driver_started(experiment.id, claimed.attempt, "here", 1)
         *ending, last = store.runs(experiment_id=experiment.id).items

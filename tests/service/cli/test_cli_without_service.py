@@ -23,7 +23,7 @@ from service.domain.states import ExperimentState, RunState
 from service.local.doctor import Health, examine
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import PointBatch, RecordBatch, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 
 ROOT = Path(__file__).parents[3]
 
@@ -170,7 +170,7 @@ def used(tmp_path: Path) -> Settings:
     begin = time.time() - 100 * 86_400
     store = Store.open(settings, migrate=True, clock=lambda: begin)
     spec = validate({"name": "old", "task": {"name": "imdb"}})
-    store.submit(spec, list(spec.runs()), spec_text="", owner="ada")
+    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="ada"))
     (experiment,) = Queue(store).claim("scheduler", lease_s=60)
     store.driver_started(experiment.id, 1, "node", 1)
     (run,) = store.runs().items

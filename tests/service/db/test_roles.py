@@ -17,7 +17,7 @@ from service.domain.figures import FigureBuffer
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
+from service.store import CheckpointRow, NewExperiment, PointBatch, ProgressRow, RecordBatch, Store
 from tests.conformance.building import plans_of
 from trainers.errors import FailureClass
 
@@ -54,7 +54,7 @@ def driver(service: Store, settings: Settings) -> Iterator[Store]:
 
 def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -> None:
     spec, plans, text = plans_of(3)
-    submitted, _ = service.submit(spec, plans, spec_text=text, owner="ada")
+    submitted, _ = service.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
     (experiment,) = Queue(service).claim("scheduler", lease_s=60)
     driver.driver_started(experiment.id, experiment.attempt, "node", 1)
     driver.renew_lease(experiment.id, experiment.attempt, 60)

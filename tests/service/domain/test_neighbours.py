@@ -20,7 +20,7 @@ from service.domain.records import MeasurementRow, Run
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec, validate
-from service.store import RecordBatch, Store
+from service.store import NewExperiment, RecordBatch, Store
 from tests.service.analysis.building import run, run_table
 
 FOREIGN, OTHER, SAME = Neighbour.foreign, Neighbour.other_experiment, Neighbour.same_experiment
@@ -125,7 +125,7 @@ def tell(store: Store, run_id: int, attempt: int, share: float, *, of: Neighbour
 def test_a_runs_share_is_over_all_windows_and_attempts_by_time(
     store: Store, queue: Queue, asked: ExperimentSpec
 ) -> None:
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     (claimed,) = queue.claim("s", lease_s=60)
     store.driver_started(experiment.id, claimed.attempt, "here", 1)
     first, second, _ = store.runs(experiment_id=experiment.id).items
@@ -149,7 +149,7 @@ def test_a_runs_share_is_over_all_windows_and_attempts_by_time(
 
 def finished(store: Store, queue: Queue, asked: ExperimentSpec, shares: list[float]) -> int:
     """An experiment whose runs ended beside strangers for these shares of their time."""
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     (claimed,) = queue.claim("s", lease_s=60)
     store.driver_started(experiment.id, claimed.attempt, "here", 1)
     for stored, share in zip(store.runs(experiment_id=experiment.id).items, shares, strict=True):

@@ -25,7 +25,7 @@ from service.notices.channels import CHANNELS
 from service.notices.courier import ATTEMPTS, Courier, retry_in_s
 from service.notices.errors import BadSubscription, Undeliverable
 from service.notices.subscribing import subscribe
-from service.store import Store
+from service.store import NewExperiment, Store
 from service.store.noticing import Outgoing
 from tests.conformance.building import plans_of
 from tests.service.notices.receivers import HttpReceiver, http_receiver
@@ -58,7 +58,7 @@ def told(store: Store, settings: Settings, url: str, *topics: Topic) -> NewSubsc
 def cancelled(store: Store, owner: str = "ada") -> int:
     """Number of an experiment that has ended."""
     spec, plans, text = plans_of(1)
-    experiment, _ = store.submit(spec, plans, spec_text=text, owner=owner)
+    experiment, _ = store.submit(NewExperiment(spec, plans, spec_text=text, owner=owner))
     store.request_cancel(experiment.id)
     return experiment.id
 

@@ -33,7 +33,7 @@ from service.scheduling.queue import Queue
 from service.scheduling.run_plan import run_config
 from service.specs.experiment import ExperimentSpec, validate
 from service.specs.models import NoModel, checkpoint_of, checkpoints_folder
-from service.store import CheckpointRow, RecordBatch, Store
+from service.store import CheckpointRow, NewExperiment, RecordBatch, Store
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
@@ -92,7 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             "seeds": [5],
         }
     )
-    experiment, _ = store.submit(spec, list(spec.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada"))
     Queue(store).claim("s", lease_s=60)
     store.driver_started(experiment.id, 1, "here", 1)
     (run,) = store.runs(experiment_id=experiment.id).items

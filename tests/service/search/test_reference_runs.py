@@ -17,7 +17,7 @@ from service.domain.states import RunState
 from service.planner.preview import planned_runs
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec, validate
-from service.store import Store
+from service.store import NewExperiment, Store
 
 
 def spec(every: int | None = 4, seeds: int = 2, **axes: list[Any]) -> ExperimentSpec:
@@ -78,7 +78,7 @@ def test_a_preview_lists_them_after_the_grid_from_any_position(start: int) -> No
 
 def test_no_answer_counts_them(store: Store, queue: Queue) -> None:
     asked = spec(4, precision=["fp32", "bf16"])
-    experiment, _ = store.submit(asked, list(asked.runs()), spec_text="x", owner="ada")
+    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     (claimed,) = queue.claim("s", lease_s=60)
     store.driver_started(experiment.id, claimed.attempt, "here", 1)
     for run in store.runs(experiment_id=experiment.id).items:

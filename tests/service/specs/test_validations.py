@@ -16,7 +16,7 @@ from service.scheduling.admission import admit
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import read_stored
-from service.store import Store
+from service.store import NewExperiment, Store
 from trainers.config import TrainingSections
 
 TWO_CELLS = b"""
@@ -59,7 +59,9 @@ def test_settings_are_validated_once_at_submission_and_once_from_what_is_stored(
     assert len(admitted.plans) == 4
     assert submission.times == 1 + 2  # The spec, and each cell.
 
-    experiment, _ = store.submit(admitted.spec, admitted.plans, spec_text=admitted.text, owner="ada")
+    experiment, _ = store.submit(
+        NewExperiment(admitted.spec, admitted.plans, spec_text=admitted.text, owner="ada")
+    )
     queue.claim("s", lease_s=60)
     store.driver_started(experiment.id, 1, "node", 1)
     cluster = ClusterSnapshot(0.0, True, None, (ClusterNode("a", "a", True, {"CPU": 4.0}, {}),))
