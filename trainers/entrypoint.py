@@ -1,7 +1,6 @@
 """The door to training: everything outside `trainers` calls `train` and nothing behind it.
 
-Importing this module imports no torch. `train` does, when called; `make_ready` does it early, with all else
-that a fresh process pays for.
+Importing this module imports no torch; `train` and `make_ready` do.
 """
 
 from __future__ import annotations
@@ -43,21 +42,17 @@ def train(
 ) -> TrainingOutcome:
     """Trains one run from its newest checkpoint to its end, or until stopped.
 
-    With several workers each calls this, in a process group that exists already.
+    With several workers each calls this, in an existing process group. The returned figures count on rank 0.
 
     Args:
-        config: the run, fully resolved.
-        sink: reported to on rank 0 alone.
-        stop: asked at each step boundary; one worker's word stops all.
-        clock: when the run was submitted and this attempt opened; None = now. The run's own time begins
+        sink: Used on rank 0 alone.
+        stop: Polled at each step boundary; one worker's answer stops all.
+        clock: When the run was submitted and this attempt opened; None = now. The run's own time begins
             here, and not before the process is ready.
-        fence: which attempt at the run this is; None = there is only one at a time.
-
-    Returns:
-        How it ended; the figures count on rank 0.
+        fence: None = there is only one attempt at a time.
 
     Raises:
-        TrainingError: everything foreseen, with its failure class.
+        TrainingError: Everything foreseen, with its failure class.
     """
     clock = clock or Clock()
     if config.stages is not None:
@@ -77,16 +72,6 @@ def _train_one(
     before: Ended | None = None,
     last: bool = True,
 ) -> tuple[TrainingOutcome, Trainer]:
-    """Trains a run without stages, or one stage of a run.
-
-    Args:
-        config, sink, stop, clock, fence: see `train`.
-        before: What the stage before handed on; None = it is the first.
-        last: Whether the run ends with it: stages before do not look at the test part.
-
-    Returns:
-        How it ended, and the trainer.
-    """
     began_s = time.perf_counter()
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
@@ -119,12 +104,7 @@ def _train_one(
 
 
 def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryError:
-    """Returns what did not fit, and what to lower; a step that did not fit unlearns its micro-batch.
-
-    Args:
-        config: the run.
-        trainer: None while it is prepared.
-    """
+    """Returns what did not fit, and what to lower; a step that did not fit forgets its micro-batch size."""
     from trainers.telemetry.timeline import Phase
 
     length = config.task.max_length
@@ -153,18 +133,17 @@ def _out_of_memory(config: RunConfig, trainer: Trainer | None) -> OutOfMemoryErr
 
 
 def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str, str | int | float]:
-    """What the files hold that a run would read: hashes and sizes, as its record has them under `data`.
+    """Returns hashes and sizes of the files that a run would read, named as in its record under `data`.
 
     Besides `teacher.sha256` there is `student.sha256`, the record's `student_sha256`. Presets and runs
-    never change and have none. Imports no torch; reads what no run has read before.
+    never change and have none. Imports no torch; reads files that no run has read before.
 
     Args:
-        sections: Sections of a run without axes; nothing in them refers to the hub.
-        workspace: roots and cache.
+        sections: Of a run without axes; nothing in them refers to the hub.
 
     Raises:
-        TrainingError: files are missing or of no known layout.
-        OSError: a file cannot be read.
+        TrainingError: Files are missing or have no known layout.
+        OSError: A file cannot be read.
     """
     from trainers.data.sources import data_identity
     from trainers.models import origin
@@ -181,10 +160,6 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
 
 
 def reset_process(config: RunConfig) -> None:
-    """Drops what an earlier run left in this process; `train` begins with this.
-
-    See `trainers.process.reset_process`.
-    """
     from trainers.process import reset_process as reset
 
     reset(config)
@@ -195,15 +170,12 @@ _ready: dict[str, Mapping[str, float]] = {}
 
 
 def make_ready(device: str) -> Mapping[str, float]:
-    """Pays for what a fresh process needs before any run, so that no run's figures include it.
+    """Does a fresh process's one-off work, so that no run's figures include it.
 
     `train` calls this too; a worker that calls it before its first run is ready when the run is opened.
 
-    Args:
-        device: kind of the devices that runs will use.
-
     Returns:
-        Seconds by part: `imports`, `kernels`, `first_step`; all 0 when the process was ready.
+        Seconds by part: `imports`, `kernels`, `first_step`; all 0 if the process was ready.
     """
     if device in _ready:
         return dict.fromkeys(_ready[device], 0.0)
@@ -224,10 +196,10 @@ def make_ready(device: str) -> Mapping[str, float]:
 
 
 def preload() -> None:
-    """Imports all that `train` imports, so that a waiting worker has paid for it before its run.
+    """Imports everything that `train` imports.
 
-    The garbage collector rests meanwhile, and does not look at what was imported again: that is a fifth
-    of the time, and pauses later.
+    The garbage collector is paused meanwhile and later skips the imported objects: a fifth of the time, and
+    pauses later.
     """
     if "trainers.loop.assembly" in sys.modules:
         return
@@ -245,18 +217,16 @@ def preload() -> None:
 
 
 def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
-    """Measures a step of a run on this machine: its layers, what an exchange costs, a data-parallel step.
+    """Measures a step of a run on this machine: its layers, the cost of an exchange, a data-parallel step.
 
     Args:
-        config: the run, whatever its strategy; nothing is written to its folder of checkpoints.
-        workers: processes that compute at once, on CPU; 1 = this one, on the run's device.
-        steps: Timed steps.
-        warm_up: steps before these.
-        check: with several workers, train a data-parallel run of them too.
+        config: Of any strategy; nothing is written to its folder of checkpoints.
+        workers: Processes that compute at once, on CPU; 1 = this one, on the run's device.
+        check: With several workers, also trains a data-parallel run of them.
 
     Raises:
-        TrainingError: everything foreseen.
-        GroupError: a worker failed.
+        TrainingError: Everything foreseen.
+        GroupError: A worker failed.
     """
     from trainers.profiling import step_costs
     from trainers.profiling.local_group import LocalGroup
@@ -271,14 +241,8 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
     """Measures a step of a run on the workers of an open process group; each of them calls this.
 
     Args:
-        config: the run, whatever its strategy.
-        shared: folder that all workers see, for the run of the check.
-        steps: Timed steps.
-        warm_up: steps before these.
-        check: train a data-parallel run too, and time its steps.
-
-    Raises:
-        TrainingError: the run's data or model cannot be used.
+        shared: Folder that all workers see, for the run of the check.
+        check: Also trains a data-parallel run and times its steps.
     """
     from trainers.profiling import step_costs
     from trainers.profiling.local_group import Member
@@ -289,12 +253,12 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
 
 
 def model_shape(config: RunConfig) -> ModelShape:
-    """Returns the size of a run's student, without its weights and without data.
+    """Returns the size of a run's student, without weights or data.
 
-    A preset is taken with the vocabulary of the published models.
+    Presets have the vocabulary of the published models.
 
     Raises:
-        BadSpecError: there is no such model.
+        BadSpecError: There is no such model.
     """
     from trainers.models import origin
     from trainers.models.shapes import shape_of
@@ -305,11 +269,7 @@ def model_shape(config: RunConfig) -> ModelShape:
 
 
 def classify(error: BaseException) -> tuple[FailureClass, str]:
-    """Returns the failure class of any exception, and one line for people.
-
-    Args:
-        error: Exception that ended a run.
-    """
+    """Returns the failure class of any exception, and one line for people."""
     return _failure_class(error), _line(error)
 
 

@@ -90,7 +90,6 @@ _ALLOCATION = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Returns whether an exception says that memory ran out: torch's own, the driver's or a library's."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _ALLOCATION)

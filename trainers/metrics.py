@@ -1,6 +1,6 @@
-"""What every figure of a run is: its unit, how it comes to be, and which direction wins.
+"""The declared metrics of a run: unit, provenance, direction.
 
-`docs/metrics.md` defines each in words. Imports no torch: whoever compares runs reads this too.
+`docs/metrics.md` defines each in words. Imports no torch.
 """
 
 from __future__ import annotations
@@ -84,11 +84,6 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 
 
 def _scores(tasks: Iterable[TaskInfo]) -> dict[str, Score]:
-    """Returns the scores of all tasks.
-
-    Raises:
-        ValueError: two tasks declare a score differently, so that no reader of a name knows its direction.
-    """
     found: dict[str, Score] = {}
     for task in tasks:
         for name, score in task.scores.items():

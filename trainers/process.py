@@ -1,4 +1,4 @@
-"""What a run must not inherit from another run in the same process."""
+"""State of a process that a run must not inherit from another."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def reset_process(config: RunConfig) -> None:
 
 
 def trim_memory() -> None:
-    """Gives freed memory back to the system, which `reset_process` else has the process keep."""
+    """Returns freed memory to the system, which `reset_process` otherwise has the process keep."""
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def seed_all(seed: int, *, rank: int) -> None:
-    """Seed every generator that training draws from; ranks draw different dropout.
+    """Seeds every generator that training draws from; ranks draw different dropout.
 
     Rank 0 takes the seed itself. Others take one that no nearby seed of rank 0 takes.
     """
@@ -65,7 +65,7 @@ def seed_all(seed: int, *, rank: int) -> None:
 
 @contextlib.contextmanager
 def environment_restored() -> Iterator[None]:
-    """Undo, at the end, what the block does to environment variables."""
+    """Restores the environment variables at the end."""
     before = dict(os.environ)
     try:
         yield

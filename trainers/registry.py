@@ -1,6 +1,6 @@
-"""Registries: dictionaries by name of what is known of each optimizer, encoder or device kind.
+"""Registries: what is known of each optimizer, encoder or device kind, by name.
 
-Imports no torch. Adding an entry adds a choice. The published schema, the errors and everything else that
+Imports no torch. Adding an entry adds a choice: the published schema, the errors and everything else that
 depends on the choice read the entry's properties.
 """
 
@@ -14,8 +14,6 @@ from pydantic_core import PydanticCustomError, core_schema
 
 
 class Entry(Protocol):
-    """What every entry has."""
-
     @property
     def name(self) -> str:
         """Name used in specs and stored data; never changed."""
@@ -29,11 +27,7 @@ E = TypeVar("E", bound=Entry)
 
 
 def by_name(*entries: E) -> dict[str, E]:
-    """Returns a registry of entries, to which others may be added later.
-
-    Raises:
-        ValueError: two of them have one name.
-    """
+    """Returns a registry of entries, to which others may be added later."""
     found = {entry.name: entry for entry in entries}
     if len(found) < len(entries):
         raise ValueError(f"two entries have one name: {', '.join(entry.name for entry in entries)}")
@@ -41,11 +35,7 @@ def by_name(*entries: E) -> dict[str, E]:
 
 
 class NameIn:
-    """Annotation of a field that holds the name of an entry, whenever that was added.
-
-    Args:
-        registry: Registry of the entries.
-    """
+    """Annotation of a field that holds the name of an entry, including entries added later."""
 
     def __init__(self, registry: Mapping[str, Entry]) -> None:
         self._registry = registry
@@ -53,13 +43,11 @@ class NameIn:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Accepts the registered names."""
         return core_schema.no_info_plain_validator_function(self._registered)
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Lists the registered names."""
         return {"type": "string", "enum": list(self._registry)}
 
     def _registered(self, value: Any) -> str:
@@ -74,8 +62,7 @@ def described(registry: Mapping[str, E], limits: Callable[[E], str] = lambda ent
     """Returns field metadata that adds the entries' summaries to the field's description.
 
     Args:
-        registry: Registry of the entries.
-        limits: What an entry is limited to, in words after its summary.
+        limits: Limits of an entry, appended to its summary.
     """
 
     def append(schema: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""How a training run talks to the outside: it reports through a `Sink` and asks a `Stop`.
+"""How a training run communicates: it reports through a `Sink` and polls a `Stop`.
 
-The loop never asks whether somebody listens: `NullSink` and `NeverStop` are the null forms.
-Only the worker of rank 0 holds a real sink unless a method says otherwise.
+The loop never checks whether there is a receiver: `NullSink` and `NeverStop` are the null forms.
+Only the worker of rank 0 has a real sink unless a method says otherwise.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class Figure:
     """A figure that a run reports.
 
     Attributes:
-        unit: Unit of its value; empty for words.
-        provenance: Origin of the value; None = recorded by the run (energy).
-        scope: Extent that it covers.
+        unit: Empty for words.
+        provenance: None = recorded by the run (energy).
         better: Winning direction; None = neither, or it depends on the question.
-        share: a mean over what lies between 0 and 1 for each unit of the evaluated part: over `all` of
-            them, or over `some`, such as the questions that have an answer; None = it is no such mean.
+        share: A mean over values between 0 and 1 for each unit of the evaluated part: over `all` of
+            them, or over `some`, such as the questions that have an answer; None = not such a mean.
     """
 
     unit: str
@@ -53,12 +52,10 @@ class Measurement:
     """A quantity with a unit over a window.
 
     Attributes:
-        name: Name with its unit, such as `train_time_s`.
-        value: Value in `unit`.
+        name: Ends with its unit, such as `train_time_s`.
         unit: `s`, `kWh`, `MiB`, `USD`, `1/s`, ...
-        provenance: Origin of the value.
         scope: Extent that it covers: `run`, `worker:0`, `device:0`, ...
-        start_s, end_s: the window, in Unix time.
+        start_s, end_s: The window, in Unix time.
     """
 
     name: str
@@ -85,8 +82,8 @@ class Clock:
     """When things happened before `train` was called; the run's own time begins later.
 
     Attributes:
-        opened_s: the attempt was opened; in Unix time.
-        submitted_s: the run was submitted; None = not known.
+        opened_s: When the attempt was opened, Unix time.
+        submitted_s: When the run was submitted; None = not known.
     """
 
     opened_s: float = field(default_factory=time.time)
@@ -103,20 +100,16 @@ class StopReason(StrEnum):
 
 
 class Stop(Protocol):
-    """Asked at each step boundary; must return at once."""
+    """Polled at each step boundary; must return at once."""
 
-    def requested(self) -> StopReason | None:
-        """Returns the reason to stop now, or None to go on."""
-        ...
+    def requested(self) -> StopReason | None: ...
 
 
 class Fence(Protocol):
     """Which attempt at a run this is. Numbers only grow, and a later attempt shuts out all earlier ones."""
 
     @property
-    def attempt(self) -> int:
-        """Number of the attempt."""
-        ...
+    def attempt(self) -> int: ...
 
     def holds(self) -> bool:
         """Whether this is still the current attempt, as far as can be known now; may block for seconds."""
@@ -130,7 +123,6 @@ class OnlyAttempt:
     attempt: int = 1
 
     def holds(self) -> bool:
-        """Returns True."""
         return True
 
 
@@ -141,9 +133,9 @@ class Sink(Protocol):
         """Called once, before the first step.
 
         Args:
-            total_steps: optimizer updates of the whole run.
-            resumed_from_step: step of the checkpoint that was restored; 0 = from the beginning.
-            facts: reproducibility (versions, commit, data fingerprint, parameters, threads, ...).
+            total_steps: Optimizer updates of the whole run.
+            resumed_from_step: Step of the restored checkpoint; 0 = from the beginning.
+            facts: For reproducibility: versions, commit, data fingerprint, parameters, threads, ...
         """
         ...
 
@@ -152,49 +144,36 @@ class Sink(Protocol):
         ...
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """Where the run is: phase is `preparing`, `training`, `validating`, `saving` or `testing`."""
+        """Phase is `preparing`, `training`, `validating`, `saving` or `testing`."""
         ...
 
-    def measurement(self, measurement: Measurement) -> None:
-        """A quantity over a window."""
-        ...
+    def measurement(self, measurement: Measurement) -> None: ...
 
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """One line for people."""
-        ...
+    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None: ...
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
         """A checkpoint is complete on disk (manifest renamed into place)."""
         ...
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was reported is acknowledged; False when time ran out."""
+        """Waits until everything reported is acknowledged; False when time ran out."""
         ...
 
 
 class NullSink:
-    """Takes everything and keeps nothing."""
+    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None: ...
 
-    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
-        """Ignore."""
+    def points(self, points: Sequence[Point]) -> None: ...
 
-    def points(self, points: Sequence[Point]) -> None:
-        """Ignore."""
+    def progress(self, *, step: int, total_steps: int, phase: str) -> None: ...
 
-    def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """Ignore."""
+    def measurement(self, measurement: Measurement) -> None: ...
 
-    def measurement(self, measurement: Measurement) -> None:
-        """Ignore."""
+    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None: ...
 
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """Ignore."""
-
-    def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
-        """Ignore."""
+    def checkpoint(self, *, step: int, path: str, verified: bool) -> None: ...
 
     def flush(self, timeout_s: float) -> bool:
-        """Nothing is pending."""
         return True
 
 
@@ -202,7 +181,6 @@ class NeverStop:
     """A stop that never comes."""
 
     def requested(self) -> StopReason | None:
-        """Goes on."""
         return None
 
 
@@ -212,12 +190,11 @@ class TrainingOutcome:
 
     Attributes:
         status: `completed` when the whole length was trained, else `stopped`.
-        stop_reason: set when status is `stopped`.
-        step: the last finished step.
-        total_steps: steps of the whole run.
-        summary: final figures by name with unit (`accuracy`, `total_time_s`, ...); the
-            names are columns of the run's summary and are listed in `docs/metrics.md`.
-        checkpoint: path of the last verified checkpoint, when there is one.
+        stop_reason: Set when stopped.
+        step: The last finished step.
+        total_steps: Steps of the whole run.
+        summary: Final figures by name with unit (`accuracy`, `total_time_s`, ...), see `docs/metrics.md`.
+        checkpoint: Path of the last verified checkpoint, if any.
     """
 
     status: Literal["completed", "stopped"]

@@ -13,10 +13,9 @@ from trainers.device_kinds import kind_of
 
 
 class Workers:
-    """One worker, alone: every exchange is with itself.
+    """A single worker: every exchange is with itself.
 
     Attributes:
-        rank, world: this worker and how many there are.
         replica, replicas: Index of this worker's copy of the model, and the number of copies;
             they share the examples of a step.
         stage, stages: Index of this worker's part of its replica's layers, and the number of parts.
@@ -31,21 +30,19 @@ class Workers:
 
     @property
     def first(self) -> bool:
-        """Whether this worker has its replica's first stage: it counts what the replica computes."""
+        """Whether this worker has its replica's first stage: it counts the replica's arithmetic."""
         return self.stage == 0
 
     def at(self, *, stage: int, replica: int) -> int:
-        """Returns the rank of a worker."""
         return stage * self.replicas + replica
 
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         """Sums over all workers, the same on each; waits for all.
 
-        What lies on a device comes from it in one transfer, for which the host waits.
+        Device scalars arrive in one transfer, for which the host waits.
 
         Args:
-            values: this worker's share, as many on each; tensors are scalars.
-            device: Device used for the exchange.
+            values: This worker's share, equally many on each; tensors are scalars.
         """
         there = [value.double() for value in values if isinstance(value, torch.Tensor)]
         found = iter(torch.stack(there).tolist() if there else ())
@@ -54,15 +51,10 @@ class Workers:
     def sum_on_device(
         self, values: Sequence[float | torch.Tensor], device: torch.device
     ) -> Sequence[float | torch.Tensor]:
-        """The same sums, of which those that the host does not know stay on the device; no host waits.
-
-        Args:
-            values, device: see `sum`.
-        """
+        """Sums like `sum`, but what the host does not know stays on the device; no host waits."""
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every worker."""
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -72,11 +64,10 @@ class Workers:
     def gather(
         self, tensors: Mapping[str, torch.Tensor], device: torch.device
     ) -> list[Mapping[str, torch.Tensor]]:
-        """Returns every worker's tensors by rank on rank 0, on the CPU; nothing elsewhere.
+        """Returns every worker's tensors by rank on rank 0, on the CPU; an empty list elsewhere.
 
         Args:
-            tensors: by name; names, shapes and formats are the same on all workers.
-            device: Device used for the exchange.
+            tensors: By name; names, shapes and formats are the same on all workers.
         """
         return [tensors]
 
@@ -85,8 +76,8 @@ class GroupWorkers(Workers):
     """The workers of the default process group.
 
     Args:
-        stages: Number of pipeline stages; divides the number of workers. Workers of
-            one stage have ranks that follow each other, because they exchange the most.
+        stages: Divides the number of workers. Workers of one stage have consecutive ranks, because they
+            exchange the most.
     """
 
     def __init__(self, stages: int = 1) -> None:

@@ -1,1 +1,1 @@
-"""Resumable checkpoints: what they hold (`snapshot`, `random_state`) and how they lie on disk (`store`)."""
+"""Resumable checkpoints on disk, and the predictions next to them."""

@@ -1,8 +1,8 @@
-"""What makes a folder a checkpoint, and one of them the best: read and verified here.
+"""What makes a folder a checkpoint, and one of them the best.
 
 A run's folder has one folder per attempt, which only that attempt adds to: `attempt-000002/step-00000040`.
-Readers take the newest, by attempt and then by step. Imports no torch: the service reads checkpoints that
-way, to hand them on.
+Readers take the newest, by attempt and then by step. Imports no torch: the service reads checkpoints too.
+In all functions, `folder` is the checkpoint folder of a run, and `last` the last attempt considered.
 """
 
 from __future__ import annotations
@@ -31,46 +31,30 @@ _ATTEMPT = re.compile(r"^attempt-(\d{6,})$")
 
 @dataclass(frozen=True, order=True, slots=True)
 class CheckpointId:
-    """A checkpoint among those of a run; ordered by age: every step of a later attempt is newer.
-
-    Attributes:
-        attempt: Attempt that saved it.
-        step: Last finished step.
-    """
+    """A checkpoint among those of a run; ordered by age: every step of a later attempt is newer."""
 
     attempt: int
     step: int
 
     @classmethod
     def of(cls, path: Path) -> CheckpointId:
-        """Returns the checkpoint that a path names.
-
-        Raises:
-            ValueError: it names none.
-        """
+        """Returns the checkpoint that a path names, or raises ValueError."""
         attempt, step = _ATTEMPT.match(path.parent.name), _STEP.match(path.name)
         if attempt is None or step is None:
             raise ValueError(f"{path} is not the path of a checkpoint")
         return cls(int(attempt[1]), int(step[1]))
 
     def path(self, folder: Path) -> Path:
-        """Returns its folder.
-
-        Args:
-            folder: Checkpoint folder of the run.
-        """
         return attempt_folder(folder, self.attempt) / f"step-{self.step:08d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best evaluation of a run whose checkpoint is there.
+    """The best evaluation of a run whose checkpoint exists.
 
     Attributes:
-        path: the checkpoint that was evaluated.
-        step: its step.
-        metric: Metric by which it is the best.
-        score: value of the metric.
+        path: The checkpoint that was evaluated.
+        score: Value of the metric.
     """
 
     path: Path
@@ -80,12 +64,6 @@ class Best:
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
-    """Returns where an attempt keeps its files.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        attempt: number of the attempt.
-    """
     return folder / f"attempt-{attempt:06d}"
 
 
@@ -96,29 +74,13 @@ def attempt_number(path: Path) -> int | None:
 
 
 def attempts_in(folder: Path, last: int | None = None) -> list[int]:
-    """Returns the attempts that have left files, the newest first.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        last: later attempts are left out; None = all.
-
-    Raises:
-        OSError: it exists and cannot be listed.
-    """
+    """Returns the attempts that have left files, the newest first."""
     found = sorted((int(match[1]) for match in _matches(folder, _ATTEMPT)), reverse=True)
     return [attempt for attempt in found if last is None or attempt <= last]
 
 
 def checkpoints_in(folder: Path, last: int | None = None) -> list[CheckpointId]:
-    """Returns what looks like a run's checkpoints, the newest first; `glance` and `verify` look closer.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        last: those of later attempts are left out; None = all.
-
-    Raises:
-        OSError: a folder exists and cannot be listed.
-    """
+    """Returns what looks like checkpoints, the newest first; `glance` and `verify` look closer."""
     found = [
         CheckpointId(attempt, int(match[1]))
         for attempt in attempts_in(folder, last)
@@ -128,15 +90,7 @@ def checkpoints_in(folder: Path, last: int | None = None) -> list[CheckpointId]:
 
 
 def newest_file(folder: Path, name: str) -> Path | None:
-    """Returns the file of that name of the newest attempt that has one.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        name: within the attempt's folder.
-
-    Raises:
-        OSError: the folder exists and cannot be listed.
-    """
+    """Returns the file of that name of the newest attempt that has one."""
     files = (attempt_folder(folder, attempt) / name for attempt in attempts_in(folder))
     return next((file for file in files if file.is_file()), None)
 
@@ -147,14 +101,7 @@ def kernel_trace(folder: Path, rank: int) -> Path:
 
 
 def kernel_traces(folder: Path) -> dict[int, Path]:
-    """Returns the kernel traces of the newest attempt that has any, by rank.
-
-    Args:
-        folder: Checkpoint folder of the run.
-
-    Raises:
-        OSError: a folder exists and cannot be listed.
-    """
+    """Returns the kernel traces of the newest attempt that has any, by rank."""
     for attempt in attempts_in(folder):
         own = attempt_folder(folder, attempt)
         if ranks := sorted(int(match[1]) for match in _matches(own, _KERNELS)):
@@ -181,7 +128,7 @@ def glance(path: Path) -> str | None:
 
 
 def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the size and SHA-256 of each file, as the manifest of a checkpoint that verified has them."""
+    """Returns the size and SHA-256 of each file in a verified checkpoint, from its manifest."""
     files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     return files
 
@@ -189,12 +136,8 @@ def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
 def changed(folder: Path, names: Collection[str]) -> str | None:
     """Returns what is wrong with files of a model folder, in words, or None. Reads every byte of them.
 
-    The folder is a checkpoint, wherever it was copied to, or a model that the service sent: both have
-    a manifest. One without a manifest, or with another program's, has nothing that could be wrong.
-
-    Args:
-        folder: Model folder.
-        names: Files to read; those missing from the manifest are skipped.
+    The folder is a copied checkpoint or a model that the service sent: both have a manifest. A folder
+    without a manifest, or with another program's, passes. Files missing from the manifest are skipped.
     """
     try:
         listed = {name: sealed for name, sealed in sealed_files(folder).items() if name in names}
@@ -208,13 +151,12 @@ def changed(folder: Path, names: Collection[str]) -> str | None:
 
 
 def seal(path: Path) -> dict[str, Any]:
-    """Forces a file to disk; its size and SHA-256."""
+    """Forces a file to disk; returns its size and SHA-256."""
     sync(path)
     return {"size": path.stat().st_size, "sha256": digest(path)}
 
 
 def digest(path: Path) -> str:
-    """Returns SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -222,10 +164,7 @@ def digest(path: Path) -> str:
 def read_best(folder: Path) -> Best | None:
     """Returns the best of a run's checkpoints, by the mark of the newest attempt that left one.
 
-    None when none is marked, the mark is damaged, or another checkpoint took the place of the marked one.
-
-    Args:
-        folder: Checkpoint folder of the run.
+    None if none is marked, the mark is damaged, or another checkpoint replaced the marked one.
     """
     try:
         mark = newest_file(folder, BEST)
@@ -241,13 +180,7 @@ def read_best(folder: Path) -> Best | None:
 
 
 def best_mark(folder: Path, checkpoint: CheckpointId, metric: str, score: float) -> str | None:
-    """Returns the content of the file that marks a checkpoint as the best; None when there is none.
-
-    Args:
-        folder: Checkpoint folder of the run.
-        checkpoint: Checkpoint that was evaluated.
-        metric, score: Metric by which it is the best, and its value.
-    """
+    """Returns the content of the file that marks a checkpoint as the best; None = there is no checkpoint."""
     try:
         manifest_sha256 = digest(checkpoint.path(folder) / MANIFEST)
     except FileNotFoundError:

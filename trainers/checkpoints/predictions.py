@@ -1,8 +1,7 @@
-"""What a run made of each unit of its test part: one Parquet file next to the checkpoints of an attempt.
+"""Predictions of a run for each unit of its test part: one Parquet file next to an attempt's checkpoints.
 
-Imports no torch.
-
-The file is the record that the test part was scored: it carries the figures, and of which weights they are.
+The file is the record that the test part was scored: it has the figures and the hash of the weights. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ MOST_CONFUSED = 200
 
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
-    """How often each label was true, predicted, and both; what a run's figures by label come from.
+    """How often each label was true, predicted, and both: the basis of figures by label.
 
     Attributes:
-        labels: names of C labels.
         true, predicted, hits: C counts each.
         confusion: C rows of C counts by true and predicted label; empty where a unit may have several labels,
             or there are more than `MOST_CONFUSED`.
@@ -48,7 +46,7 @@ class LabelCounts:
 
     @classmethod
     def added_up(cls, several: Sequence[LabelCounts]) -> LabelCounts:
-        """Returns the counts of runs together: of the first, and of the others with the same labels."""
+        """Returns the sum over runs: of the first, and of the others with the same labels."""
         alike = [counts for counts in several if list(counts.labels) == list(several[0].labels)]
         true, predicted, hits = (
             np.sum([getattr(counts, name) for counts in alike], axis=0).tolist()
@@ -62,12 +60,7 @@ class LabelCounts:
     def of_classes(
         cls, predicted: npt.NDArray[np.int64], true: npt.NDArray[np.int64], labels: Sequence[str]
     ) -> LabelCounts:
-        """Counts units with one label each.
-
-        Args:
-            predicted, true: (N,) labels by number.
-            labels: their names.
-        """
+        """Counts units with one label each; `predicted` and `true` are (N,) label numbers."""
         count = len(labels)
         confusion: list[list[int]] = []
         if count <= MOST_CONFUSED:
@@ -87,13 +80,11 @@ class Record:
     """How the test part was scored.
 
     Attributes:
-        weights_sha256: Hash of the scored weights file.
-        data: hash of the data's identity.
-        headline: Metric that a unit's score contributes to.
+        data: Hash of the data's identity.
         step: Step of the scored checkpoint.
-        carried: thresholds and other scores of the checkpoint's evaluation on the validation part.
-        figures: by name, as the run's summary has them.
-        labels: Counts by label; None where the task has none.
+        carried: Thresholds and other scores of the checkpoint's evaluation on the validation part.
+        figures: By name, as in the run's summary.
+        labels: None = the task has no labels.
     """
 
     weights_sha256: str
@@ -107,11 +98,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model made of a unit.
+    """The prediction for a unit.
 
     Attributes:
-        unit: stable name of it.
-        score: its share of the headline.
+        unit: Its stable name.
+        score: Its share of the headline.
         prediction, truth: JSON-able values.
     """
 
@@ -133,16 +124,7 @@ def write(
     predictions: Sequence[Any],
     truths: Sequence[Any],
 ) -> None:
-    """Writes the predictions of a run, whole or not at all.
-
-    Args:
-        folder: Checkpoint folder of the attempt.
-        record: Origin of the predictions.
-        units, scores, predictions, truths: U of each.
-
-    Raises:
-        OSError: the disk is full or not writable.
-    """
+    """Writes the predictions of a run into an attempt's folder, whole or not at all; raises OSError."""
     # Imported here: only the end of a run pays for it.
     import pyarrow
     from pyarrow import parquet
@@ -165,11 +147,7 @@ def write(
 
 
 def read_record(file: Path) -> Record:
-    """Returns how the predictions of a file came about.
-
-    Raises:
-        NoPredictions: it does not exist, or is not a predictions file.
-    """
+    """Returns the record of a predictions file, or raises NoPredictions."""
     with _opened(file) as opened:
         metadata = opened.schema_arrow.metadata or {}
     try:
@@ -181,11 +159,7 @@ def read_record(file: Path) -> Record:
 
 
 def read(file: Path) -> Iterator[Prediction]:
-    """Yields the predictions of a file, a group of rows in memory at a time.
-
-    Raises:
-        NoPredictions: it does not exist, or is not a predictions file.
-    """
+    """Yields the predictions of a file, a group of rows in memory at a time, or raises NoPredictions."""
     with _opened(file) as opened:
         if set(opened.schema_arrow.names) != set(COLUMNS):
             raise NoPredictions(f"{file}: not a predictions file")
@@ -197,11 +171,7 @@ def read(file: Path) -> Iterator[Prediction]:
 
 
 def unit_scores(file: Path) -> dict[str, float]:
-    """Score of each unit by its name.
-
-    Raises:
-        NoPredictions: it does not exist, or is not a predictions file.
-    """
+    """Returns the score of each unit by name, or raises NoPredictions."""
     with _opened(file) as opened:
         try:
             table = opened.read(columns=["unit", "score"])

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, verified when read, the one before and the best kept.
+"""Checkpoints on disk: complete or absent, verified when read; the newest few and the best are kept.
 
 A checkpoint is a folder `attempt-000002/step-00000123`: safetensors files, `state.json`, the model's
 `config.json` and tokenizer (so that it loads as a model folder), and `manifest.json` with
@@ -37,11 +37,11 @@ MODEL_FILE = "model"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     Attributes:
-        tensors: by file name without suffix, then by tensor name.
-        state: everything else, JSON-able.
+        tensors: By file name without suffix, then by tensor name.
+        state: Everything else, JSON-able.
     """
 
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
@@ -54,7 +54,7 @@ class CheckpointStore:
     Args:
         folder: Folder of this run, shared by its attempts and workers.
         keep: Number of newest checkpoints kept, besides the best.
-        fence: Fence of the attempt; asked again before anything takes its final name.
+        fence: Checked again before anything takes its final name.
     """
 
     def __init__(self, folder: Path, keep: int, fence: Fence | None = None) -> None:
@@ -65,27 +65,22 @@ class CheckpointStore:
 
     @property
     def own_folder(self) -> Path:
-        """Where this attempt keeps its files."""
         return self._own
 
     def id(self, step: int) -> CheckpointId:
-        """Returns the checkpoint of a step that this attempt saves."""
         return CheckpointId(self._fence.attempt, step)
 
     def path(self, step: int) -> Path:
-        """Returns the folder of a step's checkpoint that this attempt saves."""
         return self.id(step).path(self._folder)
 
     def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
         """Writes a checkpoint; when this returns it survives a power cut.
 
         Args:
-            step: last finished step.
-            snapshot: Contents of the checkpoint.
-            describe: writes further files into the folder it is given.
+            describe: Writes further files into the folder it is given.
 
         Raises:
-            CheckpointError: the disk is full or not writable, or a later attempt has begun; older checkpoints
+            CheckpointError: The disk is full or not writable, or a later attempt has begun; older checkpoints
                 are intact.
         """
         final = self.path(step)
@@ -130,10 +125,10 @@ class CheckpointStore:
         """Returns the newest checkpoint of this attempt and of earlier ones that verifies.
 
         Args:
-            reject: told of each that does not, in one line.
+            reject: Called with one line for each that does not.
 
         Raises:
-            CheckpointError: the folder cannot be read.
+            CheckpointError: The folder cannot be read.
         """
         for saved in self._saved():
             path = saved.path(self._folder)
@@ -147,12 +142,8 @@ class CheckpointStore:
     def mark_best(self, checkpoint: CheckpointId, metric: str, score: float) -> bool:
         """Keeps a checkpoint as the best until another is marked; False when there is none.
 
-        Args:
-            checkpoint: Checkpoint of this attempt or an earlier one.
-            metric, score: Metric by which it is the best, and its value.
-
         Raises:
-            CheckpointError: the disk is full or not writable, or a later attempt has begun; the mark before
+            CheckpointError: The disk is full or not writable, or a later attempt has begun; the previous mark
                 is intact.
         """
         mark = manifest.best_mark(self._folder, checkpoint, metric, score)
@@ -162,11 +153,7 @@ class CheckpointStore:
         return True
 
     def forget_best(self) -> None:
-        """Keeps none as the best, whatever earlier attempts marked.
-
-        Raises:
-            CheckpointError: the disk is full or not writable, or a later attempt has begun.
-        """
+        """Unmarks the best checkpoint, whatever earlier attempts marked; raises CheckpointError."""
         if manifest.newest_file(self._folder, BEST) is not None:
             self._write_mark(json.dumps({"format": FORMAT}))
 
@@ -193,11 +180,6 @@ class CheckpointStore:
             sync(self._folder)
 
     def _ask_fence(self, what: str) -> None:
-        """Refuses to continue once a later attempt has begun.
-
-        Raises:
-            CheckpointError: it has.
-        """
         if not self._fence.holds():
             raise CheckpointError(
                 f"{what} was not kept: a later attempt has replaced attempt {self._fence.attempt} at the run"
@@ -210,7 +192,7 @@ class CheckpointStore:
             raise CheckpointError(f"{self._folder}: cannot be read ({_reason(error)})") from error
 
     def _prune(self, newest: int) -> None:
-        """Removes what is older than the newest `keep` and not the best, what did not verify, dead drafts.
+        """Removes checkpoints that are too old or did not verify, and dead drafts, but not the best.
 
         Only this attempt's and earlier ones': a later attempt may be at work if this one is outdated.
         """
@@ -233,14 +215,10 @@ class CheckpointStore:
 
 
 def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
-    """Reads a checkpoint that verified.
+    """Reads a checkpoint that verified; raises CheckpointError.
 
     Args:
-        path: Path of the checkpoint.
-        only: names of the files of tensors that are read; None = all.
-
-    Raises:
-        CheckpointError: it cannot be read after all.
+        only: Names of the tensor files to read; None = all.
     """
     try:
         # By the manifest: what else lies in the folder was not verified, and is not ours.

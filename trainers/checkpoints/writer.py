@@ -16,13 +16,7 @@ from trainers.device_kinds import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A checkpoint that is whole.
-
-    Attributes:
-        step: Its step.
-        path: Its folder.
-        write_s: Time that the thread took, in seconds.
-    """
+    """A complete checkpoint; `write_s` is the thread's time in seconds."""
 
     step: int
     path: Path
@@ -30,13 +24,10 @@ class Written:
 
 
 class HostCopy:
-    """Host memory that snapshots are copied to; it is kept, and the next snapshot reuses it.
+    """Host memory that snapshots are copied to; the next snapshot reuses it.
 
-    It has the size of a checkpoint: weights and optimizer state. Where the device has memory of its own,
+    It has the size of a checkpoint: weights and optimizer state. If the device has memory of its own,
     the copy is pinned, and the device writes it at the speed of its bus.
-
-    Args:
-        device: Device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,11 +35,7 @@ class HostCopy:
         self._memory: dict[tuple[str, str], torch.Tensor] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """Returns a snapshot that no later step changes; the one before becomes invalid.
-
-        Args:
-            snapshot: Snapshot whose tensors may be those of the run.
-        """
+        """Returns a snapshot that no later step changes; the previous one becomes invalid."""
         before, self._memory = self._memory, {}
         for file, tensors in snapshot.tensors.items():
             for name, tensor in tensors.items():
@@ -68,12 +55,8 @@ class HostCopy:
 class CheckpointWriter:
     """Writes checkpoints in a thread, one at a time.
 
-    Until `wait` has returned, a checkpoint does not count. The store asks the fence in the thread, just
-    before the checkpoint takes its name.
-
-    Args:
-        store: Store of the run's checkpoints; nothing else may use it while a write is in flight.
-        device: Device of the tensors.
+    Until `wait` has returned, a checkpoint does not count. The store checks the fence in the thread, just
+    before the checkpoint takes its name. Nothing else may use the store while a write is in flight.
     """
 
     def __init__(self, store: CheckpointStore, device: torch.device) -> None:
@@ -83,7 +66,7 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a checkpoint that was not waited for."""
+        """Whether a checkpoint has not been waited for."""
         return self._in_flight is not None
 
     @property
@@ -92,18 +75,17 @@ class CheckpointWriter:
         return self._in_flight is not None and self._in_flight.done()
 
     def begin(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> None:
-        """Copies a snapshot and has it written; returns once it is copied.
+        """Copies a snapshot and starts to write it; returns once it is copied.
 
         Args:
-            step: Last finished step.
-            snapshot: Contents of the checkpoint; state and descriptions must not change any more.
+            snapshot: State and descriptions must not change any more.
             describe: Writes further files into the folder it is given; called in the thread.
         """
         assert self._in_flight is None, "a write is in flight"
         self._in_flight = self._thread.submit(self._write, step, self._copy.of(snapshot), describe)
 
     def wait(self) -> Written | None:
-        """Returns the checkpoint in flight once it is whole; None when there is none.
+        """Returns the checkpoint in flight once it is complete; None when there is none.
 
         Raises:
             CheckpointError: It cannot be written; older checkpoints are intact.
@@ -112,7 +94,6 @@ class CheckpointWriter:
         return None if in_flight is None else in_flight.result()
 
     def close(self) -> None:
-        """Ends the thread, after the write in flight."""
         self._thread.shutdown()
 
     def _write(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Written:

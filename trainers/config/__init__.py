@@ -1,8 +1,7 @@
 """What one run trains, as frozen pydantic models.
 
-The experiment spec (`service.specs.experiment`) is built from these sections, so a section's fields are
-described once, here, with their owner. Importing this module imports neither torch nor
-transformers.
+The experiment spec (`service.specs.experiment`) consists of these sections. Importing this module imports
+neither torch nor transformers.
 """
 
 from __future__ import annotations

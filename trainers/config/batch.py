@@ -1,5 +1,3 @@
-"""How many examples a step sees, and how many steps there are."""
-
 from __future__ import annotations
 
 import math
@@ -54,7 +52,7 @@ class Length(Section):
         return self
 
     def total_steps(self, examples: int, global_size: int) -> int:
-        """Optimizer updates for a dataset of `examples`, dropping no example of an epoch."""
+        """Returns the optimizer updates for a dataset of `examples`, dropping no example of an epoch."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None

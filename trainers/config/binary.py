@@ -1,5 +1,3 @@
-"""How `model.encoder: binary` quantises: weights, inputs, embeddings, and the derivative of sign."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""When a model is evaluated, kept and measured."""
-
 from __future__ import annotations
 
 from pydantic import Field, model_validator

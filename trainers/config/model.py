@@ -1,5 +1,3 @@
-"""The model that is trained, and its teacher."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +41,6 @@ class Model(Section):
 
     @property
     def drops_attention(self) -> bool:
-        """Whether training has attention dropout."""
         return (self.dropout if self.attention_dropout is None else self.attention_dropout) > 0.0
 
     @model_validator(mode="after")
@@ -86,14 +83,10 @@ class LayerWeights(Section):
     """Factor of the divergence of the logits, besides `soft_weight`, which also sets the task's share."""
 
     def of_layers(self, kind: Literal["hidden", "relation"], layers: int) -> tuple[float, ...]:
-        """Returns the factor of each layer.
-
-        Args:
-            kind: What is compared.
-            layers: Layers of the student.
+        """Returns the factor of each of the student's layers.
 
         Raises:
-            ValueError: there is another number of factors.
+            ValueError: Their number differs from that of the layers.
         """
         factors: tuple[float, ...] = getattr(self, kind)
         if len(factors) == 1:
@@ -155,11 +148,7 @@ class Distillation(Section):
 
 
 def require_layer_map(layer_map: Sequence[int], student_layers: int) -> None:
-    """Refuses a layer map that is not as long as the student is deep.
-
-    Raises:
-        ValueError: with both numbers.
-    """
+    """Raises ValueError for a layer map that is not as long as the student is deep."""
     if len(layer_map) != student_layers:
         raise ValueError(
             f"distillation.layer_map has {len(layer_map)} layers, but the student has {student_layers}; "

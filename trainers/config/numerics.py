@@ -1,5 +1,3 @@
-"""Number formats, and what happens when numbers are not finite."""
-
 from __future__ import annotations
 
 from enum import StrEnum

@@ -1,5 +1,3 @@
-"""The update rule and its schedule."""
-
 from __future__ import annotations
 
 import math
@@ -75,7 +73,6 @@ class Optimizer(Section):
         return self
 
     def _require_served(self, field: str, choices_of: Callable[[OptimizerInfo], Sequence[str]]) -> None:
-        """Refuses a way of executing or storing things that the update rule does not have."""
         value, served = getattr(self, field), choices_of(self.info)
         if value is not None and str(value) not in served:
             owners = [info.name for info in OPTIMIZERS.values() if value in choices_of(info)]
@@ -86,7 +83,6 @@ class Optimizer(Section):
             )
 
     def _require_own_options(self) -> None:
-        """Refuses an option that only other update rules have."""
         for field in sorted({option for info in OPTIMIZERS.values() for option in info.options}):
             is_set = getattr(self, field) != type(self).model_fields[field].default
             if is_set and field not in self.info.options:
@@ -98,11 +94,10 @@ class Optimizer(Section):
 
     @property
     def info(self) -> OptimizerInfo:
-        """What is known of the update rule."""
         return OPTIMIZERS[self.name]
 
     def hyperparameters(self, stored: str) -> Hyperparameters:
-        """Returns what the update rule is built with, over parameters stored in a format."""
+        """Returns the update rule's arguments for parameters stored in a format."""
         return Hyperparameters(
             implementation=self.implementation,
             learning_rate=self.learning_rate,
@@ -114,7 +109,7 @@ class Optimizer(Section):
         )
 
     def warmup_of(self, total_steps: int) -> int:
-        """Steps of warm-up in a run, or a stage, of so many steps."""
+        """Returns the warm-up steps of a run, or a stage, of so many steps."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         fraction = DEFAULT_WARMUP if self.warmup_fraction is None else self.warmup_fraction

@@ -1,5 +1,3 @@
-"""How a step is spread over workers."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -175,11 +173,7 @@ class Parallel(Section):
 
 
 def require_layers(parallel: Parallel, layers: int, whose: str) -> None:
-    """Refuses a pipeline with more stages than there are layers to deal out.
-
-    Raises:
-        ValueError: naming the fields to change.
-    """
+    """Raises ValueError for a pipeline with more stages than layers."""
     if parallel.chunks <= layers:
         return
     chunks = "" if parallel.chunks == parallel.stage_count else f" with {parallel.chunks} model chunks"

@@ -1,5 +1,3 @@
-"""One run, fully resolved."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -43,12 +41,11 @@ class DevicePricing(Section):
 
     @property
     def charged_devices(self) -> float:
-        """Devices that a worker is charged for: its place on those that it shares."""
+        """Devices that a worker is charged for: a share of those that are shared."""
         return self.devices_per_worker / SHARERS if self.shared else self.devices_per_worker
 
     @property
     def kind(self) -> DeviceKind:
-        """What is known of devices of this kind."""
         return DEVICE_KINDS[self.device]
 
 

@@ -1,5 +1,3 @@
-"""What all sections of a spec have in common."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -28,15 +28,10 @@ _OF_THE_RUN = {
 
 
 def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, Any]:
-    """Returns the sections of a stage: the run's, with the stage's own fields in them.
-
-    Args:
-        sections: Sections of the run as plain values.
-        stage: What the stage changes.
-        number: Of the stage, from 1.
+    """Returns the sections of a stage (from 1): the run's, with the stage's own fields in them.
 
     Raises:
-        ValueError: a stage cannot change that.
+        ValueError: A stage cannot change that.
     """
     for name, fields in stage.items():
         if name not in _SECTIONS or not isinstance(fields, dict):

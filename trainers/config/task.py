@@ -1,5 +1,3 @@
-"""What is learned, and from which data."""
-
 from __future__ import annotations
 
 import functools
@@ -30,12 +28,7 @@ def _usual_length(task: Mapping[str, Any]) -> int:
 
 
 def _exceptions(usual: Any, of: Callable[[TaskInfo], Any]) -> Any:
-    """Returns field metadata that ends the description with the tasks in which something is unusual.
-
-    Args:
-        usual: value that is not listed.
-        of: value of a task.
-    """
+    """Returns field metadata that adds the tasks in which `of` differs from the usual value."""
 
     def append(schema: dict[str, Any]) -> None:
         found: dict[Any, list[str]] = {}
@@ -82,7 +75,6 @@ class Task(Section):
 
     @property
     def info(self) -> TaskInfo:
-        """What is known of the task."""
         return TASKS[self.name]
 
     @property
@@ -93,11 +85,8 @@ class Task(Section):
     def own(self, fields: type[Own]) -> Own:
         """Returns the task's own fields, with their defaults where the spec leaves them out.
 
-        Args:
-            fields: class that the task declares them in, or a base of it.
-
         Raises:
-            RuntimeError: the task was registered too late for the section to have its fields.
+            RuntimeError: The task was registered too late for the section to have its fields.
         """
         declared = self.info.own_fields
         try:
@@ -112,7 +101,7 @@ class Task(Section):
         return found
 
     def examples_of(self, part: str) -> int | None:
-        """Returns how many examples of a part the spec asks for; None = as many as the task usually has."""
+        """Returns the requested examples of a part; None = as many as the task usually has."""
         asked: Mapping[str, int | None] = {
             TRAIN: self.train_examples,
             VALIDATION: self.validation_examples,
@@ -158,7 +147,6 @@ def _completed(declared: type[OwnFields], values: tuple[tuple[str, Any], ...]) -
 
 
 def _owners() -> dict[str, list[str]]:
-    """Returns the names of the tasks that have each own field."""
     owners: dict[str, list[str]] = {}
     for info in TASKS.values():
         for field in info.own_fields.model_fields:
@@ -173,7 +161,7 @@ def _composed_fields() -> dict[str, Any]:
     """Returns the tasks' own fields as fields of the section, each unset unless a spec sets it.
 
     Raises:
-        ValueError: a field has the name of another that it does not equal.
+        ValueError: Two fields have the same name but differ.
     """
     composed: dict[str, Any] = {}
     for name, owners in _OWNERS.items():

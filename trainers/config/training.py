@@ -1,5 +1,3 @@
-"""All sections that describe training, and the rules that hold between them."""
-
 from __future__ import annotations
 
 import math
@@ -125,13 +123,10 @@ class TrainingSections(Section):
         return {**sections, "precision": sections["precision"] if self._is_resolved else Precision.fp32}
 
     def stage_sections(self, number: int) -> dict[str, Any]:
-        """Returns the sections of a stage as plain values, without `stages`.
-
-        Args:
-            number: Of the stage, from 1.
+        """Returns the sections of a stage (from 1) as plain values, without `stages`.
 
         Raises:
-            ValueError: they do not fit together.
+            ValueError: They contradict each other.
         """
         assert self.stages is not None
         own = {name: getattr(self, name) for name in TrainingSections.model_fields if name != "stages"}
@@ -159,11 +154,7 @@ class TrainingSections(Section):
         return self.precision in tuple(Precision)  # A spec's may be `auto`.
 
     def steps_of(self, examples: int) -> int:
-        """Returns the optimizer updates of a run, all stages included.
-
-        Args:
-            examples: Training examples.
-        """
+        """Returns the optimizer updates of a run, all stages included."""
         lengths = [stage.length for stage in self.each_stage()]
         return sum(length.total_steps(examples, self.batch.global_size) for length in lengths)
 
@@ -193,7 +184,7 @@ class TrainingSections(Section):
 
     @property
     def stored(self) -> str:
-        """Format that parameters and gradients are stored in."""
+        """Format of parameters and gradients."""
         return self.precision.value if self.numerics.parameters == "half" else Precision.fp32.value
 
     @property
@@ -284,7 +275,7 @@ class TrainingSections(Section):
 
     @property
     def worker_numbers(self) -> tuple[int, ...]:
-        """How many workers an attempt may have, the most first: those that the global batch divides by."""
+        """Numbers of workers that an attempt may have, largest first: divisors of the global batch."""
         most = self.parallel.workers
         fewest = self.parallel.min_workers or most
         return tuple(number for number in range(most, fewest - 1, -1) if self._undivided(number) is None)
@@ -339,9 +330,9 @@ class TrainingSections(Section):
     def micro_size(self) -> int:
         """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers).
 
-        A pipeline's stages wait for each other the less the more micro-batches a step has: there
-        `auto` makes at least `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it.
-        With `micro_tokens` it is the number that fits when all are as long as `task.max_length`.
+        More micro-batches mean less waiting in a pipeline: there `auto` makes at least
+        `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it. With `micro_tokens` it
+        is the number that fits when all are as long as `task.max_length`.
         """
         if self.batch.micro_size != "auto":
             return int(self.batch.micro_size)

@@ -1,8 +1,8 @@
-"""Filling what runs share is no one's own time: whatever does so marks it, and a run's clock sets it apart.
+"""Sets the filling of shared caches apart in a run's clock.
 
 Tokens, fingerprints, hub files and a teacher's logits are kept for all runs; the first one to need them
-pays. What fills such a cache, or waits for another process to fill it, does so `with preparing():`. The
-run in whose course it happens has said how that is counted with `counted_by`. Imports no torch.
+pays. Code that fills such a cache, or waits for another process to fill it, does so `with preparing():`; the
+current run decides with `counted_by` how that is counted. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ _around: ContextVar[Around] = ContextVar("around preparation", default=nullconte
 
 
 def preparing() -> AbstractContextManager[None]:
-    """Around work whose result other runs find: neither its time nor its energy is the run's."""
+    """Around work whose result other runs reuse: neither its time nor its energy is the run's."""
     return _around.get()()
 
 
 @contextmanager
 def counted_by(around: Around) -> Iterator[None]:
-    """Enter a context around each `preparing` in the block.
-
-    Args:
-        around: makes that context.
-    """
+    """Enters the context that `around` makes around each `preparing` in the block."""
     before = _around.set(around)
     try:
         yield

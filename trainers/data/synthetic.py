@@ -1,6 +1,6 @@
 """A small labelled text set with learnable structure, for demonstrations and tests.
 
-Short reviews of teas and gardens. Each says several things; the label is the balance of
+Short reviews of teas and gardens with several statements each; the label is the balance of
 praise and complaint. Negation, neutral filler and a few mixed reviews keep it from being a
 matter of one word.
 """
@@ -37,10 +37,7 @@ _OPENINGS = (
 def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
     """Writes `train.jsonl` and `test.jsonl`, rows `{"text": ..., "label": 0 | 1}`, balanced and shuffled.
 
-    Args:
-        folder: made when missing.
-        train, test: rows of each file.
-        seed: the same seed gives the same bytes.
+    The same seed gives the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", train), ("test", test)):
@@ -52,7 +49,6 @@ def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
 
 
 def _review(rng: random.Random, *, label: int) -> str:
-    """Returns a review whose opinions lean to its label by at least one."""
     sentences = [rng.choice(_OPENINGS).format(thing=rng.choice(_THINGS))]
     opinions = [label] * rng.choice((3, 3, 4)) + ([1 - label] if rng.random() < 0.1 else [])
     sentences += [_opinion(rng, positive=bool(opinion)) for opinion in opinions]

@@ -1,9 +1,9 @@
-"""Learning from a teacher: what is trained, what is minimised, and where the teacher's answers come from.
+"""Learning from a teacher: what is trained, what is minimised, and the teacher's outputs.
 
 `set_up` is the door. Without a teacher it gives the null form: the student itself and its task's
-loss. The story: `teacher` finds, checks and loads the frozen model; `plan` says what is learned
+loss. `teacher` finds, checks and loads the frozen model; `plan` decides what is learned
 from what and when; `projected_student` is the student with its maps to the teacher's width; `losses`
-are the formulas; `logit_cache` keeps logits on disk; `objective` puts them together.
+are the formulas; `logit_cache` keeps logits on disk; `objective` combines them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from trainers.tasks.base import Prepared, Task
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What distillation makes of a run.
+    """The distillation of a run.
 
     Attributes:
         module: Module being trained; the student, or a `ProjectedStudent` around it.
-        projections: Parameters of it that are not the student's.
-        objective: Objective being minimised.
+        projections: Its parameters that are not the student's.
         transform: Transform of training batches; None = identity.
         identity: Facts that must be the same when a run resumes.
         facts: Facts recorded with the attempt.
@@ -55,11 +54,7 @@ class Distilled:
 
 
 def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
-    """Whose tokenizer the run uses: a preset has none of its own and takes its teacher's.
-
-    Raises:
-        BadSpecError: the teacher cannot be found.
-    """
+    """Returns the model whose tokenizer the run uses: a preset takes its teacher's."""
     if config.model.teacher is None or isinstance(student, Folder):
         return student
     return teacher.locate(config.model.teacher, config.workspace)
@@ -78,22 +73,15 @@ def set_up(
     report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Distilled:
-    """Finds and checks the teacher, and computes what of it can be kept.
+    """Finds and checks the teacher, and computes what can be cached.
 
     Args:
-        config: the run.
-        task: Task being learned.
-        data: Prepared data of the task.
-        student: on its device; its arithmetic is prepared by the caller.
-        device: Device to compute on.
-        arithmetic: Arithmetic of the student's forward pass, projections included.
-        multiple: batch widths are rounded up to a multiple of this.
-        computes_loss: whether this worker computes losses: it alone asks the teacher.
-        report: told about long work and what people should know, in one line each.
-        warn: told, in one line each, what is possible and probably a mistake.
+        student: On its device; its arithmetic is prepared by the caller.
+        multiple: Batch widths are rounded up to a multiple of this.
+        computes_loss: Whether this worker computes losses: only then it needs the teacher.
 
     Raises:
-        BadSpecError: the teacher does not fit the student, the task or the device.
+        BadSpecError: The teacher does not fit the student, the task or the device.
     """
     wanted = config.distillation
     inside = plan.looks_inside(wanted)
@@ -191,11 +179,7 @@ def _source_of_logits(soft_weight: float, kept: bool) -> str:
 
 
 def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """Returns the teacher's layer for each of the student's.
-
-    Raises:
-        BadSpecError: of the wrong length, or with a layer that the teacher does not have.
-    """
+    """Returns the teacher's layer for each of the student's, or raises BadSpecError."""
     if wanted is None:
         return plan.spread(student_layers, teacher_layers)
     try:

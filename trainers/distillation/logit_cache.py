@@ -1,8 +1,8 @@
 """A teacher's logits of a training part, computed once and kept on disk.
 
-They lie under the hash of everything that they depend on: the teacher's bytes and number format,
-its head, and the tokens of the examples in their order. So all epochs, seeds and runs with that
-teacher on that data read them, and none but the first loads the teacher.
+The key is a hash of everything that they depend on: the teacher's bytes and number format,
+its head, and the tokens of the examples in order. So all epochs, seeds and runs with that
+teacher on that data share them, and only the first loads the teacher.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ class CachedLogits:
 
     Args:
         logits: (N, C) of each example, or (tokens, C) of each token of all examples.
-        offsets: (N+1,) of the examples' tokens where logits are per token; None = they are not.
+        offsets: (N+1,) of the examples' tokens if logits are per token; else None.
     """
 
     def __init__(self, logits: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64] | None) -> None:
         self._logits, self._offsets = logits, offsets
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
-        """The batch with `teacher_logits`; on padding they are 0."""
         rows = batch.rows.numpy()
         if self._offsets is None:
             return replace(batch, teacher_logits=torch.from_numpy(self._logits[rows]))
@@ -64,19 +63,15 @@ def cached_logits(
     multiple: int,
     report: Callable[[str], None],
 ) -> CachedLogits:
-    """Returns the logits of the training part, found or computed; whoever else wants them meanwhile waits.
+    """Returns the logits of the training part, cached or computed; concurrent runs wait for the first.
 
     Args:
-        root: folder of all such caches.
-        teacher: loaded only when the cache lacks something.
-        data: the task's training part and head, of sequences or tokens.
-        device: Device to compute on.
-        multiple: batch widths are rounded up to a multiple of this.
-        report: told how far it has come, in one line each.
+        teacher: Loaded only if they are not cached.
+        multiple: Batch widths are rounded up to a multiple of this.
 
     Raises:
-        NotFiniteError: the teacher's number format does not hold its logits.
-        CacheError: no space, no permission.
+        NotFiniteError: The teacher's number format does not hold its logits.
+        CacheError: No space, no permission.
     """
     per_token = data.head.reads != "text"
     count = logits_of(data.head)
@@ -124,7 +119,7 @@ def _fill(
 
 
 def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
-    """Returns all examples in batches of one length and about `_BATCH_TOKENS`, the longest first.
+    """Returns all examples in batches of one length and about `_BATCH_TOKENS`.
 
     Longest first: what does not fit into memory fails at once.
     """
@@ -138,7 +133,6 @@ def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
 
 
 def _digest(data: TokenSet) -> str:
-    """Returns SHA-256 of what the model reads of each example, in hex."""
     total = hashlib.sha256()
     for array in (data.offsets, data.tokens, data.second_at):
         if array is not None:

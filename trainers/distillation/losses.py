@@ -1,7 +1,8 @@
-"""What a student's outputs differ by from its teacher's. Pure.
+"""Differences between a student's outputs and its teacher's. Pure.
 
 Every loss is a sum over the batch's examples, in fp32, of a mean within the example; so it does not
-depend on how a global batch is cut into micro-batches or dealt out to workers. Padding counts nowhere.
+depend on how a global batch is divided into micro-batches or over workers. Padding does not count: masks are
+(B, S), False on padding, or None if nothing is padded.
 """
 
 from __future__ import annotations
@@ -18,12 +19,8 @@ _NOTHING = -1e9
 def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
     """Returns the divergence of distributions over classes: `T^2 KL(softmax(t / T) || softmax(s / T))`.
 
-    Hinton, Vinyals and Dean 2015, arXiv 1503.02531, section 2. The square keeps the gradients'
-    size independent of the temperature.
-
-    Args:
-        student, teacher: (B, C) logits.
-        temperature: T.
+    Logits are (B, C). Hinton, Vinyals and Dean 2015, arXiv 1503.02531, section 2. The square keeps the
+    gradients' size independent of the temperature T.
     """
     return temperature**2 * _divergence(student.float() / temperature, teacher.float() / temperature).sum()
 
@@ -31,11 +28,8 @@ def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: floa
 def soft_labels(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
     """Returns the divergence of independent yes-no decisions: `T^2` times the sum of their KL divergences.
 
-    `soft_targets` for classes that do not exclude each other: each logit is one of two, the other is 0.
-
-    Args:
-        student, teacher: (B, C) logits.
-        temperature: T.
+    `soft_targets` for classes that do not exclude each other: each (B, C) logit is one of two, the other is
+    0.
     """
     ours, theirs = student.float() / temperature, teacher.float() / temperature
     said = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="sum")
@@ -46,13 +40,7 @@ def soft_labels(student: torch.Tensor, teacher: torch.Tensor, temperature: float
 def soft_spans(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """`soft_targets` of a span's first and of its last token over the real tokens, and their mean.
-
-    Args:
-        student, teacher: (B, S, 2) logits.
-        temperature: T.
-        mask: (B, S) False on padding; None = nothing is padded.
-    """
+    """`soft_targets` of a span's first and last token, (B, S, 2) logits, over the real tokens; their mean."""
     first_and_last = (logits.float().transpose(1, 2) / temperature for logits in (student, teacher))
     if mask is not None:
         first_and_last = (_only_real(logits, mask[:, None]) for logits in first_and_last)
@@ -62,11 +50,9 @@ def soft_spans(
 def soft_classes_of_tokens(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, labelled: torch.Tensor
 ) -> torch.Tensor:
-    """`soft_targets` of each labelled token, the mean over each example's.
+    """`soft_targets` of each labelled token, (B, S, C) logits; the mean over each example's.
 
     Args:
-        student, teacher: (B, S, C) logits.
-        temperature: T.
         labelled: (B, S) True where a token has a label; an example without any counts nothing.
     """
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
@@ -75,13 +61,9 @@ def soft_classes_of_tokens(
 
 
 def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns half the squared difference of predicted numbers, in units of the head's scale.
+    """Returns half the squared difference of (B, 1) predicted numbers, in units of the head's scale.
 
     That is the divergence of normal distributions of that width around them.
-
-    Args:
-        student, teacher: (B, 1) predicted numbers.
-        scale: Scale of the head.
     """
     return 0.5 * ((student.float() - teacher.float()) / scale).square().sum()
 
@@ -93,34 +75,25 @@ def soft_tokens(
 
     Args:
         student, teacher: (M, V) logits of the guessed positions.
-        temperature: T.
-        of_sequence: (M,) guessed positions in the sequence of each.
+        of_sequence: (M,) number of guessed positions in the sequence of each.
     """
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
     return temperature**2 * (each / of_sequence).sum()
 
 
 def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the mean squared difference of hidden states over an example's tokens and the width.
+    """Returns the mean squared difference of (B, S, H) hidden states over tokens and width.
 
-    TinyBERT, Jiao et al. 2020, arXiv 1909.10351, equations 8 and 9; the student's states come
-    already projected where the widths differ.
-
-    Args:
-        student, teacher: (B, S, H).
-        mask: (B, S) False on padding; None = nothing is padded.
+    TinyBERT, Jiao et al. 2020, arXiv 1909.10351, equations 8 and 9; the student's states are
+    already projected if the widths differ.
     """
     return _mean_of_real((student.float() - teacher.float()).square().mean(-1), mask).sum()
 
 
 def cosine_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the mean over an example's tokens of `1 - cos(s, t)` of hidden states.
+    """Returns the mean over an example's tokens of `1 - cos(s, t)` of (B, S, H) hidden states.
 
     DistilBERT, Sanh et al. 2019, arXiv 1910.01108, section 3.
-
-    Args:
-        student, teacher: (B, S, H).
-        mask: (B, S) False on padding; None = nothing is padded.
     """
     cosine = functional.cosine_similarity(student.float(), teacher.float(), dim=-1)
     return _mean_of_real(1.0 - cosine, mask).sum()
@@ -132,14 +105,9 @@ def relations(
     """Returns the divergence of how tokens relate to each other by their queries (or keys, or values).
 
     `R = softmax(A A^T / sqrt(d))` per relation head, where A (S, d) is a slice of width d = H /
-    heads; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens. Widths may
-    differ, because R is (S, S) for both. MiniLMv2, Wang et al. 2021, arXiv 2012.15828, equations
+    heads of the (B, S, H) states; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens.
+    Widths may differ, because R is (S, S) for both. MiniLMv2, Wang et al. 2021, arXiv 2012.15828, equations
     4 to 6.
-
-    Args:
-        student, teacher: (B, S, H) queries, keys or values of all attention heads.
-        heads: relation heads; divides both widths.
-        mask: (B, S) False on padding; None = nothing is padded.
     """
     each = _divergence(_related(student, heads, mask), _related(teacher, heads, mask))  # (B, heads, S)
     return _mean_of_real(each.mean(1), mask).sum()
@@ -161,7 +129,6 @@ def _divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
 
 
 def _only_real(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Logits with no weight on padding."""
     return logits.masked_fill(~mask, _NOTHING)
 
 

@@ -1,4 +1,4 @@
-"""The loss of a student that has a teacher."""
+"""What a run minimises: its task's loss, with a teacher also the distance from it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,10 @@ class DistillationObjective(Objective):
     """Task loss and the losses of `trainers.distillation.losses`, weighted by `plan.weights`.
 
     Args:
-        task: Task being learned.
-        config: weights, temperature, schedule.
-        head: Head of student and teacher.
-        projected: model whose outputs the losses compare.
-        teacher: asked about each batch; None = batches bring its logits, or this worker computes no loss.
-        batches_bring_logits: no need to ask for logits alone.
-        layer_map: teacher's layer for each of the student's, 0-based.
-        layer_shares: What each layer counts.
-        relation_heads: slices that relations are taken of.
+        teacher: None = batches bring its logits, or this worker computes no loss.
+        batches_bring_logits: The teacher need not compute logits alone.
+        layer_map: Teacher's layer for each of the student's, 0-based.
+        relation_heads: Number of slices in relations.
     """
 
     def __init__(
@@ -112,7 +107,6 @@ class DistillationObjective(Objective):
         return self._parts
 
     def _has(self, name: str) -> bool:
-        """Returns whether a part of the loss has a weight in this step."""
         return bool(getattr(self._weights, name.partition("_loss")[0]))
 
     def _from_teacher(self, student: Output, batch: Batch) -> dict[str, torch.Tensor]:
@@ -153,7 +147,6 @@ class DistillationObjective(Objective):
         return parts
 
     def _count_layers(self, distances: Sequence[torch.Tensor], batch: Batch) -> None:
-        """Adds each layer's distance to what is reported."""
         counted = 1.0 if batch.examples else 0.0
         for name, distance in zip(self._of_layers, distances, strict=False):
             self._sums[name] = self._sums.get(name, 0.0) + distance.detach() * counted
@@ -177,6 +170,6 @@ class DistillationObjective(Objective):
 
 
 def _used(config: Distillation) -> list[str]:
-    """Parts that have a weight at some step, in the order that they are reported in."""
+    """Parts that have a weight at some step, in the order of their reports."""
     names = ("soft", "hidden", "embedding", "relation", "cosine")
     return [name for name in names if getattr(config, f"{name}_weight")]

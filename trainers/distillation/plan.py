@@ -11,13 +11,7 @@ from trainers.config import Distillation
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Factors of the parts of the loss in one step.
-
-    Attributes:
-        task: the task's own loss.
-        soft: divergence from the teacher's distribution.
-        hidden, embedding, relation, cosine: Weights of the terms inside the model.
-    """
+    """Factors of the parts of the loss in one step; `task` is the task's own loss."""
 
     task: float
     soft: float
@@ -38,30 +32,20 @@ def looks_inside(config: Distillation) -> bool:
 
 
 def stage(config: Distillation, step: int, total_steps: int) -> range:
-    """Returns the steps of the stage that a step belongs to: of two, or the whole run.
+    """Returns the steps of the stage that a step (0-based) belongs to: of two, or the whole run.
 
     The first stage has `ceil(hidden_first_fraction * total_steps)` steps.
-
-    Args:
-        config: share of the first stage.
-        step: 0-based.
-        total_steps: Steps of the run.
     """
     first = math.ceil(config.hidden_first_fraction * total_steps)
     return range(first) if step < first else range(first, total_steps)
 
 
 def weights(config: Distillation, step: int, total_steps: int) -> Weights:
-    """Weights of one step.
+    """Returns the weights of one step (0-based).
 
     With two stages, the first learns what is inside the model and nothing else, the second logits
     and task and nothing else (TinyBERT, arXiv 1909.10351, section 3). A linear schedule multiplies
-    the teacher's weights by `(n - i) / n` in step i of the n that the task's loss has a part in.
-
-    Args:
-        config: weights and schedule.
-        step: 0-based.
-        total_steps: Steps of the run.
+    the teacher's weights by `(n - i) / n` in step i of the n in which the task's loss counts.
     """
     inside = (config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight)
     steps = stage(config, step, total_steps)
@@ -81,11 +65,10 @@ def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """What each of the student's layers counts in the losses inside the model.
+    """Factors of the student's layers in the losses inside the model.
 
     Attributes:
-        hidden: Factor of each layer's hidden states.
-        relation: Factor of each layer's relations; 0 = not compared.
+        relation: 0 = not compared.
         embedding, logits: Factors of the embeddings' output and of the logits.
         by_layer: Whether the distance of each layer's hidden states is reported.
     """
@@ -105,12 +88,8 @@ class LayerShares:
 def layer_shares(config: Distillation, layers: int) -> LayerShares:
     """Returns the factors of a student's layers: without `layer_weights`, relations of the last one alone.
 
-    Args:
-        config: Distillation of the run.
-        layers: Layers of the student.
-
     Raises:
-        ValueError: there are factors of another number of layers.
+        ValueError: `layer_weights` has another number of layers.
     """
     wanted = config.layer_weights
     if wanted is None:
@@ -125,11 +104,9 @@ def layer_shares(config: Distillation, layers: int) -> LayerShares:
 
 
 def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int:
-    """How many slices relations are taken of: as many as the finer model has heads, or the next fewer.
+    """Returns the number of slices in relations: the attention heads of the finer model, or the next fewer.
 
-    Args:
-        widths: hidden sizes of both models, which the number divides.
-        attention_heads: Attention heads of both models.
+    It divides both widths.
     """
     common = math.gcd(*widths)
     return max(n for n in range(1, max(attention_heads) + 1) if common % n == 0)

@@ -1,5 +1,3 @@
-"""What is trained when a student learns from a teacher: the student, and maps between their widths."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -16,15 +14,15 @@ class ProjectedStudent(nn.Module):
     """A student whose hidden states come in its teacher's width.
 
     Args:
-        student: Student being trained; evaluation and model folders use it alone.
+        student: Evaluation and model folders use it alone.
         teacher_width: H of the teacher.
-        levels: hidden states that are compared: 0 = the embeddings' output, i = layer i's. Where
+        levels: Hidden states that are compared: 0 = the embeddings' output, i = layer i's. If
             widths differ each has a linear map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv
             1909.10351, equation 8), which is trained with the student and thrown away with the run.
         relations: Layers whose queries, keys and values are kept, 0-based.
 
     Attributes:
-        with_hidden: whether the next forward passes give more than logits.
+        with_hidden: Whether the next forward passes give more than logits.
     """
 
     def __init__(

@@ -17,11 +17,10 @@ class RelationTap:
     writes down its scores. A family that has one map for all three gives them one after the other.
 
     Args:
-        model: Model to hook.
         layers: 0-based; a layer may be named twice.
 
     Attributes:
-        open: whether forward passes are kept; closed, nothing is held in memory.
+        open: Whether forward passes are kept; closed, nothing is held in memory.
     """
 
     def __init__(self, model: Student, layers: Sequence[int]) -> None:
@@ -34,7 +33,7 @@ class RelationTap:
                 tapped.get_submodule(name).register_forward_hook(self._keeper(layer, name))
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values (B, S, H) of each layer in turn, which are given away.
+        """Returns and releases queries, keys and values (B, S, H) of each layer.
 
         They are those of the last forward pass while open.
         """

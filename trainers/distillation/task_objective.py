@@ -1,5 +1,3 @@
-"""What a run minimises: its task's loss, or that and what a teacher says."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +11,7 @@ from trainers.telemetry.flops import FlopCount
 
 
 class Objective:
-    """The loss of a task.
-
-    Args:
-        task: Task being learned.
-    """
+    """The loss of a task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -36,21 +30,21 @@ class Objective:
         return range(total_steps)
 
     def begin_step(self, step: int, total_steps: int) -> None:
-        """Told before each step (0-based): weights may follow a schedule."""
+        """Called before each step (0-based): weights may follow a schedule."""
 
     def asked(self) -> FlopCount | None:
-        """Of the teacher that the current step asks; None = no one."""
+        """Cost of the teacher in the current step; None = it computes nothing."""
         return None
 
     def local_sums(self) -> list[float | torch.Tensor]:
-        """Returns what this worker's share of the step adds to `parts`; as many numbers in every step.
+        """Returns this worker's terms of `parts`; equally many in every step.
 
-        Those that are computed stay on the device.
+        Computed ones stay on the device.
         """
         return []
 
     def agree(self, sums: Sequence[float]) -> None:
-        """Takes in `local_sums` summed over all workers."""
+        """Takes `local_sums` summed over all workers."""
 
     def parts(self) -> Mapping[str, float]:
         """Parts of the loss by point name: means over the examples of the last step's global batch."""

@@ -39,7 +39,7 @@ def locate(text: str, workspace: Workspace) -> Folder:
     """Returns the folder of `model.teacher`.
 
     Raises:
-        BadSpecError: a preset, unknown, outside the roots, without weights, or not on the hub.
+        BadSpecError: A preset, unknown, outside the roots, without weights, or not on the hub.
     """
     found = origin.locate(text, workspace, _FIELD)
     if not isinstance(found, Folder):
@@ -56,8 +56,7 @@ class TeacherFormat:
     Attributes:
         name: Description of what really runs, for the record.
         precision: Precision whose published peak bounds its products.
-        dtype: Dtype of its weights.
-        rounded: products of operands rounded to bf16 in fp32 arithmetic.
+        rounded: Products of operands rounded to bf16 in fp32 arithmetic.
     """
 
     name: str
@@ -72,12 +71,10 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
     Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
 
     Args:
-        device: Device to compute on.
-        wanted: Value of `distillation.teacher_precision`.
-        student: the run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
+        student: The run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
 
     Raises:
-        BadSpecError: the device does not have it.
+        BadSpecError: The device does not have it.
     """
     kind = kind_of(device)
     has_instructions: dict[str, Callable[[torch.device], bool]] = {
@@ -102,24 +99,18 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
 
 
 class Teacher:
-    """A teacher that has been found and fits, without its weights.
+    """A teacher that exists and fits, without its weights.
 
     Args:
-        folder: Folder of the model.
-        config: the run.
-        task: Task being learned.
-        data: the task's head, and its examples as the teacher reads them, see `read_by`.
-        device: Device it will compute on.
-        with_head: whether its logits will be asked for.
-        report: told what people should know, in one line each.
+        data: The task's head, and its examples as the teacher reads them, see `read_by`.
+        with_head: Whether its logits are needed.
 
     Attributes:
         layers, width, attention_heads: Shape of its encoder.
-        format: Number format it computes in.
         sha256: Hash of its configuration and weights.
 
     Raises:
-        BadSpecError: another task, too few positions, or no relations where they are wanted.
+        BadSpecError: Another task, too few positions, or no relations although they are needed.
     """
 
     def __init__(
@@ -154,7 +145,7 @@ class Teacher:
             relations_of: Layers whose queries, keys and values are kept, in this order.
 
         Raises:
-            BadSpecError: the weights do not fit their own configuration, or the head is not there.
+            BadSpecError: The weights do not fit their own configuration, or the head is missing.
         """
         model = student.build(
             self.folder,
@@ -177,16 +168,10 @@ class Teacher:
 
 
 class LoadedTeacher:
-    """A frozen model that is asked about batches.
+    """A frozen model in evaluation mode, on its device, in its number format.
 
     Args:
-        model: Model in evaluation mode, on its device, in its number format.
-        tap: Tap of the layers whose relations are wanted; None = none wanted.
-        device: Device of the model.
-        with_head: whether it is asked for logits.
-
-    Attributes:
-        flop_count: FLOP count of the model.
+        tap: Tap of the layers whose relations are needed; None = none.
     """
 
     def __init__(
@@ -197,10 +182,7 @@ class LoadedTeacher:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, *, with_hidden: bool) -> Output:
-        """Logits, and what is inside when asked for, in fp32.
-
-        Without a head the logits are empty.
-        """
+        """Logits, and with `with_hidden` hidden states and relations, in fp32; no logits without a head."""
         batch = batch.padded()  # its layers are transformers' own
         # Its weights have their format already: the student's autocast must not convert them again.
         if self._tap is not None:
@@ -214,11 +196,7 @@ class LoadedTeacher:
 
 
 def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
-    """Refuses what the teacher's number format cannot hold.
-
-    Raises:
-        NotFiniteError: naming the format.
-    """
+    """Raises NotFiniteError for logits that the teacher's number format cannot hold."""
     if not bool(torch.isfinite(logits).all()):
         remedy = "set distillation.teacher_precision to bf16 or fp32"
         if teacher.format.precision in (Precision.fp32, Precision.tf32):
@@ -235,15 +213,8 @@ def read_by(
 
     With another tokenizer it teaches by its logits of whole texts, which do not depend on tokens.
 
-    Args:
-        folder: Folder of the teacher.
-        config: the run.
-        task: Task being learned.
-        data: the examples as the student reads them.
-        report: told about long work, in one line each.
-
     Raises:
-        BadSpecError: the tokenizers differ, and the run needs more of the teacher than such logits.
+        BadSpecError: The tokenizers differ, and the run needs more of the teacher than such logits.
     """
     difference = _difference(data.tokenizer, folder)
     if difference is None:
@@ -293,7 +264,6 @@ def _same_task(
     spellings: Mapping[str, int],
     report: Callable[[str], None],
 ) -> None:
-    """The teacher has a head of this kind, and the same classes under the same numbers."""
     try:
         with safe_open(str(folder.path / WEIGHTS), framework="pt") as stored:
             weights = list(stored.keys())

@@ -66,18 +66,11 @@ def assemble(
     """Returns a trainer at the run's newest checkpoint, or at its beginning.
 
     Args:
-        config: the run.
-        sink: reported to on rank 0.
-        stop: asked at each step boundary.
-        clock: when the attempt was opened and the run submitted.
+        clock: When the attempt was opened and the run submitted.
         began_s: `time.perf_counter()` at the beginning of the worker's part.
-        instruments: Instruments started at that moment.
-        fence: Fence of the attempt; None = there is only one at a time.
-        before: What the stage before handed on; None = the run has no stages, or this is the first.
+        fence: None = there is only one attempt at a time.
+        before: Result of the previous stage; None = the run has no stages, or this is the first.
         last: Whether the run ends with this training.
-
-    Raises:
-        TrainingError: whatever the run asks for that cannot be had.
     """
     worker = RunWorker.of(config, sink, began_s, instruments)
     timeline = worker.timeline
@@ -102,15 +95,6 @@ def assemble(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What an attempt begins with.
-
-    Attributes:
-        submitted_s: Unix time at which the run was submitted; None = unknown.
-        newest: Checkpoint to resume from; None = the attempt starts the run.
-        before: What the stage before handed on.
-        last: Whether the run ends with this training.
-    """
-
     heartbeat: Heartbeat
     submitted_s: float | None
     checkpoints: CheckpointStore
@@ -120,7 +104,6 @@ class _Attempt:
 
 
 def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
-    """Returns the trainer; each part is built after those that it depends on."""
     config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
     worker.warn_of_other_device()
     task = build(config.task.name)
@@ -213,11 +196,6 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
 
 
 def _require_room(config: RunConfig, prepared: Prepared) -> None:
-    """Refuses a budget of tokens that an example exceeds.
-
-    Raises:
-        BadSpecError: with the field to change.
-    """
     limit, longest = config.batch.micro_tokens, int(prepared.train.lengths.max(initial=0))
     if limit is not None and config.trains and longest > limit:
         raise BadSpecError(
@@ -234,7 +212,6 @@ def _run_data(
     distilled: Distilled,
     checkpoints: CheckpointStore,
 ) -> RunData:
-    """Returns the batches of the training part, and what scores the other parts."""
     config, workers = worker.config, worker.workers
     identity = {**prepared.identity, **distilled.identity}
     evaluator_of = partial(
@@ -281,7 +258,6 @@ def _run_data(
 def _restore(
     worker: RunWorker, attempt: _Attempt, taken: Snapshot | None, state: ModelState, data: RunData
 ) -> Progress:
-    """Restores model, optimizer and clock from a snapshot; returns the counters, new ones without it."""
     progress = Progress()
     if taken is not None:
         progress = snapshot.restore(taken, state, data.identity)
@@ -300,7 +276,6 @@ def _restore(
 
 
 def _kept_until_s(attempt: _Attempt, taken: Snapshot | None) -> float | None:
-    """Returns when the state was saved that the attempt continues from, Unix time; None = it has none."""
     if taken is not None:
         return float(taken.state["taken_s"])
     return None if attempt.before is None else attempt.before.ended_s
@@ -354,7 +329,6 @@ def _telemetry(
     noise: GradientNoise,
     steps: range,
 ) -> RunTelemetry:
-    """Returns what measures the run over the `steps` that are left."""
     timeline, wanted = worker.timeline, sized.telemetry
     return RunTelemetry(
         timeline=timeline,
@@ -379,10 +353,10 @@ def _telemetry(
 
 
 def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
-    """Returns whether the model of a run that does not train needs a checkpoint.
+    """Returns whether a run that does not train needs a checkpoint of its model.
 
-    It does where the file that it came from is not all of it, and where the test part's predictions name
-    the weights that they are of.
+    It does where the source file is not the whole model, and where predictions of the test part refer to the
+    hash of the weights.
     """
     return bool(model.fresh) or config.model.layers is not None or data.test_units is not None
 
@@ -402,14 +376,12 @@ def _noise_of(sized: RunConfig, worker: RunWorker, model: RunModel) -> GradientN
 
 
 def _newest(checkpoints: CheckpointStore, worker: RunWorker) -> Path | None:
-    """Rank 0 verifies and decides, so that all workers resume from the same checkpoint."""
     chosen = checkpoints.newest(worker.warn) if worker.workers.rank == 0 else None
     shared: Path | None = worker.workers.broadcast(chosen)
     return shared
 
 
 def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: str, workers: Workers) -> None:
-    """Marks the best evaluation of the resumed run; one whose checkpoint is gone is forgotten by all."""
     kept = False
     if workers.rank == 0:
         if progress.best is not None:

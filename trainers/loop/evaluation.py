@@ -1,4 +1,4 @@
-"""Evaluating a model on a part of the data, sharded over the workers."""
+"""Evaluation of a model on a part of the data, sharded over the workers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PERCENTILES = (50, 95)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What all workers observed of a part.
+    """Observations of a whole part.
 
     Attributes:
-        rows: (N, K) what scoring needs of each example, in the order of the part.
-        loss: mean over examples.
-        spent_s: time of forward pass, loss and observation, summed over workers.
-        costs: time per example, and memory of the worker with the most, by name.
+        rows: (N, K) inputs of the scoring for each example, in the order of the part.
+        loss: Mean over examples.
+        spent_s: Time of forward pass, loss and observation, summed over workers.
+        costs: Time per example, and memory of the worker with the most, by name.
     """
 
     rows: npt.NDArray[np.float32]
@@ -43,21 +43,18 @@ class Observed:
 
     @property
     def lost(self) -> int:
-        """Examples whose predictions are NaN."""
+        """Number of examples whose predictions are NaN."""
         return int(np.isnan(self.rows).any(1).sum())
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one worker evaluated.
+    """Results of one worker.
 
     Attributes:
-        rows: examples that it observed, by batch.
-        observed: Observations per example, (B, K) by batch.
-        loss: summed over them.
-        spent_s: time of its batches, also of those that another stage observes.
-        example_ms: time per example of each batch that it observed.
-        weight_mib, peak_mib: memory of the weights, and of the whole evaluation at most.
+        observed: (B, K) for each batch.
+        spent_s: Includes batches whose logits are on another stage.
+        example_ms: Time per example of each batch that it observed.
     """
 
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
@@ -70,19 +67,13 @@ class _Share:
 
 
 class Evaluator:
-    """Scores a model on one part.
+    """Scores a model on one part, `validation` or `test`.
 
     Args:
-        task: loss.
-        prepared: the parts and their metrics.
-        part: `validation` or `test`.
-        batch_size: examples per forward pass on one worker.
-        workers: Workers that share the work.
-        device: Device to compute on.
-        inference: number format.
-        multiple: batch widths are rounded up to a multiple of this.
-        peak_within: begins to watch memory, and returns what gives its peak, in MiB.
-        warn: Told once that predictions are NaN.
+        batch_size: Examples per forward pass on one worker.
+        multiple: Batch widths are rounded up to a multiple of this.
+        peak_within: Starts to record memory; returns a function that gives the peak in MiB.
+        warn: Called once if predictions are NaN.
     """
 
     def __init__(
@@ -112,15 +103,12 @@ class Evaluator:
 
     @property
     def units(self) -> int:
-        """What the headline is a mean over."""
+        """Number of units that the headline is a mean over."""
         return self._scoring.units
 
     @torch.no_grad()
     def warm_up(self, replica: Replica) -> None:
-        """Pass the first batch, the widest, through the model once.
-
-        What that allocates or compiles is then in no example's time.
-        """
+        """Runs the first batch, the widest, once: its allocation and compilation are not timed."""
         batch = self._prepare(0) if self._batches else None
         if batch is None:
             return
@@ -130,14 +118,11 @@ class Evaluator:
                 self._read(*said)
 
     def observe(self, replica: Replica, abandon: Callable[[], bool]) -> Observed | None:
-        """Returns what scoring needs of the whole part, the same on every worker.
+        """Returns the observations of the whole part, the same on every worker; None when abandoned.
 
         Args:
-            replica: put into evaluation mode meanwhile; draws no random numbers.
-            abandon: asked before each batch on every worker, which all get the same answer.
-
-        Returns:
-            What was observed, or None when abandoned.
+            replica: In evaluation mode meanwhile; draws no random numbers.
+            abandon: Polled before each batch; returns the same on every worker.
         """
         peak_mib = self._peak_within()
         with self._evaluating(replica):
@@ -157,7 +142,6 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _evaluating(self, replica: Replica) -> Iterator[None]:
-        """The model in evaluation mode and in evaluation's format."""
         replica.student.eval()
         try:
             with self._inference.on(replica.student):
@@ -166,14 +150,9 @@ class Evaluator:
             replica.student.train()
 
     def scores(self, observed: Observed, carried: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Metrics and `validation_loss`, which is the loss of the part.
+        """Returns the metrics and `validation_loss`.
 
-        Where a prediction is NaN, or a threshold carried over, every metric is: whatever else it would be
-        depends on how NaN compares.
-
-        Args:
-            observed: Observations of the whole part.
-            carried: see `Scoring.score`.
+        All metrics are NaN if a prediction or a carried threshold is: they would depend on how NaN compares.
         """
         found = self._scoring.score(_numbers(observed.rows), carried)
         if self._undefined(observed, carried):
@@ -187,7 +166,7 @@ class Evaluator:
         return scores
 
     def judge(self, observed: Observed, carried: Mapping[str, float]) -> Judged:
-        """Returns the same by unit; `carried` are scores of the validation part."""
+        """Returns the scores by unit; `carried` are scores of the validation part."""
         judged = self._scoring.judge(_numbers(observed.rows), carried)
         if self._undefined(observed, carried):
             units = len(judged.scores)
@@ -209,7 +188,6 @@ class Evaluator:
 
     @torch.no_grad()
     def _forward_all(self, replica: Replica, abandon: Callable[[], bool]) -> _Share | None:
-        """This worker's share; None when abandoned."""
         share, backend = _Share(), kind_of(self._device).backend
         batches = Prefetcher(self._prepare, 0, len(self._batches))
         try:
@@ -239,7 +217,6 @@ class Evaluator:
         return share
 
     def _prepare(self, number: int) -> Batch | None:
-        """Returns a batch on the host, None where this worker has none left; runs ahead, in a thread."""
         rows = self._batches[number]
         if not len(rows):
             return None
@@ -249,7 +226,6 @@ class Evaluator:
         return batch.pinned(self._device)
 
     def _forward(self, replica: Replica, batch: Batch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What is observed of each example (B, K) and the sum of their loss, on the device."""
         with self._inference.context():
             said = replica.infer(batch)
             if said is None:
@@ -261,13 +237,11 @@ class Evaluator:
         return observed.float().masked_fill(lost[:, None], torch.nan), loss.float()
 
     def _read(self, observed: torch.Tensor, loss: torch.Tensor) -> tuple[np.ndarray, float]:
-        """Returns both on the host, in one transfer: the only thing in a batch that it waits for."""
         flat = torch.cat([observed.flatten(), loss.reshape(1)]).cpu().numpy()
         return flat[:-1].reshape(observed.shape), float(flat[-1])
 
 
 def _lost(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Returns (B,) whether an example's logits have NaN: (B, C), (B, S, C), or (M, C) of guessed tokens."""
     lost = logits.isnan().any(-1)
     count, width = batch.input_ids.shape
     if batch.guessed is not None:
@@ -279,12 +253,11 @@ def _lost(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _numbers(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Returns rows with 0 for NaN: metrics have names, but no values."""
     return np.where(np.isnan(rows), np.float32(0.0), rows)
 
 
 def _costs(every: Sequence[_Share]) -> dict[str, float]:
-    """Time per example over all batches, each weighing as many as it has; memory of the worker with most."""
+    """Returns the time per example over all batches, and the memory of the worker with the most."""
     batches = [
         (ms, len(rows)) for share in every for ms, rows in zip(share.example_ms, share.rows, strict=True)
     ]

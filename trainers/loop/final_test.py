@@ -22,17 +22,14 @@ from trainers.workers import Workers
 class FinalTest:
     """The test part of a run, and the record of its figures.
 
-    Nothing of a run is chosen by it: it is scored with the weights of the best checkpoint and the thresholds
-    of that checkpoint's evaluation, after all that.
+    It is scored with the weights of the best checkpoint and the thresholds of that checkpoint's evaluation,
+    after every choice has been made.
 
     Args:
-        evaluator: Evaluator of the test part.
-        units: file with the names of its units.
+        units: File with the names of its units.
         folder: Checkpoint folder of the run.
         own_folder: Checkpoint folder of this attempt.
         identity: Identity of the run's data.
-        headline: Metric by which the task is judged.
-        workers: Workers of the run.
     """
 
     def __init__(
@@ -57,21 +54,13 @@ class FinalTest:
     def score(
         self, replica: Replica, progress: Progress, abandon: Callable[[], bool]
     ) -> Mapping[str, float] | None:
-        """Figures on the test part by name, the same on every worker.
+        """Returns the figures on the test part by name, the same on every worker; None when abandoned.
 
-        They are taken from the record where an earlier attempt scored the same weights on the same data.
-        Afterwards the model has the weights of the best checkpoint.
-
-        Args:
-            replica: Replica at the end of the run.
-            progress: Progress of the run, evaluated.
-            abandon: see `Evaluator.observe`.
-
-        Returns:
-            The figures, or None when abandoned.
+        They come from the record if an earlier attempt scored the same weights on the same data. Otherwise
+        the model has the weights of the best checkpoint afterwards.
 
         Raises:
-            CheckpointError: on every worker; the best checkpoint cannot be read, or the record not written.
+            CheckpointError: On every worker; the best checkpoint cannot be read, or the record not written.
         """
         best = CheckpointId(progress.best_attempt, progress.best_step).path(self._folder)
         weights_sha256 = self._digest(best)
@@ -119,7 +108,6 @@ class FinalTest:
         return figures
 
     def _digest(self, best: Path) -> str:
-        """The digest of the best weights, by the manifest of their checkpoint; rank 0's on every worker."""
         found: str | None = None
         if self._workers.rank == 0:
             try:
@@ -134,7 +122,6 @@ class FinalTest:
         return found
 
     def _recorded(self, weights_sha256: str) -> Mapping[str, float] | None:
-        """Returns the figures of an earlier attempt; None = it left none, or others than these would be."""
         if self._workers.rank:
             return None
         try:

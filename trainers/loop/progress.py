@@ -1,4 +1,4 @@
-"""How far a run has come: the numbers that a checkpoint carries besides tensors."""
+"""Counters of a run, as checkpoints carry them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from trainers.telemetry.usage import Usage
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run over all attempts that led here.
+    """Counters of a run over all attempts up to now.
 
     Attributes:
-        step: finished optimizer updates.
-        evaluated_step: step of the last evaluation; -1 = none yet.
-        samples, tokens, padded_tokens: over all workers; padded ones include padding.
-        epoch_loss, epoch_samples: sums over the current epoch.
-        scores: Scores of the last evaluation.
-        costs: its time per example and its memory.
-        best: headline metric of the best evaluation; None = none yet.
-        best_step: its step.
-        best_attempt: Attempt that saved the checkpoint of this step.
-        best_scores: all its scores, thresholds among them.
-        skipped_steps: steps that were not applied, because numbers were not finite.
-        not_finite_in_a_row: Of those, the ones since the last applied step that no loss scale explains.
-        roll_backs: times that the run went back to a checkpoint; the data order changes with each.
-        loss_scale: state of the dynamic loss scale.
-        timed_samples, timed_tokens: those whose steps count in the rates; others were profiled.
+        step: Finished optimizer updates.
+        evaluated_step: Step of the last evaluation; -1 = none yet.
+        samples, tokens, padded_tokens: Over all workers; padded ones include padding.
+        epoch_loss, epoch_samples: Sums over the current epoch.
+        costs: Time per example and memory of the last evaluation.
+        best: Headline metric of the best evaluation; None = none yet.
+        best_attempt: Attempt that saved the checkpoint of the best step.
+        best_scores: All scores of the best evaluation, thresholds included.
+        skipped_steps: Steps that were not applied because of non-finite numbers.
+        not_finite_in_a_row: Skipped steps since the last applied one that no loss scale explains.
+        roll_backs: Returns to a checkpoint; the data order changes with each.
+        loss_scale: State of the dynamic loss scale.
+        timed_samples, timed_tokens: Of steps that count in the rates; others were profiled.
         bytes_sent: Gradient bytes sent by rank 0.
         hidden_communication_s: Time in which gradients were in flight while rank 0 computed.
-        checkpoint_write_s: Time that rank 0's thread took to write checkpoints.
-        noise: state of the averages of the gradient noise.
-        usage: time, energy, memory and arithmetic, over all workers.
+        checkpoint_write_s: Time of rank 0's writing thread.
+        noise: State of the averages of the gradient noise.
+        usage: Over all workers.
     """
 
     step: int = 0
@@ -75,7 +73,7 @@ class Progress:
     def count(
         self, *, loss_sum: float, samples: int, tokens: int, padded_tokens: int, new_epoch: bool, timed: bool
     ) -> None:
-        """Adds one finished step; a loss that is not finite is left out of the mean."""
+        """Adds a finished step; a loss that is not finite is left out of the mean."""
         if new_epoch:
             self.epoch_loss, self.epoch_samples = 0.0, 0
         self.step += 1
@@ -90,7 +88,7 @@ class Progress:
             self.epoch_samples += samples
 
     def count_sent(self, sent: Sent, *, timed: bool) -> None:
-        """Adds what a step's exchange of gradients took; hidden time only where the step's time counts."""
+        """Adds a step's exchange of gradients; hidden time only if the step's time counts."""
         self.bytes_sent += sent.bytes
         if timed:
             self.hidden_communication_s += sent.hidden_s
@@ -98,14 +96,7 @@ class Progress:
     def judge(
         self, scores: dict[str, float], headline: str, *, higher_is_better: bool, attempt: int = 0
     ) -> None:
-        """Keeps the scores of an evaluation at the current step.
-
-        Args:
-            scores: Values by name.
-            headline: Name of the score that decides which evaluation is the best.
-            higher_is_better: Direction of that score.
-            attempt: Attempt that saved the checkpoint of this step; 0 = there is none.
-        """
+        """Records an evaluation at the current step; `attempt` saved its checkpoint, 0 = there is none."""
         self.evaluated_step, self.scores = self.step, scores
         sign = 1.0 if higher_is_better else -1.0
         if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
@@ -113,7 +104,7 @@ class Progress:
             self.best_attempt = attempt
 
     def go_back_to(self, before: Progress) -> None:
-        """Takes the counters of a checkpoint, except for what was spent, found and tried since."""
+        """Takes the counters of a checkpoint, except usage, evaluations and roll-backs since."""
         kept = {
             name: getattr(self, name)
             for name in (
@@ -129,10 +120,8 @@ class Progress:
         self.roll_backs = roll_backs
 
     def to_state(self) -> dict[str, Any]:
-        """JSON-able form."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """Returns the progress of a checkpoint."""
         return cls(**{**state, "usage": Usage.from_state(state["usage"])})

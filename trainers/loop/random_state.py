@@ -12,7 +12,6 @@ from trainers.device_kinds import kind_of
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """States of torch, the device, numpy and Python on this worker, as arrays and numbers."""
     version, words, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=False)
     states: dict[str, Any] = {
@@ -32,7 +31,6 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any], device: torch.device) -> None:
-    """Continues where `capture` was called."""
     torch.set_rng_state(torch.from_numpy(np.array(states["torch"], dtype=np.uint8)))
     np.random.set_state(
         {

@@ -11,7 +11,7 @@ from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 
 
 class RateMeter(ABC):
-    """Points about what a run has done between two calls of `read`; none where there is nothing to report."""
+    """Points about the time between two calls of `read`; none if there is nothing to report."""
 
     def __init__(self, timeline: Timeline, progress: Progress) -> None:
         self._timeline, self._progress = timeline, progress

@@ -1,7 +1,7 @@
-"""What a fresh process needs before any run: kernels loaded, libraries initialised by a step of a toy model.
+"""Warms up a fresh process: loads kernels and runs one step of a toy model.
 
-A library's first call costs more than its later ones: lazy imports, thread pools, a device's context,
-kernels chosen and loaded. `first_step` makes these calls, so that no run's first step does.
+A library's first call costs more than later ones: lazy imports, thread pools, device contexts, kernel
+selection. `first_step` makes these calls, so that no run's first step does.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128
 
 
 def load_kernels(kind: DeviceKind) -> None:
-    """Loads our own kernels, compiled where no cache has them.
-
-    Where they cannot be had, the runs that want them say so and take another implementation.
-    """
+    """Loads our own kernels, compiling them unless cached; reports no failure."""
     if kind.kernels is not None:
         native.why_unavailable(kind.kernels)
 

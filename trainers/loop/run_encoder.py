@@ -1,4 +1,4 @@
-"""What computes the student's layers: encoder, dropout, recomputation, compilation, and its parity check."""
+"""The encoder of a run: implementation, dropout, recomputation, compilation and parity check."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ _CALIBRATED = 16
 
 
 def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
-    """Puts a student on the worker's device, computed as the run asks.
+    """Puts a student on the worker's device, with the encoder of the run.
 
-    Args:
-        worker: this worker.
-        task: Task being learned.
-        prepared: Prepared data of the task.
-        model: as it was built; changed in place.
-
-    Returns:
-        The parity of an encoder that packs, on rank 0; None = not compared.
+    Returns the parity of an encoder that packs, on rank 0; None = not compared.
     """
     config = worker.config
     if worker.encoder.packs and not (config.trains and config.model.drops_attention):
@@ -52,14 +45,9 @@ def install(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
 
 
 def _calibrate(worker: RunWorker, prepared: Prepared, model: Student) -> None:
-    """Sets the learned scales that have no value yet from the run's first examples.
+    """Sets learned scales without a value from the run's first examples.
 
-    On the CPU, before the model has a number format of its own; all workers find the same.
-
-    Args:
-        worker: this worker.
-        prepared: Prepared data of the task.
-        model: With installed layers.
+    On the CPU, before the model has a number format of its own; the result is the same on all workers.
     """
     from trainers.models.binary import install as binary
 
@@ -76,14 +64,6 @@ def _calibrate(worker: RunWorker, prepared: Prepared, model: Student) -> None:
 
 
 def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -> EncoderParity | None:
-    """Returns how an encoder that packs compares with the default one on some of the run's examples.
-
-    Args:
-        worker: this worker; only rank 0 compares.
-        task: Task being learned.
-        prepared: Prepared data of the task.
-        model: as it was built, before the encoder is installed.
-    """
     config = worker.config
     if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
         return None

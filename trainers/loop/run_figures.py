@@ -52,9 +52,9 @@ class RunFigures:
     """Counts of one worker over its attempt, and the summary of the whole run.
 
     Args:
-        teacher_precision: Precision of the teacher; None = no teacher.
+        teacher_precision: None = no teacher.
         first: Whether this worker counts the model's arithmetic for its replica.
-        timeline: Timeline of this worker; None = one that begins now.
+        timeline: None = one that begins now.
         truncated_pct: Share of the training examples that were cut.
     """
 
@@ -90,7 +90,7 @@ class RunFigures:
             self._teacher_flops += teacher.forward(counted)
 
     def update(self, progress: Progress, workers: Workers, *, last: bool = False) -> list[Measurement]:
-        """Adds what all workers used and computed since the last call to the run's; all workers take part.
+        """Adds all workers' use since the last call to the run's; every worker takes part.
 
         Returns the use since the last report when one is due, and at the `last` call: the ledger sums these
         windows. Use by overhead is reported at once.
@@ -128,7 +128,6 @@ class RunFigures:
             yield self._window_energy(usage, OVERHEAD_SCOPE, usage.device_s / devices)
 
     def _window_energy(self, usage: Usage, scope: str, window_s: float) -> Measurement:
-        """Returns the energy of a window as long as all its stretches, which ends now."""
         joules, provenance = self._energy(usage)
         end_s = time.time()
         return Measurement(
@@ -154,7 +153,7 @@ class RunFigures:
         progress.usage.profiled |= profiled.figures()
 
     def summary(self, progress: Progress, parameters: int) -> dict[str, float | int | str | None]:
-        """Final figures by name, as `docs/metrics.md` defines them; `parameters` are the trained ones."""
+        """Returns the final figures by name (`docs/metrics.md`); `parameters` are the trained ones."""
         spent_s = self.spent_s
         total_s = sum(spent_s[phase.value] for phase in OWN)
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
@@ -213,7 +212,7 @@ class RunFigures:
             )
 
     def _energy(self, usage: Usage) -> tuple[float, Provenance]:
-        """Of the devices that train: measured throughout, or modelled throughout."""
+        """Energy of the training devices: measured throughout, or modelled throughout."""
         if self._config.rates.kind.counted_in_cpus:
             measured = usage.measured("cpu_share")
         else:
@@ -221,7 +220,6 @@ class RunFigures:
         return measured or (usage.modelled_j, Provenance.modelled)
 
     def _of_devices(self, usage: Usage) -> Iterator[tuple[str, float, Provenance]]:
-        """Identity, joules and provenance of each GPU, as of the run's energy; none of CPUs."""
         if self._config.rates.kind.counted_in_cpus:
             return
         _, provenance = self._energy(usage)
@@ -231,7 +229,6 @@ class RunFigures:
 
     @property
     def _alone(self) -> bool:
-        """Whether the GPU's counters are this run's: of a whole GPU that no other run may use."""
         return self._instruments.device.exclusive and not self._config.rates.shared
 
     def _rates(self, progress: Progress, training_s: float) -> dict[str, float]:
@@ -257,7 +254,7 @@ class RunFigures:
         return speed
 
     def _at_peak_s(self, usage: Usage) -> float | None:
-        """Returns the time that the arithmetic takes one device at its published peaks, in seconds.
+        """Returns the time of the arithmetic at the devices' published peaks, in seconds.
 
         The teacher's arithmetic counts at the peak of its own format; None = a format has no peak.
         """
@@ -270,7 +267,6 @@ class RunFigures:
         return sum(flops / (peaks[precision] * _TERA) for precision, flops in parts.items())
 
     def _bubble(self, progress: Progress) -> dict[str, float]:
-        """Of a pipeline: how much of its passes the stages waited, measured and by formula."""
         stages, usage = self._config.parallel.stage_count, progress.usage
         if stages == 1 or not usage.passes_s:
             return {}

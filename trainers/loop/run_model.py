@@ -1,4 +1,4 @@
-"""The model of a run with what trains it: student, distillation, optimizer, size of the micro-batch."""
+"""The model of a run with distillation, optimizer and micro-batch size."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ from trainers.updates.optimizer import idle
 
 @dataclass(frozen=True, slots=True)
 class RunModel:
-    """A model with what trains it.
+    """A model with its training setup.
 
     Attributes:
         student: On its device, with this worker's layers only.
-        partition: Which layers these are; None = all.
-        distilled: What distillation adds; the null form without a teacher.
-        built: The optimizer, and the implementation that really runs.
+        partition: None = all layers.
         parameters: Number of trained parameters of the whole student.
         parity: Record of an encoder that packs, on rank 0; None = not compared.
     """
@@ -55,17 +53,11 @@ class RunModel:
 
     @property
     def state(self) -> ModelState:
-        """What checkpoints hold."""
         built = self.built
         return ModelState(self.student, self.distilled.projections, built.optimizer, built.names)
 
 
 def require_fit(config: RunConfig, model: Origin) -> None:
-    """Refuses a student that cannot do what the run asks of it.
-
-    Raises:
-        BadSpecError: with the first reason.
-    """
     if isinstance(model, origin.Folder):
         misfits = student_misfits(config, str(model), model.family, model.config())
     else:
@@ -75,7 +67,6 @@ def require_fit(config: RunConfig, model: Origin) -> None:
 
 
 def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origin) -> RunModel:
-    """Returns the model, what distillation adds to it, and its optimizer."""
     config = worker.config
     model = student.build(
         model_origin,
@@ -117,7 +108,7 @@ def build(worker: RunWorker, task: Task, prepared: Prepared, model_origin: Origi
 def choose_micro_batch(
     worker: RunWorker, prepared: Prepared, model: RunModel
 ) -> tuple[RunConfig, Callable[[], None]]:
-    """Returns the run with its micro-batch, compiled and warmed up for it, and what forgets that size."""
+    """Returns the run with its micro-batch size, warmed up, and a function that forgets it."""
     config, device = worker.config, worker.device
     if not config.trains:
         return micro_batch.with_size(config, config.micro_size), lambda: None

@@ -1,4 +1,4 @@
-"""What a run is made of: built by `trainers.loop.assembly`, used by `trainers.loop.trainer`."""
+"""The parts of a run: built by `trainers.loop.assembly`, used by `trainers.loop.trainer`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """What a run trains on and is evaluated on.
+    """Data of a run.
 
     Attributes:
-        task: Task being learned.
-        batches: Batches of the training part.
         evaluator: Scores the validation part.
         final_test: Scores the test part once; None = the data has no test part.
         tokenizer: Tokenizer file, copied into checkpoints.
@@ -51,16 +49,7 @@ class RunData:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model and what a step does to it.
-
-    Attributes:
-        state: Weights and optimizer state, as checkpointed.
-        objective: Loss being minimised.
-        replica: Computes gradients with this worker's part of the model.
-        update: Applies gradients through the optimizer.
-        latent: Follows weights that the model computes with in another form.
-        parameters: Number of trained parameters of the whole student.
-    """
+    """A model and what a step applies to it; `parameters` counts those trained in the whole student."""
 
     state: ModelState
     objective: Objective
@@ -72,8 +61,6 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class RunTelemetry:
-    """What is measured of a run besides its scores."""
-
     timeline: Timeline
     noise: GradientNoise
     figures: RunFigures
@@ -86,8 +73,7 @@ class RunCheckpoints:
     """Where a run's state is kept.
 
     Attributes:
-        store: The run's checkpoints on disk.
-        resumed_from: Checkpoint that the attempt resumes from; None = it starts the run.
+        resumed_from: None = the attempt starts the run.
         keep_untrained: Whether a run that does not train writes the model that it evaluates.
     """
 
@@ -101,12 +87,10 @@ class RunParts:
     """All parts of a run on one worker.
 
     Attributes:
-        config: The run, with its micro-batch size resolved.
-        workers, device: Where it trains.
+        config: With the resolved micro-batch size.
         total_steps: Optimizer updates of the whole run.
-        progress: Counters; restored when the run resumes.
-        forget_micro_size: Called when a step runs out of memory, so that no later run reuses the micro-batch
-            size that was found.
+        forget_micro_size: Called when a step runs out of memory, so that no later run reuses its
+            micro-batch size.
     """
 
     config: RunConfig

@@ -1,4 +1,4 @@
-"""The worker that takes part in a run: where it computes and what it measures with."""
+"""One worker's place in a run: device, arithmetic and instruments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """This process' place in a run.
+    """This process's place in a run.
 
     Attributes:
         sink: The null sink on all workers but rank 0.
@@ -42,7 +42,6 @@ class RunWorker:
 
     @classmethod
     def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> RunWorker:
-        """Returns this process' place in the run."""
         workers, rates = workers_of(config), config.rates
         device = rates.kind.backend.device(rates.hardware)
         arithmetic = arithmetic_for(config.precision, device, config.numerics)
@@ -60,16 +59,13 @@ class RunWorker:
 
     @property
     def encoder(self) -> EncoderInfo:
-        """Implementation of the encoder layers."""
         return ENCODERS[self.config.model.encoder]
 
     def laid_out(self, transform: Transform | None, prepared: Prepared, rows: int) -> Transform | None:
-        """Returns what is done to each batch, with the layout that encoder and device need as the last of it.
+        """Returns a transform that ends with the layout that encoder and device need.
 
         Args:
-            transform: what the task does; None = nothing.
-            prepared: the task's data.
-            rows: most examples of a batch.
+            rows: Most examples of a batch.
         """
         if self.encoder.packs:
             return Packing(transform, prepared.pad_id, self.multiple)
@@ -81,15 +77,7 @@ class RunWorker:
     def trained_as(
         self, transform: Transform | None, prepared: Prepared, sized: RunConfig
     ) -> Transform | None:
-        """Returns what is done to each training batch; see `laid_out`.
-
-        Where passes are recorded, batches have one of a few shapes.
-
-        Args:
-            transform: what the task does; None = nothing.
-            prepared: the task's data.
-            sized: the run, with the micro-batch that was chosen.
-        """
+        """Returns the transform of training batches; for recorded passes these have few shapes."""
         if not sized.model.cuda_graphs:
             return self.laid_out(transform, prepared, sized.micro_size)
         width = up_to_multiple(sized.task.max_length, self.multiple)
@@ -104,15 +92,13 @@ class RunWorker:
         return StaticRow(shape, self.multiple, up_to_multiple(tokens + rows + 1, self.multiple))
 
     def log(self, line: str) -> None:
-        """Logs a line for people."""
         self.sink.log("info", line)
 
     def warn(self, line: str) -> None:
-        """Logs a warning for people."""
         self.sink.log("warning", line)
 
     def warn_of_other_device(self) -> None:
-        """Warns where the GPU is not the one whose power, bandwidth and peaks the run is given."""
+        """Warns if the GPU is not the one whose power, bandwidth and peaks the run uses."""
         rates = self.config.rates
         reported = rates.kind.backend.name(self.device)
         if reported is not None and other_device(reported, rates.reported_as):

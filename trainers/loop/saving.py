@@ -1,4 +1,4 @@
-"""The checkpoints of a run while it trains: begun at one step, whole some steps later."""
+"""A run's checkpoints during training: begun at one step, complete some steps later."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from trainers.telemetry.timeline import Phase
 
 
 class Saving:
-    """One attempt's checkpoints. Every worker takes part, and rank 0 writes them, in a thread.
+    """The checkpoints of one attempt. Every worker takes part; rank 0 writes them in a thread.
 
-    A checkpoint counts once `end` has seen it whole.
-
-    Args:
-        parts: Parts of the run, restored from a checkpoint if there is one.
-        sink: real on rank 0, null elsewhere.
+    A checkpoint counts once `end` has returned.
 
     Attributes:
-        checkpoint: The newest that counts; None = there is none.
-        step: Step of the newest, whole or in flight.
-        due: Whether the interval in seconds has passed, as all workers know it.
-        whole: Whether the one in flight is written, as all workers know it.
+        checkpoint: The newest that counts; None = none.
+        step: Step of the newest, complete or in flight.
+        due: Whether the interval in seconds has passed, agreed by all workers.
+        whole: Whether the one in flight is written, agreed by all workers.
     """
 
     def __init__(self, parts: RunParts, sink: Sink) -> None:
@@ -49,30 +45,28 @@ class Saving:
 
     @property
     def attempt(self) -> int:
-        """The attempt that wrote the newest checkpoint; 0 = there is none."""
+        """Attempt that wrote the newest checkpoint; 0 = there is none."""
         return 0 if self.checkpoint is None else CheckpointId.of(self.checkpoint).attempt
 
     @property
     def best(self) -> CheckpointId:
-        """The checkpoint of the best evaluation."""
         progress = self._parts.progress
         return CheckpointId(progress.best_attempt, progress.best_step)
 
     def votes(self) -> tuple[bool, bool]:
-        """Returns what this worker knows of `due` and `whole`; `agree` is told what all know.
+        """Returns this worker's part of `due` and `whole`; `agree` takes the sums.
 
-        Clocks differ: rank 0's alone says when it is time for a checkpoint, and never while one is in flight.
+        Clocks differ: only rank 0's decides when a checkpoint is due, and never while one is in flight.
         """
         every_s, rank = self._parts.config.checkpoint.every_s, self._parts.workers.rank
         late = rank == 0 and 0.0 < every_s <= time.monotonic() - self._began_at_s
         return late and not self._writer.busy, self._writer.done
 
     def agree(self, *, due: bool, whole: bool) -> None:
-        """Takes what the workers know together."""
         self.due, self.whole = due, whole
 
     def begin(self) -> None:
-        """Begins a checkpoint of this step: returns once it is copied."""
+        """Begins a checkpoint of this step; returns once it is copied."""
         parts = self._parts
         parts.progress.loss_scale = parts.model.update.scale.to_state()
         parts.progress.noise = parts.telemetry.noise.to_state()
@@ -86,10 +80,10 @@ class Saving:
         self.step, self._began_at_s = parts.progress.step, time.monotonic()
 
     def end(self) -> None:
-        """Waits until the checkpoint in flight is whole, if there is one.
+        """Waits until the checkpoint in flight is complete, if there is one.
 
         Raises:
-            CheckpointError: it cannot be written; on every worker.
+            CheckpointError: It cannot be written; on every worker.
         """
         if not self._in_flight:
             return
@@ -99,7 +93,7 @@ class Saving:
         self.checkpoint = self._parts.checkpoints.store.path(self.step)
 
     def keep_last(self) -> None:
-        """Lets the checkpoint in flight count where the run fails for another reason."""
+        """Finishes the checkpoint being written when the run fails for an unrelated reason."""
         try:
             written = self._writer.wait()
         except CheckpointError as error:
@@ -109,14 +103,13 @@ class Saving:
                 self._report(written)
 
     def close(self) -> None:
-        """Ends the thread, after the write in flight."""
         self._writer.close()
 
     def mark_best(self) -> None:
-        """Keeps the checkpoint of this step, which was saved before the evaluation, as the best.
+        """Marks this step's checkpoint, saved before the evaluation, as the best.
 
         Raises:
-            CheckpointError: on every worker.
+            CheckpointError: On every worker.
         """
         parts, score, best = self._parts, self._parts.progress.best, self.best
         assert score is not None
@@ -125,11 +118,7 @@ class Saving:
         self._on_first_worker(lambda: parts.checkpoints.store.mark_best(best, headline, score))
 
     def newest(self) -> Path:
-        """Returns the newest checkpoint that can be read, the same on every worker.
-
-        Raises:
-            CheckpointError: there is none.
-        """
+        """Returns the newest readable checkpoint, the same on every worker."""
         parts = self._parts
         path: Path | None = None
         if parts.workers.rank == 0:
@@ -140,12 +129,6 @@ class Saving:
         return path
 
     def go_back_to(self, step: int, path: Path) -> None:
-        """Takes an earlier checkpoint as the newest.
-
-        Args:
-            step: Its step.
-            path: Its folder.
-        """
         self.step, self.checkpoint = step, path
 
     def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
@@ -177,11 +160,7 @@ class Saving:
         self._sink.checkpoint(step=written.step, path=str(written.path), verified=True)
 
     def _on_first_worker(self, write: Callable[[], object]) -> None:
-        """Writes on rank 0; a failure is raised on every worker.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
+        """Writes on rank 0; a failure raises CheckpointError on every worker."""
         problem: str | None = None
         if self._parts.workers.rank == 0:
             try:

@@ -1,4 +1,4 @@
-"""Between a live run and the tensors and numbers of a checkpoint."""
+"""Conversion between a live run and the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class ModelState:
     """One worker's part of the model and of the optimizer; the schedule is a function of the step alone.
 
     Attributes:
-        student: the model.
-        projections: trained with the model and in no model folder.
-        optimizer: over the trained parameters of both.
+        projections: Trained with the model, and in no model folder.
+        optimizer: Over the trained parameters of both.
         names: Names of these parameters, in the optimizer's order.
     """
 
@@ -41,7 +40,6 @@ class ModelState:
     names: tuple[str, ...]
 
     def tensors(self) -> Tensors:
-        """Returns the weights and the optimizer's state, by parameter."""
         state = {
             f"{self.names[number]}.{entry}": torch.as_tensor(value)
             for number, entries in self.optimizer.state_dict()["state"].items()
@@ -52,10 +50,10 @@ class ModelState:
         return {**found, "projections": projections} if projections else found
 
     def load(self, snapshot: Snapshot) -> None:
-        """Loads what this worker has of a snapshot of the whole model.
+        """Loads this worker's part of a snapshot of the whole model.
 
         Raises:
-            CheckpointError: the checkpoint is of another model or optimizer.
+            CheckpointError: The checkpoint is of another model or optimizer.
         """
         try:
             self.student.load_weights(dict(snapshot.tensors[MODEL_FILE]))
@@ -68,11 +66,6 @@ class ModelState:
             ) from error
 
     def _optimizer_state(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Returns the state in the form that torch's optimizers load.
-
-        Raises:
-            KeyError: there is state of a parameter that no worker has.
-        """
         numbers = {name: number for number, name in enumerate(self.names)}
         entries: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in snapshot.tensors["optimizer"].items():
@@ -98,19 +91,17 @@ def take(
     taken_s: float,
     steps_per_epoch: int,
 ) -> Snapshot:
-    """Returns everything that a resumed run needs to continue as if nothing had happened.
+    """Returns everything that a resumed run needs to continue as if never interrupted.
 
-    It is one model's, whatever number of workers trained it in whatever strategy.
+    It describes one model, independent of the number of workers and their strategy.
 
     Args:
-        tensors: Tensors of the whole model.
-        optimizer: Optimizer of any worker.
-        progress: counters.
-        random_states: by rank.
-        data: identity of the dataset.
-        spent_s: time by phase.
+        tensors: Of the whole model.
+        optimizer: Of any worker.
+        random_states: By rank.
+        data: Identity of the dataset.
         taken_s: Unix time at which `spent_s` and the usage in `progress` end.
-        steps_per_epoch: Steps per epoch, for the sampler's position.
+        steps_per_epoch: For the sampler's position.
     """
     random_tensors: dict[str, torch.Tensor] = {}
     random_scalars: list[dict[str, Any]] = []
@@ -142,22 +133,14 @@ def take(
 
 
 def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> Progress:
-    """Puts a run where the snapshot was taken, but for this worker's generators.
+    """Restores a run, except for this worker's generators; returns the counters.
 
-    Each worker takes what it has a place for: the number of workers and the strategy may be others
-    than before. `restore_random` follows, last, after all that might draw random numbers.
-
-    Args:
-        snapshot: Snapshot of the whole model.
-        model: this worker's.
-        data: identity of the dataset.
-
-    Returns:
-        The counters.
+    The number of workers and the strategy may differ from before. `restore_random` follows last, after
+    everything that might draw random numbers.
 
     Raises:
-        BadDataError: the dataset is another one; names the differences.
-        CheckpointError: the checkpoint is of another model or optimizer.
+        BadDataError: The dataset differs; names the differences.
+        CheckpointError: The checkpoint is of another model or optimizer.
     """
     state = snapshot.state
     _same_data(state["data"], data, state["progress"]["step"])
@@ -166,10 +149,7 @@ def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> P
 
 
 def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, device: torch.device) -> None:
-    """Continues this worker's random number generators.
-
-    Another number of workers than there was draws again, from seed, step and rank.
-    """
+    """Restores this worker's generators; another number of workers seeds them by seed, step and rank."""
     if len(snapshot.state["random"]) != world:
         step = snapshot.state["progress"]["step"]
         seed_all(int(np.random.SeedSequence([seed, step, world]).generate_state(1)[0]), rank=rank)

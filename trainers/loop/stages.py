@@ -1,10 +1,9 @@
 """A run in stages: each starts from the best checkpoint of the one before, which is also its teacher.
 
 Every stage is a training of its own, with a folder of checkpoints: `stages/1`, `stages/2` ... in the run's
-folder, and for the last stage that folder itself. A stage that has ended leaves `stage.json` next to its
-checkpoints; an attempt skips the stages that have one, and resumes the first that has none from its newest
-checkpoint. Steps are counted through, and what was spent is carried over, so that the run ends with figures
-of the whole.
+folder, and for the last stage that folder itself. A completed stage leaves `stage.json` next to its
+checkpoints; an attempt skips stages that have one, and resumes the first without from its newest
+checkpoint. Step numbers continue and usage is carried over, so that the run ends with figures of the whole.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a stage that has ended hands on.
+    """Result of a completed stage.
 
     Attributes:
         checkpoint: Folder of its best checkpoint.
-        steps: Optimizer updates of it.
+        steps: Its optimizer updates.
         total_steps: Optimizer updates of the run.
-        counters: Counters of `trainers.loop.progress.Progress` that the whole run sums up, by name.
-        usage: What it and those before it used; see `trainers.telemetry.usage.Usage`.
-        spent_s: Their time by phase.
-        ended_s: when it ended, Unix time: work before it is kept.
+        counters: Counters of `trainers.loop.progress.Progress` that the whole run sums up.
+        usage: Its own and that of the stages before, see `trainers.telemetry.usage.Usage`.
+        spent_s: Likewise, time by phase.
+        ended_s: Unix time; work before it is kept.
     """
 
     checkpoint: str
@@ -56,7 +55,7 @@ class Ended:
         """Writes the record; it survives a power cut.
 
         Raises:
-            CheckpointError: no space, no permission, or a later attempt has begun.
+            CheckpointError: No space, no permission, or a later attempt has begun.
         """
         draft, final = folder / f"{RECORD}.{fence.attempt}.draft", folder / RECORD
         try:
@@ -73,10 +72,10 @@ class Ended:
 
     @classmethod
     def read(cls, folder: Path) -> Ended | None:
-        """Returns what a stage left in its folder; None = it has not ended.
+        """Returns the record in a stage's folder; None = the stage has not ended.
 
         Raises:
-            CheckpointError: the record cannot be read.
+            CheckpointError: The record cannot be read.
         """
         file = folder / RECORD
         try:
@@ -88,8 +87,6 @@ class Ended:
 
 
 class TrainOne(Protocol):
-    """Trains a run without stages, as `trainers.entrypoint.train` does."""
-
     def __call__(
         self,
         config: RunConfig,
@@ -100,26 +97,13 @@ class TrainOne(Protocol):
         fence: Fence | None,
         before: Ended | None,
         last: bool,
-    ) -> tuple[TrainingOutcome, Any]:
-        """Returns how it ended, and the trainer."""
+    ) -> tuple[TrainingOutcome, Any]: ...
 
 
 def train(
     config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, fence: Fence | None, train_one: TrainOne
 ) -> TrainingOutcome:
-    """Trains the stages that have not ended, one after the other.
-
-    Args:
-        config: Run with stages.
-        sink: reported to on rank 0; steps count through all stages.
-        stop: asked at each step boundary.
-        clock: when the attempt was opened and the run submitted.
-        fence: Fence of the attempt.
-        train_one: Trains a single stage.
-
-    Raises:
-        TrainingError: whatever a stage raises.
-    """
+    """Trains the remaining stages, one after the other."""
     assert config.stages is not None
     count = len(config.stages)
     folders = [_folder(config, number, count) for number in range(1, count + 1)]
@@ -153,13 +137,11 @@ def train(
 
 
 def stage_config(config: RunConfig, number: int, folder: Path, start: str | None) -> RunConfig:
-    """Returns a stage as a run of its own.
+    """Returns a stage, counted from 1, as a run of its own.
 
     Args:
-        config: Run with stages.
-        number: Of the stage, from 1.
         folder: Its checkpoints.
-        start: Checkpoint that it starts from and learns from; None = the run's own student and teacher.
+        start: Checkpoint that it starts and learns from; None = the run's own student and teacher.
     """
     sections = config.stage_sections(number)
     if start is not None:
@@ -182,11 +164,7 @@ def _folder(config: RunConfig, number: int, count: int) -> Path:
 
 
 def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
-    """Writes the record of a stage on rank 0; all workers wait for it.
-
-    Raises:
-        CheckpointError: on every worker.
-    """
+    """Writes a stage's record on rank 0; a CheckpointError is raised on every worker."""
     problem: str | None = None
     if trainer.workers.rank == 0:
         try:
@@ -207,13 +185,6 @@ def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, t
 
 
 def _whole(outcome: TrainingOutcome, done: int, total_steps: int) -> TrainingOutcome:
-    """Returns the outcome of the run, of that of its last stage so far.
-
-    Args:
-        outcome: Outcome of the stage.
-        done: Steps of the stages before.
-        total_steps: Steps of the run.
-    """
     summary = dict(outcome.summary)
     for name in ("steps", "best_step"):
         value = summary.get(name)
@@ -223,12 +194,7 @@ def _whole(outcome: TrainingOutcome, done: int, total_steps: int) -> TrainingOut
 
 
 class StageSink:
-    """Reports stages as one run: steps count through, and points say which stage they are of.
-
-    Args:
-        sink: Sink of the run.
-        config: Run with stages.
-    """
+    """Reports stages as one run: step numbers continue, and points name their stage."""
 
     def __init__(self, sink: Sink, config: RunConfig) -> None:
         self._sink, self._config = sink, config
@@ -236,16 +202,10 @@ class StageSink:
         self.total_steps = 0
 
     def enter(self, number: int, done: int) -> None:
-        """Begins a stage.
-
-        Args:
-            number: Of the stage, from 1.
-            done: Steps of the stages before.
-        """
+        """Begins a stage, counted from 1, after `done` steps of the stages before."""
         self._number, self._done = number, done
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
-        """Reports the start once in an attempt."""
         examples = facts.get("train_examples")
         assert isinstance(examples, int)
         self.total_steps = self._config.steps_of(examples)
@@ -259,7 +219,6 @@ class StageSink:
         )
 
     def points(self, points: Sequence[Point]) -> None:
-        """Reports points, and with those of a step its stage."""
         moved = [replace(point, step=point.step + self._done) for point in points]
         of_step = [point for point in moved if point.name == "loss"]
         self._sink.points(
@@ -267,23 +226,18 @@ class StageSink:
         )
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
-        """Reports progress in the whole run."""
         self._sink.progress(step=self._done + step, total_steps=self.total_steps or total_steps, phase=phase)
 
     def measurement(self, measurement: Measurement) -> None:
-        """Reports a measurement; one of an earlier stage than the last says so."""
         if self._number < len(self._config.stages or ()) and not measurement.name.startswith("window_"):
             measurement = replace(measurement, scope=f"stage:{self._number}, {measurement.scope}")
         self._sink.measurement(measurement)
 
     def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        """Passes a line on."""
         self._sink.log(level, message)
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
-        """Reports a checkpoint under its step of the whole run."""
         self._sink.checkpoint(step=self._done + step, path=path, verified=verified)
 
     def flush(self, timeout_s: float) -> bool:
-        """Passes the request on."""
         return self._sink.flush(timeout_s)

@@ -1,4 +1,4 @@
-"""What is known of one step: its sums over all workers, and a step whose sums are still on their way."""
+"""One step: its sums over all workers, and a step whose sums are still in transit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ class StepTotals:
     """Sums of a step over all workers, the same on each.
 
     Attributes:
-        loss_sum: over the global batch.
-        squares: squared L2 norm of the gradients, which carry the loss scale.
-        tokens, padded_tokens: Token counts of the global batch.
-        noise: sum of what the workers saw of the gradient's parts.
-        underflow_pct: Underflow of rank 0's gradients, in a step that reports it.
-        stop: why to stop after this step, or None.
+        loss_sum: Over the global batch.
+        squares: Squared L2 norm of the gradients, which carry the loss scale.
+        noise: Sum of squared norms of the gradient's parts.
+        underflow_pct: Of rank 0's gradients, in a step that reports it.
     """
 
     loss_sum: float
@@ -35,7 +33,6 @@ class StepTotals:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are finite: a sum is so only where every part is."""
         return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
 
 
@@ -44,11 +41,9 @@ class Launched:
     """A step whose numbers the host may not have read yet.
 
     Attributes:
-        batch: Batch of the step.
-        rate: learning rate.
-        reports_underflow: Whether its numbers have the underflow.
+        rate: Learning rate.
         timed: Whether its time counts in the rates.
-        sent: Gives what its exchange of gradients took, once the host has waited for it.
+        sent: Returns the cost of its gradient exchange, once the host has waited for it.
         transfer: Its numbers on their way to the host; None = they were read at once.
     """
 

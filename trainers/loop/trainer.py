@@ -45,9 +45,9 @@ class Trainer:
     """One attempt at a run.
 
     Args:
-        parts: Parts of the run, restored from a checkpoint if there is one.
-        sink: real on rank 0, null elsewhere.
-        stop: asked at each step boundary.
+        parts: Restored from a checkpoint if there is one.
+        sink: Real on rank 0, null elsewhere.
+        stop: Polled at each step boundary.
     """
 
     def __init__(self, parts: RunParts, sink: Sink, stop: Stop) -> None:
@@ -80,7 +80,7 @@ class Trainer:
         self.working = "training" if self.config.trains else "validating"
 
     def continue_from(self, taken: Snapshot) -> None:
-        """Restores what is neither model nor optimizer, after `snapshot.restore` and `progress`."""
+        """Restores everything but model and optimizer, after `snapshot.restore` and `progress`."""
         self.model.update.scale.restore(self.progress.loss_scale)
         self.model.update.follow_scale()
         self.telemetry.noise.restore(self.progress.noise)
@@ -91,9 +91,9 @@ class Trainer:
         """Trains to the end or until stopped.
 
         Raises:
-            NotFiniteError: loss or gradients; no checkpoint is written after it.
-            CheckpointError: a checkpoint cannot be written.
-            PipelineError: a stage of a pipeline is gone.
+            NotFiniteError: Loss or gradients; no checkpoint is written after it.
+            CheckpointError: A checkpoint cannot be written.
+            PipelineError: A stage of a pipeline is gone.
         """
         try:
             with self.model.replica.watched():
@@ -156,18 +156,16 @@ class Trainer:
     def _start_over(
         self, batches: Prefetcher[tuple[StepBatch, Tally]]
     ) -> Prefetcher[tuple[StepBatch, Tally]]:
-        """Rolls back; returns the batches from there on."""
         batches.close()
         self.roll_back()
         return Prefetcher(self._prepare, self.progress.step, self.total_steps)
 
     @property
     def _next_step(self) -> int:
-        """The step (0-based) that is trained next."""
         return self.progress.step + (self.launched is not None)
 
     def _at_boundary(self) -> bool:
-        """Whether something may be due before the next step, for which the last one's numbers are needed."""
+        """Whether something may be due before the next step that needs the last one's numbers."""
         if self.launched is None or self.stopping or self.saving.due or self.saving.whole:
             return True
         step, every = self._next_step, self.config.checkpoint.every_steps
@@ -181,19 +179,15 @@ class Trainer:
         return self.telemetry.profiler.covers(step) or self.telemetry.tracer.covers_next
 
     def _prepare(self, step: int) -> tuple[StepBatch, Tally]:
-        """Returns a step's batch and what its arithmetic is counted from; runs ahead, in a thread."""
         batch = self.data.batches[step]
         return batch.pinned(self.device), tally(batch.micro_batches)
 
     def train_step(self, batch: StepBatch) -> bool:
-        """Returns one optimizer update: gradients of the global batch, agreement, update, report.
+        """Runs one optimizer update; returns False when the run must go back to a checkpoint.
 
-        Where the device runs behind the host, it decides itself whether the step is applied, and the host
-        reads the step's numbers in the next step, when that one's passes are launched. Devices of several
-        workers decide by the same sums.
-
-        Returns:
-            False when the run has to go back to a checkpoint instead.
+        If the device runs behind the host, it decides itself whether the step is applied, and the host
+        reads the step's numbers during the next one, after launching its passes. Devices of several workers
+        decide by the same sums.
         """
         config, step = self.config, self._next_step
         objective, replica, update = self.model.objective, self.model.replica, self.model.update
@@ -251,11 +245,7 @@ class Trainer:
         return self._conclude(launched, totals)
 
     def _finish_step(self) -> bool:
-        """Reads the numbers of the step before, if that was left to now.
-
-        Returns:
-            False when the run has to go back to a checkpoint.
-        """
+        """Reads the previous step's numbers if pending; returns False to go back to a checkpoint."""
         launched, self.launched = self.launched, None
         if launched is None or launched.transfer is None:
             return True
@@ -265,11 +255,7 @@ class Trainer:
         return self._conclude(launched, totals)
 
     def _conclude(self, launched: Launched, totals: StepTotals) -> bool:
-        """Applies a step, unless the device has, counts and reports it.
-
-        Returns:
-            False when the run has to go back to a checkpoint instead.
-        """
+        """Applies a step unless the device has, and reports it; returns False to go back to a checkpoint."""
         update, batch, step = self.model.update, launched.batch, self.progress.step
         loss_scale = update.scale.value  # The host has read all steps before, which led to it.
         norm = math.sqrt(totals.squares) / loss_scale
@@ -349,21 +335,13 @@ class Trainer:
         return progress.step >= self.total_steps and progress.evaluated_step == progress.step
 
     def test(self, final_test: FinalTest) -> None:
-        """Scores the test part with the best checkpoint, unless a stop comes first; nothing follows it.
-
-        Raises:
-            CheckpointError: on every worker.
-        """
+        """Scores the test part with the best checkpoint, unless a stop comes first; nothing follows it."""
         self.timeline.enter(Phase.test)
         self._say("testing")
         self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
 
     def save(self) -> None:
-        """Begins a checkpoint of this step, after the one in flight; every worker takes part.
-
-        Raises:
-            CheckpointError: the one in flight cannot be written; on every worker.
-        """
+        """Begins a checkpoint of this step, after the one in flight; every worker takes part."""
         self.saving.end()
         self.timeline.enter(Phase.checkpoint)
         self._say("saving")
@@ -396,15 +374,9 @@ class Trainer:
         return self.stopping is not None
 
     def _skip(self, loss: float, grad_norm: float) -> bool:
-        """Returns what becomes of a step whose loss or gradients are not finite; the same on every worker.
+        """Handles non-finite loss or gradients, the same way on every worker; returns False to roll back.
 
-        A skipped step is not applied and counts all the same: data order and learning rate go on.
-
-        Returns:
-            True when it is skipped, False when the run has to go back to a checkpoint.
-
-        Raises:
-            NotFiniteError: the policy says so, or its limit is reached.
+        A skipped step is not applied but counts: data order and learning rate advance.
         """
         progress = self.progress
         # A finite loss whose gradients overflow: the scale was too high, and that is no failure.
@@ -424,13 +396,10 @@ class Trainer:
         self._report_not_finite(loss, grad_norm)
 
     def roll_back(self) -> None:
-        """Goes on from the newest checkpoint with another order of the data and other dropout.
+        """Continues from the newest checkpoint with another data order and other dropout.
 
-        The same batches and the same dropout would lead to the same numbers. What was spent stays
-        spent, and an evaluation of the restored step stays valid.
-
-        Raises:
-            CheckpointError: no checkpoint can be read.
+        The same batches and dropout would lead to the same numbers. Usage since stays counted, and an
+        evaluation of the restored step stays valid.
         """
         progress = self.progress
         self.saving.end()
@@ -450,7 +419,6 @@ class Trainer:
         )
 
     def _totals(self) -> StepTotals:
-        """Returns one exchange outside steps: whether to stop, and what else all must know."""
         return self._agreed(self.workers.sum(self._shares(), self.device))
 
     def _shares(
@@ -461,14 +429,6 @@ class Trainer:
         noise: float | torch.Tensor = 0.0,
         underflow_pct: float | torch.Tensor = 0.0,
     ) -> list[float | torch.Tensor]:
-        """Returns this worker's part of everything that all must know; `_agreed` reads the sums.
-
-        Args:
-            loss_sum, squares: this worker's part of the loss and of the gradient's squared norm.
-            counted: micro-batches that this worker counts.
-            noise: Norms of the gradient's parts.
-            underflow_pct: Underflow to report.
-        """
         asked = self.stop.requested()
         return [
             loss_sum,
@@ -483,7 +443,6 @@ class Trainer:
         ]
 
     def _agreed(self, sums: Sequence[float]) -> StepTotals:
-        """Returns the sums over all workers of `_shares`."""
         loss, norm2, tokens, padded, parts_seen, underflow, due, whole, *rest = sums
         self.saving.agree(due=due > 0, whole=whole > 0)
         self.model.objective.agree(rest[len(_REASONS) :])
@@ -518,7 +477,6 @@ class Trainer:
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
-        """Reports the profiled window: rank 0's figures, every worker's kernels and kernel trace."""
         recorded = self.telemetry.profiler.take()
         if recorded is None:
             return
@@ -544,7 +502,6 @@ class Trainer:
                     self.sink.measurement(measurement)
 
     def _report_trace(self) -> None:
-        """Keeps the timeline of the traced steps; a disk that refuses it ends no run."""
         spans = self.telemetry.tracer.take()
         if spans is None:
             return
@@ -612,7 +569,6 @@ class Trainer:
         )
 
     def _judgement(self) -> dict[str, float | int | str | None]:
-        """The headline metric at the last evaluation, on the test part and at the best, and whose that is."""
         progress = self.progress
         found = progress.best_step >= 0
         kept = found and (self.config.trains or self.saving.checkpoint is not None)

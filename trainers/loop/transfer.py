@@ -1,4 +1,4 @@
-"""Numbers of a step on their way from the device to the host."""
+"""A step's numbers on their way from the device to the host."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from trainers.device_kinds import kind_of
 
 
 class Transfer:
-    """Begins to copy a step's numbers to the host; nothing waits until they are read.
-
-    Args:
-        values: Numbers that the host knows, and scalars on the device.
-        device: Device of the scalars.
-    """
+    """Begins to copy numbers and device scalars to the host without waiting."""
 
     def __init__(self, values: Sequence[float | torch.Tensor], device: torch.device) -> None:
         backend = kind_of(device).backend
@@ -26,7 +21,7 @@ class Transfer:
         self._arrival = backend.moment(device)
 
     def read(self) -> list[float]:
-        """Returns the numbers in their order; waits until those of the device have arrived."""
+        """Returns the numbers in order; waits until those of the device have arrived."""
         self._backend.wait(self._arrival)
         found = iter(self._here.tolist())
         return [next(found) if isinstance(value, torch.Tensor) else value for value in self._values]

@@ -1,4 +1,4 @@
-"""Weights that a model computes with in another form than they are trained in: what happens around a step."""
+"""Hooks around a step for weights that a model computes with in another form than they are trained in."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ _COUNTED_EVERY_STEPS = 8
 
 
 def counts_signs(step: int, log_every_steps: int) -> bool:
-    """Returns whether a step reports, and is the first to do so in some steps.
-
-    Args:
-        step: 0-based.
-        log_every_steps: steps between reports.
-    """
+    """Returns whether a step (0-based) reports, and is the first to do so in some steps."""
     finished = step + 1
     before = finished - log_every_steps
     reports = finished % log_every_steps == 0
@@ -22,27 +17,19 @@ def counts_signs(step: int, log_every_steps: int) -> bool:
 
 
 class Latent:
-    """A model whose weights are what they seem: nothing happens."""
+    """A model without such weights: nothing happens."""
 
     def begin_step(self, step: int, total_steps: int, *, counts: bool) -> None:
-        """Called before each step.
+        """Called before each step (0-based); `counts` = its update counts in `points`."""
 
-        Args:
-            step: 0-based.
-            total_steps: Steps of the run.
-            counts: Whether the step is one whose update is looked at for `points`.
-        """
+    def before_update(self) -> None: ...
 
-    def before_update(self) -> None:
-        """Called before the optimizer's step."""
-
-    def after_update(self) -> None:
-        """Called after the optimizer's step."""
+    def after_update(self) -> None: ...
 
     def points(self) -> Mapping[str, float]:
-        """Returns what the last update that was looked at changed; waits for the device, and once each."""
+        """Returns the changes of the last counted update, once; waits for the device."""
         return {}
 
     def figures(self) -> Mapping[str, float]:
-        """Returns figures that a run ends with."""
+        """Returns figures for the run's summary."""
         return {}

@@ -1,8 +1,7 @@
 """The number formats of a run: how it computes, how it stores parameters, how it evaluates.
 
-`arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. Where the
-device has no instructions for a half precision that is offered all the same, the same numbers come
-from fp32 products of rounded operands: `Rounded`. The loss scale of fp16 is `trainers.updates.loss_scale`.
+`arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. The loss scale of
+fp16 is `trainers.updates.loss_scale`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class Arithmetic:
-    """How a run computes: fp32 throughout.
+    """fp32 arithmetic throughout.
 
     Attributes:
         name: Description of what really runs, for the record.
-        half: the half precision that takes part; None = none does.
-        half_parameters: parameters and gradients are stored in it, and the optimizer keeps masters.
+        half: The half precision that takes part; None = none.
+        half_parameters: Parameters and gradients are stored in it, and the optimizer keeps masters.
     """
 
     name = "fp32"
@@ -40,7 +39,7 @@ class Arithmetic:
     half_parameters = False
 
     def prepare(self, model: nn.Module) -> None:
-        """Changes the model's modules where the arithmetic asks for it; names stay."""
+        """Changes the model's modules if the arithmetic needs it; names stay."""
         if self.half_parameters:
             model.to(self.half)
 
@@ -55,7 +54,7 @@ class Tf32(Arithmetic):
     name = "tf32"
 
     def prepare(self, model: nn.Module) -> None:
-        """Allows it for the process; `trainers.process.reset_process` takes it back."""
+        """Enables it for the process; `trainers.process.reset_process` disables it."""
         torch.set_float32_matmul_precision("high")
 
 
@@ -88,7 +87,7 @@ class Rounded(Arithmetic):
         )
 
     def prepare(self, model: nn.Module) -> None:
-        """Lets every Linear round; names stay. Half parameters are widened where they are used."""
+        """Replaces every Linear by one that rounds; half parameters are widened where they are used."""
         super().prepare(model)
         linear = _ROUNDED[self.half] if self.half is not None else nn.Linear
         for module in model.modules():
@@ -103,15 +102,10 @@ class Rounded(Arithmetic):
 def arithmetic_for(
     precision: Precision, device: torch.device, numerics: Numerics | None = None
 ) -> Arithmetic:
-    """Returns the arithmetic of a precision on a device.
-
-    Args:
-        precision: Precision of forward and backward.
-        device: Device to compute on.
-        numerics: Storage of parameters; None = fp32.
+    """Returns the arithmetic of a precision on a device; `numerics` None = fp32 parameters.
 
     Raises:
-        BadSpecError: the device cannot compute in the precision, or nothing is half.
+        BadSpecError: The device cannot compute in the precision, or nothing is half.
     """
     half_parameters = numerics is not None and numerics.parameters == "half"
     if half_parameters and precision not in _HALF:
@@ -139,12 +133,10 @@ def why_not(precision: Precision, device: torch.device) -> str | None:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Returns whether a device has instructions for bf16."""
     return kind_of(device).backend.has_instructions(Precision.bf16, device)
 
 
 def has_fp16(device: torch.device) -> bool:
-    """Returns whether a device has instructions for fp16."""
     return kind_of(device).backend.has_instructions(Precision.fp16, device)
 
 
@@ -153,18 +145,14 @@ def _has(half: torch.dtype, device: torch.device) -> bool:
 
 
 class Inference:
-    """How a model is evaluated: as it is trained.
-
-    Args:
-        training: arithmetic of the training.
-    """
+    """Evaluation in the arithmetic of training."""
 
     def __init__(self, training: Arithmetic) -> None:
         self._training = training
         self.name = training.name
 
     def keep(self, model: nn.Module) -> None:
-        """Gives a model that no step will train this format for good; what it had is gone."""
+        """Converts a model that no step will train to this format, for good."""
 
     @contextlib.contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -206,12 +194,10 @@ class HalfInference(Inference):
     format widens each where it is used, and rounds operands and results: see `Rounded`.
 
     Args:
-        training: arithmetic of the training.
-        device: Device to compute on.
-        half: the format; None = the training's, or else the better one that the device has.
+        half: None = the training's, or else the better one that the device has.
 
     Raises:
-        BadSpecError: the GPU has no such format.
+        BadSpecError: The GPU has no such format.
     """
 
     def __init__(self, training: Arithmetic, device: torch.device, half: torch.dtype | None = None) -> None:
@@ -255,12 +241,8 @@ class HalfInference(Inference):
 class PackedInference(Inference):
     """Binary layers computed from their bits; every other layer as in training.
 
-    Args:
-        training: arithmetic of the training.
-        device: Device to compute on.
-
     Raises:
-        BadSpecError: there are no kernels for packed layers here, or not the instructions that are asked for.
+        BadSpecError: There are no kernels for packed layers here, or not the required instructions.
     """
 
     def __init__(self, training: Arithmetic, device: torch.device) -> None:
@@ -290,7 +272,6 @@ class PackedInference(Inference):
 
 
 def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:
-    """Returns the arithmetic of evaluation on a device."""
     if numerics.evaluation == "fp32":
         return Fp32Inference(training)
     if numerics.evaluation == "half":
@@ -304,7 +285,6 @@ def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device
 
 @contextlib.contextmanager
 def _as(model: nn.Module, dtype: torch.dtype, kinds: _Kinds) -> Iterator[None]:
-    """The model with converted parameters and other layers; the stored values are put back."""
     stored = {parameter: parameter.data for parameter in model.parameters()}
     before: dict[nn.Module, type[nn.Module]] = {}
     try:
@@ -320,7 +300,6 @@ def _as(model: nn.Module, dtype: torch.dtype, kinds: _Kinds) -> Iterator[None]:
 
 
 def _become(model: nn.Module, kinds: _Kinds) -> dict[nn.Module, type[nn.Module]]:
-    """Lets layers compute in another way; returns how each did before."""
     before: dict[nn.Module, type[nn.Module]] = {}
     for module in model.modules():
         for base, kind in kinds.items():
@@ -331,8 +310,6 @@ def _become(model: nn.Module, kinds: _Kinds) -> dict[nn.Module, type[nn.Module]]
 
 
 class _WideLayerNorm(nn.LayerNorm):
-    """A LayerNorm of half parameters in fp32 arithmetic."""
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(
             input.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
@@ -340,15 +317,11 @@ class _WideLayerNorm(nn.LayerNorm):
 
 
 class _WideEmbedding(nn.Embedding):
-    """An Embedding of half parameters whose rows come out in fp32."""
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input).float()
 
 
 class _RoundedLinear(nn.Linear):
-    """A Linear whose operands and results are rounded to half precision."""
-
     rounds_to: torch.dtype
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -381,7 +354,8 @@ _ROUNDED: dict[torch.dtype, type[nn.Linear]] = {torch.bfloat16: _LinearInBf16, t
 class _RoundedProduct(torch.autograd.Function):
     """y = round(round(x) round(W)^T + round(b)), and its gradients by the same rule.
 
-    The operands are kept for the backward pass in half precision: half the memory, as the real one has it.
+    The operands are kept for the backward pass in half precision: half the memory, as in real half
+        arithmetic.
     """
 
     @staticmethod
@@ -408,5 +382,4 @@ class _RoundedProduct(torch.autograd.Function):
 
 
 def _round(tensor: torch.Tensor, half: torch.dtype) -> torch.Tensor:
-    """To the nearest value of half precision, kept in fp32."""
     return tensor.to(half).float()

@@ -13,7 +13,6 @@ _FLAGS = {
 
 
 def build(groups: Groups, chosen: Hyperparameters) -> Built:
-    """Builds `torch.optim.AdamW`, or `MasterAdamW` over half-precision parameters."""
     import torch
 
     from trainers.optimizers.masters import MasterAdamW, stored_format

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(groups: Groups, chosen: Hyperparameters) -> Built:
-    """Builds `cuda_ext.Adan`; where its own kernels run, their parity record is taken."""
+    """Builds `cuda_ext.Adan`, with a parity record where its own kernels run."""
     import torch
 
     import cuda_ext

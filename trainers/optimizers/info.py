@@ -31,9 +31,9 @@ class States:
     """Numbers that an optimizer keeps for each parameter.
 
     Attributes:
-        moments: Number of states stored in the format of `optimizer.moments`.
-        fp32: Number of states always stored in fp32.
-        gradients: Number of states stored in the format of the gradients.
+        moments: States in the format of `optimizer.moments`.
+        fp32: States always in fp32.
+        gradients: States in the format of the gradients.
     """
 
     moments: int
@@ -44,9 +44,8 @@ class States:
         """Returns bytes per parameter, including what completes 16-bit parameters to fp32.
 
         Args:
-            stored: format of parameters and gradients.
-            masters: kind of masters; fp32 parameters have none.
-            moments: format of the moments.
+            stored: Format of parameters and gradients.
+            masters: Ignored for fp32 parameters.
         """
         size = BYTES
         masters_bytes = MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
@@ -68,16 +67,13 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """What an optimizer is built with, defaults filled in; weight decay is in the parameter groups.
+    """Arguments of an optimizer, defaults filled in; weight decay is in the parameter groups.
 
     Attributes:
-        implementation: Implementation of the step; `auto` = the fastest available.
-        learning_rate: peak.
-        betas: Decay rates, as many as the optimizer has.
-        eps: added to the denominator.
-        masters: kind of masters of 16-bit parameters.
-        moments: format of the moments.
-        options: values of the fields in `OptimizerInfo.options`.
+        implementation: `auto` = the fastest available.
+        learning_rate: Peak.
+        masters: Kind of masters of 16-bit parameters.
+        options: Values of the fields in `OptimizerInfo.options`.
     """
 
     implementation: Implementation
@@ -94,15 +90,12 @@ class Built:
     """An optimizer and what really runs, for the record.
 
     Attributes:
-        optimizer: over the model's parameters.
-        implementation: name of the implementation that runs; None = no step is taken.
-        library: Library that provides it.
-        fallback: why that is not the one asked for; None when it is.
-        parity: the same implementation's first steps compared with the float64 reference, when our own
-            kernels run: the evidence for their speed.
+        implementation: The one that runs; None = no step is taken.
+        fallback: Why it is not the requested one; None = it is.
+        parity: Comparison of the first steps with the float64 reference, when our own kernels run.
         names: Parameter names in the optimizer's order.
-        masters: Master weights of 16-bit parameters; None = parameters are fp32.
-        moments: format of the moments that may be kept in 16 bits.
+        masters: None = parameters are fp32.
+        moments: Format of the moments that may be kept in 16 bits.
     """
 
     optimizer: torch.optim.Optimizer
@@ -115,7 +108,6 @@ class Built:
     moments: str = "fp32"
 
     def facts(self) -> dict[str, object]:
-        """Returns what a run's record has of its optimizer."""
         names = ("implementation", "library", "masters", "moments", "parity")
         return {f"optimizer_{name}": getattr(self, name) for name in names}
 
@@ -129,16 +121,13 @@ class OptimizerInfo:
     """An optimizer.
 
     Attributes:
-        name: value of `optimizer.name`.
-        summary: Description in a few words.
-        build: builds it over parameter groups; torch is imported only when this is called.
-        betas: defaults of `optimizer.betas`.
-        states: kept for each parameter.
-        implementations: values of `optimizer.implementation` besides `auto`.
-        masters: kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
-        moments: formats of `optimizer.moments`.
-        options: fields of the section `optimizer` that no other optimizer has, unless it lists them too.
-        freezes_second_moment: can be compressed to one bit; its class derives from `cuda_ext.Adan`.
+        build: Builds it over parameter groups; imports torch.
+        betas: Defaults of `optimizer.betas`.
+        implementations: Values of `optimizer.implementation` besides `auto`.
+        masters: Kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
+        moments: Formats of `optimizer.moments`.
+        options: Fields of the section `optimizer` that no other optimizer has, unless it lists them too.
+        freezes_second_moment: Can be compressed to one bit; its class derives from `cuda_ext.Adan`.
         availability: Returns the implementations that run on this machine; None = all of them.
     """
 

@@ -23,10 +23,6 @@ class MasterAdamW(torch.optim.AdamW):
     bit is not lost. A step equals fp32 AdamW on the masters with the widened gradients; then each
     parameter becomes its master, rounded. `param_groups` hold the masters, and a parameter's state
     carries its master under `master`, so that a checkpoint has it.
-
-    Args:
-        groups: parameter groups of half-precision parameters; masters begin at their values.
-        options: Options of `torch.optim.AdamW`.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -47,8 +43,8 @@ class MasterAdamW(torch.optim.AdamW):
     def step(self, closure: Any = None) -> Any:
         """Takes one step from the half-precision gradients.
 
-        Honours `grad_scale` as fused AdamW does, in fp32: gradients that are still multiplied by
-        a loss scale never have to be representable without it.
+        Honours `grad_scale` as fused AdamW does, in fp32: gradients with a loss scale need not be
+        representable without it.
         """
         if closure is not None:
             raise ValueError("MasterAdamW takes no closure; compute gradients before the step")
@@ -73,7 +69,6 @@ class MasterAdamW(torch.optim.AdamW):
             master.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the parameters' gradients."""
         for half in self._halves:
             if set_to_none:
                 half.grad = None
@@ -89,11 +84,6 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave.
-
-        Raises:
-            KeyError: the state is of an optimizer without masters.
-        """
         inner = {}
         for number, master in enumerate(self._masters):
             entries = dict(state_dict["state"][number])

@@ -21,10 +21,10 @@ from trainers.workers import GroupWorkers, Workers
 
 
 def workers_of(config: RunConfig) -> Workers:
-    """This process' place among the run's workers.
+    """Returns this process's place among the run's workers.
 
     Raises:
-        BadSpecError: the process group is missing or of another size than the run asks for.
+        BadSpecError: The process group is missing or of another size than the run asks for.
     """
     wanted = config.parallel.workers
     if wanted == 1:
@@ -42,17 +42,10 @@ def workers_of(config: RunConfig) -> Workers:
 def partition_stages(
     config: RunConfig, student: Student, workers: Workers, device: torch.device, arithmetic: Arithmetic
 ) -> StagePartition | None:
-    """Returns which of a model's layers this worker has; the student forgets the others. None = it has all.
+    """Returns this worker's layers, and removes the others from the student; None = it has all.
 
     Args:
-        config: the run.
-        student: whole, as every worker has built it, on its device.
-        workers: Workers of the run.
-        device: Device on which layers are timed, where the partition balances time.
-        arithmetic: Arithmetic of the forward pass.
-
-    Raises:
-        BadSpecError: there are more stages than layers.
+        student: The whole student, on its device.
     """
     if workers.stages == 1:
         return None
@@ -78,14 +71,10 @@ def replicate(
     """Applies the strategy's wrappers to the model, which is on its device already.
 
     Args:
-        config: the run, with the micro-batch that was chosen.
-        student: the model.
+        config: With the resolved micro-batch size.
         module: Module being trained: the student, or a wrapper around it.
-        partition: Partition of a pipeline.
-        optimizer: over the module's parameters.
-        noise: shown gradients before they are averaged.
-        total_steps: Steps of the run.
-        place: workers, device, arithmetic and timeline, see `Replica`.
+        noise: Sees gradients before they are averaged.
+        place: Workers, device, arithmetic and timeline, see `Replica`.
     """
     if partition is not None:
         # Imported here: no other strategy needs these libraries.

@@ -1,4 +1,4 @@
-"""Passes of a worker that are recorded once for each shape of a micro-batch, and then replayed.
+"""A worker's passes, recorded once for each shape of a micro-batch and then replayed.
 
 Launching the kernels of a small model takes the host longer than computing them takes a GPU. A recording
 (`trainers.device_kinds.backend.Recorder`; on a GPU a CUDA graph) gives the device all of a pass at once. It
@@ -42,12 +42,11 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What replays the passes of one shape.
+    """Replays the passes of one shape.
 
     Attributes:
-        forward: replays the forward pass.
-        first, further: replay the backward pass of a step's first micro-batch, and of others.
-        loss: where `forward` leaves the loss, summed over examples.
+        first, further: The backward pass of a step's first micro-batch, and of others.
+        loss: Output of `forward`, summed over examples.
     """
 
     forward: Callable[[], None]
@@ -61,9 +60,9 @@ class _Passes:
     """Forward and backward pass for micro-batches of one shape.
 
     Attributes:
-        batch: memory of their tensors.
-        seeds: how many a forward pass takes.
-        recording: None = they are not recorded yet.
+        batch: Memory of their tensors.
+        seeds: Number that a forward pass takes.
+        recording: None = not recorded yet.
     """
 
     batch: Batch
@@ -79,9 +78,8 @@ class RecordedReplica(Replica):
     one are not replayed.
 
     Args:
-        student, module, place: see `Replica`.
-        noise: looks at gradients by hooks, which a replay does not call.
-        accumulates: some steps have several micro-batches.
+        noise: Looks at gradients by hooks, which a replay does not call.
+        accumulates: Some steps have several micro-batches.
     """
 
     def __init__(
@@ -164,13 +162,7 @@ class RecordedReplica(Replica):
         return self._recorder.rehearse(lambda: self._loss(passes, loss_of))
 
     def _backward(self, loss: torch.Tensor, *, first: bool, repeats: bool = False) -> None:
-        """Writes the gradients of a step's first micro-batch, or adds those of another.
-
-        Args:
-            loss: of the micro-batch.
-            first: it is the first of its step.
-            repeats: the same pass is computed once more.
-        """
+        """Writes the gradients of a step's first micro-batch, or adds those of another."""
         found = torch.autograd.grad(
             loss * self._factor, self._trained, retain_graph=repeats, allow_unused=True
         )
@@ -194,11 +186,10 @@ class RecordedReplica(Replica):
 
 
 class RecordedDistributedReplica(RecordedReplica):
-    """One of several replicas whose passes are recorded, and which average their gradients after them.
+    """One of several replicas whose passes are recorded; gradients are averaged afterwards.
 
     Args:
-        exchange: Exchange that averages gradients; keeps no state.
-        settings: see `RecordedReplica`.
+        exchange: Keeps no state.
     """
 
     name = "ddp"
@@ -243,7 +234,7 @@ class _GradientMemory:
     """Memory of a step's gradients, the same in all steps.
 
     Attributes:
-        whole: all gradients of each format in one tensor.
+        whole: All gradients of each format in one tensor.
     """
 
     def __init__(self) -> None:
@@ -254,7 +245,7 @@ class _GradientMemory:
     def take(
         self, trained: list[nn.Parameter], found: tuple[torch.Tensor | None, ...], *, first: bool
     ) -> None:
-        """Writes gradients, or adds them to what is there; those of parameters without any are None."""
+        """Writes gradients, or adds them; those of parameters without any are None."""
         gradients = [gradient for gradient in found if gradient is not None]
         if not self._parts:
             self._used = [p for p, gradient in zip(trained, found, strict=True) if gradient is not None]
@@ -262,7 +253,6 @@ class _GradientMemory:
         (torch._foreach_copy_ if first else torch._foreach_add_)(self._parts, gradients)
 
     def hand_out(self) -> None:
-        """Gives each parameter its gradient."""
         for parameter, part in zip(self._used, self._parts, strict=True):
             parameter.grad = part
 
@@ -282,11 +272,7 @@ class _GradientMemory:
 
 
 class _Seeds:
-    """Seeds of a pass, in memory that its kernels read whenever it is replayed.
-
-    Args:
-        device: Device of the kernels.
-    """
+    """Seeds of a pass, in memory that its kernels read whenever it is replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -295,14 +281,12 @@ class _Seeds:
         """How many the last pass took."""
 
     def draw(self, count: int) -> None:
-        """Draws the next pass' seeds."""
         if count:
             seeds = encoder.fresh_seeds(count)
             self._there[:count].copy_(kind_of(self._device).backend.send(seeds, self._device))
 
     @contextmanager
     def handed_out(self) -> Iterator[None]:
-        """Around a forward pass: its kernels take these."""
         self.taken = 0
         with encoder.seeds_from(self._take):
             yield

@@ -1,4 +1,4 @@
-"""What the loop calls for a step's gradients, and to ask the model. The base class is one worker's model."""
+"""Computes a step's gradients and the model's outputs. The base class is one worker's model."""
 
 from __future__ import annotations
 
@@ -32,15 +32,11 @@ _NO_SYNC_OF_BUFFERS: dict[str, Any] = {  # torch 2.13 has renamed it
 
 
 class Replica:
-    """A copy of the model, or this worker's part of one. The base class is a model that no one shares.
+    """A copy of the model, or this worker's part of one. The base class is a model on one worker.
 
     Args:
-        student: Student used for predictions; its parameters, and those of `module`, are this worker's.
+        student: Used for predictions; its parameters, and those of `module`, are this worker's.
         module: Module being trained: the student, or a wrapper around it.
-        workers: Workers of the run.
-        device: Device of the model.
-        arithmetic: Arithmetic of the forward pass.
-        timeline: Timeline that records phases.
     """
 
     name = "single"
@@ -61,12 +57,7 @@ class Replica:
         self._workers, self._device, self._arithmetic, self._timeline = workers, device, arithmetic, timeline
 
     def prepare(self, steps: Iterable[StepBatch], loss_of: LossOf) -> None:
-        """Pays for the coming steps what is paid once; changes no number of theirs.
-
-        Args:
-            steps: the replica's shares of them.
-            loss_of: Loss to minimise.
-        """
+        """Does one-off work for the coming steps; changes none of their numbers."""
 
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         """Runs all micro-batches of a step; afterwards the gradients are those of the global batch.
@@ -75,9 +66,8 @@ class Replica:
         divided, and multiplied by `scale`, which they carry until the update.
 
         Args:
-            batch: this replica's share of the step.
-            loss_of: Loss to minimise.
-            scale: loss scale; a tensor where the device changes it.
+            batch: This replica's share of the step.
+            scale: Loss scale; a tensor if the device changes it.
 
         Returns:
             The loss summed over the share's examples, fp32, on the device; over all workers these
@@ -99,7 +89,7 @@ class Replica:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def infer(self, batch: Batch) -> Output | None:
-        """Returns what the model says of a batch; None on a worker that does not get to know.
+        """Returns the model's output for a batch; None on a worker without the head.
 
         All workers of a replica call this alike, in evaluation mode and without gradients.
         """
@@ -109,42 +99,33 @@ class Replica:
     def gather(
         self, tensors: Mapping[str, Mapping[str, torch.Tensor]]
     ) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """On rank 0 the whole model's tensors, of each worker's own; every worker takes part.
-
-        Args:
-            tensors: this worker's, by kind and name.
-        """
+        """Returns the whole model's tensors on rank 0, by kind and name; every worker takes part."""
         return tensors
 
     def facts(self) -> dict[str, object]:
-        """For the record: how the model is spread."""
+        """How the model is spread, for the record."""
         return {"strategy": self.name}
 
     def watched(self) -> AbstractContextManager[None]:
-        """Around a run's steps: says which worker is gone, where workers wait for each other by name."""
+        """Around a run's steps: names the worker that is gone, if workers wait for each other by name."""
         return nullcontext()
 
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """Called before the forward pass of a step.
-
-        Args:
-            step: 0-based.
-            loss_scale: Factor applied to the gradients.
-        """
+        """Called before the forward pass of a step (0-based)."""
 
     def launched(self) -> Callable[[], Sent]:
-        """Called after `gradients`; returns what says what was sent, once the host has waited for it."""
+        """Called after `gradients`; returns a function that gives the traffic, once the host has waited."""
         return Sent
 
     def discard(self) -> None:
-        """The optimizer did not take the step that was exchanged last."""
+        """Called if the optimizer did not take the step that was exchanged last."""
 
     def exchange_state(self) -> Mapping[str, torch.Tensor]:
-        """On rank 0 what all workers' exchange of gradients has to remember; every worker takes part."""
+        """Returns the state of all workers' gradient exchange on rank 0; every worker takes part."""
         return {}
 
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continues with what `exchange_state` gave, of any number of workers; empty = start from scratch."""
+        """Restores `exchange_state`, of any number of workers; empty = start from scratch."""
 
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float | torch.Tensor) -> torch.Tensor:
         """Adds the gradients of a micro-batch; returns its loss, summed over its examples."""
@@ -157,7 +138,6 @@ class Replica:
         return loss_sum.detach()
 
     def _forward(self, batch: Batch) -> Output:
-        """Returns what the trained module says of a micro-batch."""
         return self.module(batch)  # type: ignore[no-any-return]
 
     def _accumulating(self, more_follow: bool) -> AbstractContextManager[None]:
@@ -172,15 +152,12 @@ class DistributedReplica(Replica):
     the backward pass has nothing left to compute: from there on time is communication.
 
     Args:
-        student, module: see `Replica`; with the same weights on every worker.
-        exchange: Exchange that averages gradients.
-        noise: shown this worker's gradients before they are averaged.
-        bucket_mib: size of a bucket.
-        fixed_buckets: keep the first bucket layout. With three or more workers the order of
+        student, module: With the same weights on every worker.
+        noise: Sees this worker's gradients before they are averaged.
+        fixed_buckets: Keep the first bucket layout. With three or more workers the order of
             a ring's sums depends on the layout, which a resumed run would go through again.
-        static_graph: every step uses the same parameters in the same way, in one backward pass, and
+        static_graph: Every step uses the same parameters in the same way, in one backward pass, and
             nothing but logits.
-        place: see `Replica`.
     """
 
     name = "ddp"
@@ -227,7 +204,6 @@ class DistributedReplica(Replica):
             return self._parallel(batch)  # type: ignore[no-any-return]
 
     def _accumulating(self, more_follow: bool) -> AbstractContextManager[None]:
-        """Gradients are exchanged in the last backward pass of a step alone."""
         return self._parallel.no_sync() if more_follow else nullcontext()
 
     @override

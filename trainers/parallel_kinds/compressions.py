@@ -23,11 +23,10 @@ class Traits:
     """How a compression exchanges a bucket of gradients after its warm-up.
 
     Attributes:
-        payload: Payload of one tensor; see `Payload`.
-        messages: collectives of one bucket.
-        waits: the backward pass stands still until a bucket is reduced.
-        answers_last: the second half of every bucket's exchange begins with the last bucket.
-        passes: bytes of memory traffic per byte of gradients, to compress and to decompress.
+        messages: Collectives of one bucket.
+        waits: The backward pass stands still until a bucket is reduced.
+        answers_last: The second half of every bucket's exchange begins with the last bucket.
+        passes: Bytes of memory traffic per byte of gradients, to compress and to decompress.
     """
 
     payload: Payload
@@ -46,7 +45,7 @@ def _half(shape: Sequence[int], element_bytes: int, parallel: Parallel) -> float
 
 
 def _factors(shape: Sequence[int], element_bytes: int, parallel: Parallel) -> float:
-    """Two thin factors of a matrix where they have less than half its elements, else the tensor."""
+    """Two thin factors of a matrix if they have less than half its elements, else the tensor."""
     elements = math.prod(shape)
     if len(shape) > 1:
         rows, columns = shape[0], elements // shape[0]

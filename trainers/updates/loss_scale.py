@@ -1,4 +1,4 @@
-"""What the loss is multiplied by before the backward pass, so that small gradients survive fp16.
+"""The loss scale of fp16, which keeps small gradients from underflowing.
 
 Micikevicius et al., arXiv 1710.03740, section 3.2: an overflow halves the scale and its step is
 not applied; a stretch of steps without one doubles it.
@@ -21,36 +21,24 @@ _FACTOR = 2.0
 
 @dataclass(slots=True)
 class LossScale:
-    """The scale, which all workers change alike. The base class is a run that needs none: always 1.
-
-    Attributes:
-        value: the scale now, dimensionless.
-    """
+    """The scale, equal on all workers. The base class is for runs that need none: always 1."""
 
     value: float = 1.0
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale changes in training."""
         return False
 
     def back_off(self) -> bool:
-        """Lower the scale after gradients that were not finite.
-
-        Returns:
-            Whether it could be lowered; else they are not its doing.
-        """
+        """Lowers the scale after non-finite gradients; returns False if the scale cannot be the reason."""
         return False
 
-    def applied(self) -> None:
-        """A step was applied."""
+    def applied(self) -> None: ...
 
     def to_state(self) -> dict[str, float]:
-        """JSON-able form."""
         return {}
 
-    def restore(self, state: dict[str, float]) -> None:
-        """Continues where `to_state` was called."""
+    def restore(self, state: dict[str, float]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -58,8 +46,8 @@ class DynamicLossScale(LossScale):
     """The scale of fp16.
 
     Attributes:
-        growth_steps: applied steps in a row after which the scale doubles.
-        clean_steps: applied steps since the last change.
+        growth_steps: Applied steps in a row after which the scale doubles.
+        clean_steps: Applied steps since the last change.
     """
 
     growth_steps: int = 2000
@@ -95,13 +83,9 @@ class DynamicLossScale(LossScale):
 
 
 class DeviceLossScale:
-    """A dynamic loss scale on the device, which changes it after a step without the host.
+    """A dynamic loss scale that the device updates after a step without the host.
 
     The host's scale makes the same changes a step later, when it reads whether the step was finite.
-
-    Args:
-        scale: Scale of the host.
-        device: Device of the gradients.
     """
 
     def __init__(self, scale: DynamicLossScale, device: torch.device) -> None:
@@ -111,15 +95,15 @@ class DeviceLossScale:
         self.follow()
 
     def follow(self) -> None:
-        """Takes the host's values, where the host has read all steps."""
+        """Copies the host's values, once the host has read all steps."""
         self.value = torch.full_like(self.value, self._scale.value)
         self._clean = torch.full_like(self._clean, self._scale.clean_steps)
 
     def step(self, loss_finite: torch.Tensor, finite: torch.Tensor) -> None:
-        """Changes the scale after a step as `applied`, or else `back_off`, does.
+        """Changes the scale as `applied` or `back_off` does, without the host.
 
         Args:
-            loss_finite: Whether the loss is; else the scale is not what went wrong.
+            loss_finite: If False, the scale is not the reason and stays.
             finite: Whether loss and gradients are.
         """
         clean = self._clean + 1.0
@@ -133,7 +117,6 @@ class DeviceLossScale:
 
 
 def loss_scale_for(config: RunConfig) -> LossScale:
-    """Returns the loss scale that a run begins with."""
     if config.precision is not Precision.fp16:
         return LossScale()
     numerics = config.numerics

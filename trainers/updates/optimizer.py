@@ -22,22 +22,16 @@ _PARTS_OF_PARAMETERS = ("master", "remainder")
 
 
 class Idle(torch.optim.Optimizer):
-    """Takes no step and holds no state: a run that does not train has this one."""
+    """Stands in for the optimizer in a run that does not train: no step, no state."""
 
     def __init__(self, params: Iterable[torch.Tensor]) -> None:
         super().__init__(params, {})
 
     def step(self, closure: Any = None) -> Any:
-        """Not to be called.
-
-        Raises:
-            RuntimeError: always.
-        """
         raise RuntimeError("this run only evaluates")
 
 
 def idle(model: nn.Module) -> Built:
-    """Returns the stand-in for an optimizer in a run that does not train; it leaves no record."""
     named = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     return Built(Idle(named.values()), None, None, names=tuple(named))
 
@@ -73,10 +67,7 @@ def build(config: Optimizer, model: nn.Module) -> Built:
 
 
 def restart(optimizer: torch.optim.Optimizer) -> None:
-    """Sets an optimizer's moments, previous gradients and step counts to 0, as before its first step.
-
-    The fp32 values of half-precision parameters stay.
-    """
+    """Resets moments, previous gradients and step counts; fp32 values of half parameters stay."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if name not in _PARTS_OF_PARAMETERS:

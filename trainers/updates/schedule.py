@@ -1,21 +1,14 @@
-"""Learning rate by step. Pure."""
-
 from __future__ import annotations
 
 from trainers.config import Optimizer
 
 
 def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
-    """Learning rate of one step: linear warm-up from 0 to the peak, then linear decay to 0 or constant.
+    """Returns the learning rate of a step: linear warm-up from 0 to the peak, then decay to 0 or constant.
 
     The warm-up takes `w = warmup_steps` steps, or `ceil(warmup_fraction * total_steps)`; step i < w runs at
-    `peak * (i + 1) / (w + 1)`, so that no step is wasted at rate 0. The decay runs at
-    `peak * (total_steps - i) / (total_steps - w)`.
-
-    Args:
-        config: peak, warm-up and shape.
-        step: 0-based, within its stage.
-        total_steps: Steps of the stage; most runs have one.
+    `peak * (i + 1) / (w + 1)`, so that no step is wasted at rate 0. The decay is linear and runs at
+    `peak * (total_steps - i) / (total_steps - w)`. Steps are 0-based and count within a stage.
     """
     warmup = config.warmup_of(total_steps)
     if step < warmup:

@@ -17,12 +17,7 @@ UNDERFLOW_EVERY_STEPS = 32
 
 
 def counts_underflow(step: int, log_every_steps: int) -> bool:
-    """Returns whether a step that reports also counts underflow: the first to do so in as many steps.
-
-    Args:
-        step: 0-based.
-        log_every_steps: steps between reports.
-    """
+    """Returns whether a reporting step (0-based) also counts underflow: about one in 32."""
     return step // UNDERFLOW_EVERY_STEPS != (step - log_every_steps) // UNDERFLOW_EVERY_STEPS
 
 
@@ -30,13 +25,9 @@ class Update:
     """The optimizer of a run and what happens to its gradients first.
 
     Args:
-        module: Module being trained.
-        optimizer: over its parameters.
-        scale: Loss scale.
-        half: the half precision that gradients pass through; None = none.
-        max_grad_norm: gradients are clipped to this global L2 norm; 0 = no clipping.
-        counted: parameters that count in this worker's part of the norm; None = all.
-        latent: Latent weights among them; None = none.
+        half: Half precision that gradients pass through; None = none.
+        max_grad_norm: Limit of the global L2 norm; 0 = no clipping.
+        counted: Parameters that count in this worker's part of the norm; None = all.
     """
 
     def __init__(
@@ -73,7 +64,7 @@ class Update:
         return self.scale.value if self._scale_there is None else self._scale_there.value
 
     def follow_scale(self) -> None:
-        """Takes the host's loss scale to the device, where the host has read all steps or went back."""
+        """Copies the host's loss scale to the device, once the host has read all steps or rolled back."""
         if self._scale_there is not None:
             self._scale_there.follow()
 
@@ -93,18 +84,14 @@ class Update:
         return whole
 
     def restart(self) -> None:
-        """Lets the optimizer start again: what it has gathered was of another loss."""
+        """Resets the optimizer: its moments come from a different loss."""
         restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:
-        """Takes one step.
+        """Takes one step; returns the factor that clipping divided the gradients by, at least 1.
 
         Args:
-            norm: Norm of the gradients without the loss scale.
-            rate: learning rate.
-
-        Returns:
-            What clipping divided the gradients by, at least 1.
+            norm: Of the gradients without the loss scale.
         """
         self._begin_apply(rate)
         clip = max(1.0, norm / self._limit) if self._limit > 0.0 else 1.0
@@ -127,11 +114,6 @@ class Update:
 
         In this order, as in `apply` and with its numbers: norm = sqrt(squares) / scale; divisor = scale x
         max(1, norm / limit); skipped = not finite(loss) or not finite(squares).
-
-        Args:
-            loss_sum: Loss of the step.
-            squares: What `squares` returned.
-            rate: learning rate.
         """
         self._begin_apply(rate)
         optimizer: Any = self.optimizer
@@ -156,14 +138,13 @@ class Update:
             group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
     def clear(self) -> None:
-        """Forgets the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def underflow_pct(self) -> torch.Tensor | None:
         """Share of gradient elements that are zero in half precision, loss scale included, in percent.
 
-        Embedding tables are left out: most of their rows have no gradient in any step. None where
-        gradients pass through no half precision. Stays on the device.
+        Embedding tables are left out: most of their rows have no gradient in any step. None if gradients
+        pass through no half precision. Stays on the device.
         """
         if self._half is None:
             return None

@@ -1,5 +1,3 @@
-"""What workers send of their gradients, and how much that is."""
-
 from __future__ import annotations
 
 import math
@@ -17,13 +15,10 @@ from trainers.parallel.compression.power_sgd import PowerSgdExchange
 def exchange_for(
     config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, total_steps: int
 ) -> GradientExchange:
-    """Returns the exchange that a run with several data-parallel workers asks for.
+    """Returns the gradient exchange of a run with several data-parallel workers.
 
     Args:
-        config: Configuration of the run.
-        module: Module being trained.
-        optimizer: over its parameters.
-        total_steps: Steps of the run; the warm-up is a share of them.
+        total_steps: The warm-up is a share of these.
     """
     parallel = config.parallel
     warmup_steps = math.ceil(parallel.compression_warmup * total_steps)

@@ -24,7 +24,7 @@ class GradientExchange:
 
     Attributes:
         name: Name in the spec.
-        bytes_sent: by this worker, so far in this attempt.
+        bytes_sent: By this worker, so far in this attempt.
     """
 
     name = "none"
@@ -40,15 +40,10 @@ class GradientExchange:
         self.bytes_sent = 0.0
 
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """Called before the backward pass whose gradients are exchanged.
-
-        Args:
-            step: 0-based.
-            loss_scale: Factor already applied to the gradients.
-        """
+        """Called before the backward pass of a step (0-based) whose gradients carry the loss scale."""
 
     def start(self, bucket: Any) -> Reduced:
-        """Begins to average a bucket (`torch.distributed.GradBucket`); all workers do so in one order."""
+        """Begins to average a bucket (`torch.distributed.GradBucket`); all workers use the same order."""
         tensor = bucket.buffer()
         self._count_all_reduce(tensor.nbytes)
         # Divide first: a sum over workers could leave the range of half precision.
@@ -57,18 +52,14 @@ class GradientExchange:
         return reduced
 
     def discard(self) -> None:
-        """The step was not applied, because its numbers were not finite on some worker."""
+        """Called if the step was not applied, because of non-finite numbers on some worker."""
 
     def to_state(self) -> dict[str, torch.Tensor]:
-        """Returns what this worker has to remember for the next step; by name."""
+        """Returns what this worker has to remember for the next step, by name."""
         return {}
 
     def restore(self, states: Sequence[State]) -> None:
-        """Continues where `to_state` was called.
-
-        Args:
-            states: States of all workers at the time, by rank; None = start from scratch.
-        """
+        """Continues with the states of all workers, by rank; empty = start from scratch."""
 
     def _count_all_reduce(self, payload: int) -> None:
         self.bytes_sent += 2 * (self.world - 1) / self.world * payload

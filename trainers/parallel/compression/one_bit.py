@@ -30,13 +30,8 @@ class SignedMean:
     """The mean of one vector over workers, sent as signs both ways, with error feedback on both.
 
     Worker i sends C(z_i + e_i), and e_i becomes what C left out. Each worker is the server of one part:
-    it averages what it is sent, adds its own error, compresses again and sends that to all. Every worker
+    it averages what it receives, adds its own error, compresses again and sends that to all. Every worker
     decodes the same bytes, so all have the same mean to the last bit.
-
-    Args:
-        length: Length of the vector.
-        rank, world: this worker and how many there are.
-        device: Device of the vector.
     """
 
     def __init__(self, length: int, *, rank: int, world: int, device: torch.device) -> None:
@@ -52,15 +47,11 @@ class SignedMean:
 
     @property
     def bytes_sent(self) -> int:
-        """By one worker for one mean: to each server its part, and the own part to all."""
+        """Bytes that one worker sends for one mean: to each server its part, and its own part to all."""
         return 2 * (self._world - 1) * self._part // signs.CHUNK * signs.MESSAGE_BYTES
 
     def scatter(self, values: torch.Tensor) -> distributed.Work:
-        """Begins to send this worker's share to the servers.
-
-        Args:
-            values: (length,) fp32; not changed.
-        """
+        """Begins to send this worker's share, (length,) fp32, to the servers."""
         summed = self.worker_error
         summed[: self.length] += values
         message, sent = signs.encode(summed.view(-1, signs.CHUNK), self._counts)
@@ -92,7 +83,7 @@ class SignedMean:
         return signs.decode(self._whole).view(-1)[: self.length]
 
     def discard(self) -> None:
-        """Puts errors to 0 that are not finite."""
+        """Resets errors that are not finite to 0."""
         for error in (self.worker_error, self.server_error):
             error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -104,7 +95,7 @@ class SignedMean:
         """Continues with the errors of all workers, by rank.
 
         With another number of workers each begins with the mean of the old ones' errors, and the
-        servers' are dealt out again: what all of them hold back together stays the same.
+        servers' are redistributed: their sum stays the same.
         """
         if len(states) == self._world:
             own = states[self._rank]
@@ -123,12 +114,11 @@ class OneBitExchange(GradientExchange):
 
     What is compressed is z = g / D with the frozen denominator D = sqrt(n) + eps of Adan's update: in
     these units the elements of a chunk are alike, and a wrong sign is at most a wrong step. The mean
-    times D takes the gradient's place; m, v, the clipping and g_prev all see that one.
+    times D replaces the gradient; m, v, the clipping and g_prev all see that one.
 
     Args:
-        optimizer: Optimizer whose second moment is frozen.
         module: Module being trained; its embedding tables have a floor of their own.
-        warmup_steps: first steps, whose gradients are sent whole.
+        warmup_steps: First steps, whose gradients are sent whole.
     """
 
     name = "onebit"
@@ -151,7 +141,6 @@ class OneBitExchange(GradientExchange):
 
     @override
     def begin_step(self, step: int, loss_scale: float) -> None:
-        """Freezes the second moment after the warm-up."""
         self._loss_scale = loss_scale
         if step >= self._warmup_steps and not self.frozen:
             self._optimizer.freeze_second_moment(self._floors)
@@ -161,8 +150,8 @@ class OneBitExchange(GradientExchange):
     def start(self, bucket: Any) -> Reduced:
         """Starts the exchange of a bucket.
 
-        The signs of all buckets are on their way while the backward pass continues; with the last
-        bucket the servers answer. Only the thread of the backward pass starts collectives, in one
+        The signs of all buckets are in flight while the backward pass continues; with the last
+        bucket the servers answer. Only the thread of the backward pass starts collectives, in the same
         order on every worker.
         """
         if self.faithful:
@@ -187,7 +176,7 @@ class OneBitExchange(GradientExchange):
 
     @override
     def discard(self) -> None:
-        """Keeps finite errors: they are of what was sent in part."""
+        """Keeps finite errors: they come from what was sent."""
         for mean in self._means.values():
             mean.discard()
 
@@ -204,7 +193,7 @@ class OneBitExchange(GradientExchange):
         """Restores the errors of every bucket.
 
         Raises:
-            CheckpointError: later, with the first gradients: they are of other buckets.
+            CheckpointError: Later, with the first gradients, if the buckets differ.
         """
         self._forget()
         names = [name for name in (states[0] if states else ()) if name.startswith("worker.")]
@@ -225,7 +214,6 @@ class OneBitExchange(GradientExchange):
         return self._means[index]
 
     def _units_of(self, index: int, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the frozen denominators of a bucket's elements."""
         if index not in self._units:
             eps = float(self._optimizer.param_groups[0]["eps"])
             states: list[Mapping[str, torch.Tensor]] = [self._optimizer.state[p] for p in parameters]

@@ -23,14 +23,14 @@ _NO_COLUMN_IS_ZERO = 1e-8
 
 
 class PowerSgdExchange(GradientExchange):
-    """torch's hook with error feedback and warm start, whose state outlives a restart.
+    """torch's hook with error feedback and warm start, whose state survives a restart.
 
     Each matrix M (n x m) whose two factors have at most half its elements is sent as P (n x r) and
-    Q (m x r); what the product lacks is added to the next gradient. Other tensors are sent whole.
+    Q (m x r); the remainder is added to the next gradient. Other tensors are sent whole.
 
     Args:
         rank_of_factors: r.
-        warmup_steps: first steps, whose gradients are sent whole; at least `LEAST_WARMUP`.
+        warmup_steps: First steps, whose gradients are sent whole; at least `LEAST_WARMUP`.
         seed: Seed of the initial factors; the same on all workers.
     """
 
@@ -71,7 +71,7 @@ class PowerSgdExchange(GradientExchange):
         return reduced
 
     def discard(self) -> None:
-        """Forgets errors and factors, which may hold numbers that are not finite, on every worker alike."""
+        """Forgets errors and factors, which may be non-finite, on every worker alike."""
         self._state.error_dict.clear()
         self._state.p_memory_dict.clear()
         self._state.q_memory_dict.clear()
@@ -89,7 +89,7 @@ class PowerSgdExchange(GradientExchange):
 
     @override
     def restore(self, states: Sequence[State]) -> None:
-        """Restores the workers' errors; of another number of workers, their mean."""
+        """Restores the workers' errors; with another number of workers, their mean."""
         self._state = self._fresh()
         if not states:
             return
@@ -120,14 +120,13 @@ class PowerSgdExchange(GradientExchange):
         )
 
     def _draws(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Returns where the generator of first factors is: its words and its position."""
+        """Returns the words and position of the generator of first factors."""
         generator: Any = self._state.rng
         _, words, position, *_ = generator.get_state()
         return np.append(words.astype(np.int64), np.int64(position))
 
 
 def _group_device() -> torch.device:
-    """Returns this worker's device of the kind whose process group it has."""
     backend = distributed.get_backend()
     kind = next(kind for kind in trained_on() if kind.process_group == backend)
     return kind.backend.device(kind.noun)

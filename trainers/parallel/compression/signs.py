@@ -16,14 +16,14 @@ _GATHER = 0x0102040810204080
 
 
 def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compress chunks, and say what they become.
+    """Compresses chunks.
 
     Args:
         values: (C, CHUNK) fp32; elements beyond a chunk's count are 0.
         counts: (C,) fp32: elements that are real, the others are padding; at least 1.
 
     Returns:
-        (C, MESSAGE_BYTES) uint8 message, and (C, CHUNK) fp32 what `decode` makes of it.
+        (C, MESSAGE_BYTES) uint8 message, and (C, CHUNK) fp32: the result of `decode`.
     """
     scales = torch.linalg.vector_norm(values, ord=1, dim=1) / counts
     positive = values >= 0
@@ -34,14 +34,7 @@ def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def decode(message: torch.Tensor) -> torch.Tensor:
-    """Elements of compressed chunks.
-
-    Args:
-        message: (C, MESSAGE_BYTES) uint8.
-
-    Returns:
-        (C, CHUNK) fp32: each element is its chunk's scale with its sign.
-    """
+    """Decompresses (C, MESSAGE_BYTES) uint8 to (C, CHUNK) fp32: signs times their chunk's scale."""
     signs, scales = message[:, : CHUNK // 8], message[:, CHUNK // 8 :]
     values = _signs_of_bytes(message.device)[signs.reshape(-1).int()].view(len(message), CHUNK)
     return values.mul_(scales.contiguous().view(torch.float32))

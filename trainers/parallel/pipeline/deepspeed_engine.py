@@ -32,11 +32,7 @@ from trainers.workers import Workers
 
 
 class DeepSpeedPipeline(PipelineReplica):
-    """A stage that runs DeepSpeed's schedule.
-
-    Args:
-        stage: see `PipelineReplica`.
-    """
+    """A stage that runs DeepSpeed's schedule."""
 
     name = "pipeline, deepspeed"
 
@@ -92,18 +88,16 @@ class DeepSpeedPipeline(PipelineReplica):
         self._batch, self._loss = None, None
         return loss_sum
 
-    def _exchange(self) -> None:
-        """Nothing: DeepSpeed's schedule ends with it."""
+    def _exchange(self) -> None: ...
 
     def apply(self, layer: ModelLayer, hidden: torch.Tensor | None, *, sent: bool) -> torch.Tensor:
-        """Returns a layer's forward pass over the micro-batch that is computed.
+        """Returns a layer's forward pass over the current micro-batch.
 
         Hidden states travel in the format of autocast, as with the other engine: DeepSpeed describes each
-        message, and a gradient goes back in the format of what it is of.
+        message, and a gradient returns in the format of its tensor.
 
         Args:
-            layer: Layer of this stage.
-            hidden: Hidden states of the layer before, which may have been sent; None = it is the first.
+            hidden: From the layer before, possibly sent; None = it is the first layer.
             sent: Whether the result is sent to the next stage.
         """
         assert self._batch is not None
@@ -113,17 +107,15 @@ class DeepSpeedPipeline(PipelineReplica):
             return after.to(sent_dtype(self._device)) if sent else after
 
     def sends(self, number: int) -> bool:
-        """Returns whether what a layer of this stage gives is sent: it is the last one of its stage."""
+        """Returns whether a layer's output is sent: it is the last one of its stage."""
         chunk = self._layout.chunks[self._workers.stage]
         return number == chunk.stop - 1 and self._workers.stage < self._workers.stages - 1
 
     def _loss_of(self, logits: torch.Tensor, _labels: None) -> torch.Tensor:
-        """Returns what DeepSpeed asks after each forward pass of the last stage."""
         assert self._batch is not None and self._loss is not None
         return self._loss(logits, self._batch)
 
     def _module(self) -> Any:
-        """Returns the model as a `PipelineModule` of layers that exist already."""
         from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
         from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
@@ -159,7 +151,6 @@ class DeepSpeedPipeline(PipelineReplica):
         )
 
     def _instructions(self) -> Mapping[type, Callable[..., None]]:
-        """DeepSpeed's instructions, each in the phase that its time belongs to."""
         from deepspeed.runtime.pipe import schedule
 
         theirs: Mapping[type, Callable[..., None]] = self._engine._INSTRUCTION_MAP
@@ -183,7 +174,7 @@ class DeepSpeedPipeline(PipelineReplica):
         return {kind: timed(kind) for kind in theirs} | dict.fromkeys(skipped, _nothing)
 
     def _keep(self, module: Any, timeout: timedelta) -> None:
-        """Gives DeepSpeed's process groups the run's patience, and drops those of the run before."""
+        """Gives DeepSpeed's process groups the run's timeout, and drops those of the run before."""
         grid = module._grid
         made = {
             id(group): group
@@ -206,15 +197,12 @@ class DeepSpeedPipeline(PipelineReplica):
 
 
 def load(device: torch.device) -> ModuleType:
-    """DeepSpeed, imported by the first run that needs it.
+    """Imports DeepSpeed; raises BadSpecError if it is not installed.
 
     When it first sees a process group on the CPU, DeepSpeed compiles an operator for collectives in
     shared memory. That takes a minute on two idle cores, and leaves a lock behind when its process is
-    killed, for which every later run on the machine would wait without end. A pipeline has no use
-    for it, because hidden states go from one process to one other: so it is not built.
-
-    Raises:
-        BadSpecError: it is not installed.
+    killed, for which every later run on the machine would wait without end. A pipeline does not need it,
+    because hidden states go from one process to one other: so it is not built.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     try:
@@ -233,7 +221,7 @@ def load(device: torch.device) -> ModuleType:
 
 
 def _send_in(line: Any, workers: Workers) -> None:
-    """Lets DeepSpeed's engine send in the group of a replica's stages, which has the run's timeout."""
+    """Makes DeepSpeed's engine send in the group of a replica's stages, which has the run's timeout."""
     from deepspeed.runtime.pipe import engine, p2p
 
     def send(tensor: torch.Tensor, stage: int) -> None:
@@ -246,18 +234,13 @@ def _send_in(line: Any, workers: Workers) -> None:
 
 
 class _Idle(torch.optim.Optimizer):
-    """An optimizer that leaves parameters and gradients to the run's own."""
-
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {})
 
-    def step(self, closure: Any = None) -> Any:
-        """Does nothing."""
+    def step(self, closure: Any = None) -> Any: ...
 
 
 class _PipelineLayer(nn.Module):
-    """A layer as DeepSpeed calls it: with hidden states alone; the first one with token ids."""
-
     def __init__(self, replica: DeepSpeedPipeline, number: int, layer: ModelLayer) -> None:
         super().__init__()
         self.parts = nn.ModuleList(layer.modules)
@@ -267,9 +250,7 @@ class _PipelineLayer(nn.Module):
         self._sent = replica.sends(number)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the layer's hidden states (B, S, H), or logits after the head."""
         return self._replica.apply(self._layer, hidden if self._number else None, sent=self._sent)
 
 
-def _nothing(_engine: Any, **_: Any) -> None:
-    """An instruction that is left out."""
+def _nothing(_engine: Any, **_: Any) -> None: ...

@@ -1,7 +1,7 @@
 """A student as a row of layers: its embeddings, its encoder layers, its head; and which a worker has.
 
 Every worker builds the same student and then keeps its own layers. Their parameters keep their
-names, so that a checkpoint is one model's, whoever has which layer.
+names, so that a checkpoint is one model's, whichever worker has which layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ModelLayer:
     """One of a model's layers.
 
     Attributes:
-        apply: its forward pass; of the head: logits.
+        apply: Its forward pass; of the head: logits.
         modules: Modules with its parameters.
         tied: Parameter shared with another layer; None = none.
     """
@@ -41,18 +41,18 @@ class ModelLayer:
 
     @property
     def parameters(self) -> int:
-        """How many it has, tied ones included."""
+        """Number of parameters, tied ones included."""
         return sum(parameter.numel() for part in self.modules for parameter in part.parameters())
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which layers are where.
+    """Assignment of layers to stages.
 
     Attributes:
-        chunks: the layers of each chunk, by number, in order.
-        places: the stage that has each chunk.
-        ties: numbers of the layers that share a parameter.
+        chunks: The layers of each chunk, by number, in order.
+        places: The stage that has each chunk.
+        ties: Numbers of the layers that share a parameter.
     """
 
     chunks: tuple[range, ...]
@@ -60,11 +60,9 @@ class Layout:
     ties: tuple[int, ...] = ()
 
     def chunks_of(self, stage: int) -> list[int]:
-        """Returns the chunks of a stage, by number."""
         return [chunk for chunk, place in enumerate(self.places) if place == stage]
 
     def layers_of(self, stage: int) -> list[int]:
-        """Returns the layers of a stage, by number."""
         return [layer for chunk in self.chunks_of(stage) for layer in self.chunks[chunk]]
 
     def tied_stages(self) -> list[int]:
@@ -77,11 +75,7 @@ class Layout:
 
 
 class ModelChunk(nn.Module):
-    """Consecutive layers of a model.
-
-    Args:
-        layers: Layers in order.
-    """
+    """Consecutive layers of a model."""
 
     def __init__(self, layers: Iterable[ModelLayer]) -> None:
         super().__init__()
@@ -89,7 +83,7 @@ class ModelChunk(nn.Module):
         self.parts = nn.ModuleList(part for layer in self._layers for part in layer.modules)
 
     def forward(self, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """Hidden states (B, S, H) after these layers, or logits after the head."""
+        """Returns hidden states (B, S, H) after these layers, or logits after the head."""
         for layer in self._layers:
             hidden = layer.apply(hidden, batch)
         assert hidden is not None
@@ -97,7 +91,6 @@ class ModelChunk(nn.Module):
 
 
 def layers_of(student: Student) -> tuple[ModelLayer, ...]:
-    """Returns all layers of a student that has all of them."""
     model, architecture = student.model, student.architecture
     embeddings = architecture.embeddings(model)
     table = model.get_input_embeddings().weight
@@ -133,16 +126,7 @@ def _encoder(student: Student, layer: nn.Module) -> Apply:
 
 
 def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence[float]) -> Layout:
-    """Returns the layout of a pipeline.
-
-    Args:
-        parallel: stages and schedule.
-        layers: Layers of the whole model.
-        costs: Cost of each layer.
-
-    Raises:
-        BadSpecError: there are more stages than layers.
-    """
+    """Returns the layout of a pipeline; raises BadSpecError if there are more stages than layers."""
     try:
         require_layers(parallel, len(layers) - 2, "the model")
     except ValueError as error:
@@ -165,9 +149,9 @@ def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
 
 
 def keep(student: Student, layers: Collection[int]) -> None:
-    """Lets a student forget all layers but these, in place; the names of the others stay the same.
+    """Removes all layers but these from a student, in place; the names of the others stay the same.
 
-    A tied parameter stays where either of its layers does.
+    A tied parameter stays if either of its layers does.
     """
     names, model, architecture = set(student.weights()), student.model, student.architecture
     encoder_layers = architecture.layers(model)
@@ -192,7 +176,6 @@ def keep(student: Student, layers: Collection[int]) -> None:
 
 
 def _forget_all_but(kept: nn.Module | None, module: nn.Module) -> None:
-    """Forgets, in place, what a module consists of besides one part."""
     for name, part in module.named_children():
         if part is not kept:
             setattr(module, name, nn.Identity())
@@ -200,35 +183,26 @@ def _forget_all_but(kept: nn.Module | None, module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class StagePartition:
-    """The layers of a pipeline by stage, as one stage has them.
-
-    Attributes:
-        layout: Layers of each stage.
-        own: this stage's layers, by number.
-    """
+    """The layers of a pipeline by stage; `own` are the numbers of this stage's."""
 
     layout: Layout
     own: Mapping[int, ModelLayer]
 
     @property
     def computes_loss(self) -> bool:
-        """Whether the stage has the head, and so computes the loss."""
         return self.layout.chunks[-1][-1] in self.own
 
     @classmethod
     def of(
         cls, parallel: Parallel, student: Student, stage: int, costs: Sequence[float] | None = None
     ) -> StagePartition:
-        """Partitions a whole student; it forgets the layers of other stages.
+        """Partitions a whole student and removes the layers of other stages.
 
         Args:
-            parallel: stages, schedule and partition.
-            student: whole, as every worker has built it.
-            stage: Stage of this worker.
             costs: Cost of each layer; None = the partition's own measure.
 
         Raises:
-            BadSpecError: there are more stages than layers.
+            BadSpecError: There are more stages than layers.
         """
         layers = layers_of(student)
         layout = layout_for(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
@@ -238,13 +212,10 @@ class StagePartition:
 
 
 def sent_dtype(device: torch.device) -> torch.dtype:
-    """Returns the format that hidden states travel in between stages: autocast's, or fp32, which holds all.
+    """Returns the format of hidden states between stages: autocast's, or fp32, which holds all.
 
-    Under autocast the next layer's products round them to it in any case; what is lost is the rounding of
-    the residual where a stage ends. Every stage has the same answer, whatever its layers are.
-
-    Args:
-        device: Device to compute on, within the arithmetic's context.
+    Under autocast the next layer's products round them to it in any case; only the residual is rounded
+    where a stage ends. Every stage has the same answer. Called within the arithmetic's context.
     """
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
@@ -254,9 +225,7 @@ def sent_dtype(device: torch.device) -> torch.dtype:
 def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dtype:
     """Returns the format of hidden states between layers: every layer ends in a LayerNorm.
 
-    Args:
-        chunks: Chunks of one stage.
-        device: Device to compute on, within the arithmetic's context.
+    Called within the arithmetic's context.
     """
     norm = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, nn.LayerNorm)), None)
     if kind_of(device).autocast_widens_norms and torch.is_autocast_enabled(device.type):

@@ -12,20 +12,19 @@ from itertools import accumulate
 
 
 def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Returns the layers of each stage, such that the most costly stage costs as little as it can.
+    """Returns the layers of each stage, such that the most costly stage costs as little as possible.
 
     Exact: of the partitions with the smallest largest stage, the one with the smallest sum of
-    squares; stages are filled from the front where that is equal too.
+    squares; if that is equal too, stages are filled from the front.
 
     Args:
         costs: Cost of each layer in one unit (parameters, seconds); all 1 = equal numbers of layers.
-        stages: Number of stages.
 
     Returns:
         One range of layer numbers for each stage, in order; together all layers.
 
     Raises:
-        ValueError: there are fewer layers than stages, or a cost is not a number from 0 up.
+        ValueError: There are fewer layers than stages, or a cost is not a number from 0 up.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot fill {stages} stages; use 1 to {len(costs)} stages")

@@ -1,4 +1,4 @@
-"""A replica whose layers lie on several workers: what every engine has alike."""
+"""A replica whose layers are on several workers: the common part of all engines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Groups:
     """The process groups of a grid of stages and replicas.
 
     Attributes:
-        line: the workers of this replica, by stage.
-        peers: the workers of this stage, by replica.
-        table: the workers that have a copy of the tied parameter, over all replicas; None = no copies.
+        line: The workers of this replica, by stage.
+        peers: The workers of this stage, by replica.
+        table: The workers that have a copy of the tied parameter, over all replicas; None = no copies.
     """
 
     def __init__(self, workers: Workers, tied: Sequence[int], timeout_s: float) -> None:
@@ -65,10 +65,8 @@ class PipelineReplica(Replica):
     """One stage of a replica.
 
     Args:
-        student: Student with this stage's layers only.
-        partition: Assignment of layers to stages.
-        timeout_s: after which a neighbour that says nothing is taken for dead.
-        place: see `Replica`.
+        student: With this stage's layers only.
+        timeout_s: Longest silence of a neighbour.
     """
 
     name = "pipeline"
@@ -96,15 +94,10 @@ class PipelineReplica(Replica):
 
     @abstractmethod
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
-        """Returns all passes of a step on this stage.
+        """Runs all passes of a step on this stage.
 
-        Args:
-            micro_batches: on the device.
-            loss_of: Loss to minimise.
-            factor: Factor applied to each loss before its backward pass.
-
-        Returns:
-            The loss summed over all examples; 0 on a stage that computes none.
+        Returns the loss summed over all examples; 0 on a stage that computes none. `factor` multiplies each
+        loss before its backward pass.
         """
 
     @override
@@ -123,7 +116,6 @@ class PipelineReplica(Replica):
 
     @override
     def facts(self) -> dict[str, object]:
-        """Returns the facts; layers are numbered from the embeddings, which are 0."""
         layers = [self._layout.layers_of(stage) for stage in range(self._workers.stages)]
         return {**super().facts(), "replicas": self._workers.replicas, "layers_of_stages": layers}
 
@@ -156,7 +148,6 @@ class PipelineReplica(Replica):
 
     @override
     def gather(self, tensors: Tensors) -> Tensors:
-        """Sends the tensors of the first replica's stages to rank 0."""
         if self._workers.replica:
             return tensors
         line = [self._workers.at(stage=stage, replica=0) for stage in range(self._workers.stages)]

@@ -23,7 +23,7 @@ _GUESSED = 7
 
 
 def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:
-    """Seconds of a forward and a backward pass of each layer, over a micro-batch of the greatest length.
+    """Returns seconds of a forward and backward pass of each layer, over the longest micro-batch.
 
     Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
     """
@@ -55,7 +55,6 @@ def _seconds(
 
 
 def _batch(student: Student, examples: int, length: int) -> Batch:
-    """Made-up examples without padding."""
     tokens = torch.arange(examples * length).reshape(examples, length)
     labels = torch.zeros(examples, dtype=torch.int64)
     guessed = None

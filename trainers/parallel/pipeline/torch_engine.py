@@ -1,7 +1,7 @@
 """Pipelines by `torch.distributed.pipelining`: its schedules over this worker's chunks.
 
-Hidden states travel as one flat tensor each, of one size for all micro-batches of a step: what
-torch's stages receive into is made before the passes begin, and batches of a run differ in length.
+Hidden states travel as one flat tensor each, of one size for all micro-batches of a step: torch's stages
+allocate their receive buffers before the passes begin, and batches of a run differ in length.
 The rest of each tensor is padding that no layer sees. Sizes are rounded up, so that a run has few
 of them and schedules are made once for each.
 """
@@ -38,13 +38,7 @@ _SIZES = 8
 
 @dataclass(slots=True)
 class _Step:
-    """What the passes of the step that runs work on.
-
-    Attributes:
-        micro_batches: by number.
-        loss: Loss of a micro-batch, ready for its backward pass.
-        capacity: elements of hidden states that are sent.
-    """
+    """The step in progress; `capacity` counts the elements of hidden states that are sent."""
 
     micro_batches: list[Batch]
     loss: Callable[[torch.Tensor, Batch], torch.Tensor]
@@ -56,9 +50,7 @@ class TorchPipeline(PipelineReplica):
 
     Args:
         schedule: gpipe, 1f1b, interleaved or zero_bubble.
-        micro_size: examples of a micro-batch.
-        max_length: longest sequence, in tokens.
-        stage: see `PipelineReplica`.
+        max_length: Longest sequence, in tokens.
     """
 
     def __init__(self, *args: Any, schedule: str, micro_size: int, max_length: int, **stage: Any) -> None:
@@ -102,7 +94,7 @@ class TorchPipeline(PipelineReplica):
         return {**super().facts(), "engine": "torch", "schedule": self._kind}
 
     def _completed(self, micro_batches: list[Batch]) -> list[Batch]:
-        """With stand-ins where these are not as many as the schedule can do."""
+        """Adds stand-ins if the schedule needs more micro-batches."""
         count, stages = len(micro_batches), self._workers.stages
         if self._kind != "interleaved" or count <= stages:
             return micro_batches
@@ -146,7 +138,7 @@ class TorchPipeline(PipelineReplica):
     def apply(
         self, chunk: ModelChunk, received: torch.Tensor | None, number: int, *, last: bool
     ) -> torch.Tensor:
-        """A chunk's forward pass over one micro-batch: what is sent on, or on the last chunk the loss."""
+        """Runs a chunk over one micro-batch; returns hidden states to send, or the loss on the last chunk."""
         assert self._step is not None
         batch = self._step.micro_batches[number]
         hidden = None
@@ -171,28 +163,24 @@ class _StageModule(nn.Module):
         self._replica, self._first, self._last = replica, first, last
 
     def forward(self, received: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """Returns what the chunk makes of a micro-batch, by its number."""
         hidden = None if self._first else received
         return self._replica.apply(self.chunk, hidden, int(number), last=self._last)
 
 
 class _TimedStage(PipelineStage):
-    """A stage that says when it computes; between its passes it waits for its neighbours."""
+    """A stage that reports its phases; between its passes it waits for its neighbours."""
 
     def __init__(self, *args: Any, timeline: Timeline, **options: Any) -> None:
         super().__init__(*args, **options)
         self._timeline = timeline
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """Sees torch."""
         return self._timed(Phase.forward, super().forward_one_chunk, *args, **options)
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """Sees torch."""
         return self._timed(Phase.backward, super().backward_one_chunk, *args, **options)
 
     def backward_weight_one_chunk(self, *args: Any, **options: Any) -> Any:
-        """Sees torch."""
         return self._timed(Phase.backward, super().backward_weight_one_chunk, *args, **options)
 
     def _timed(self, phase: Phase, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -204,5 +192,4 @@ class _TimedStage(PipelineStage):
 
 
 def _as_it_is(loss: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
-    """Returns the last chunk gives the loss itself."""
     return loss

@@ -1,8 +1,9 @@
-"""Who is to blame when a pipeline's workers stop hearing of each other.
+"""Finds the stage that failed when a pipeline's workers lose contact.
 
-A back end says that a connection closed or a wait ran out, and in a row of stages those who say so
-are seldom next to the one that died. So each worker leaves a heartbeat in the process group's
-store, about once a second from a thread of its own: the phase it is in, and since when.
+A back end reports a closed connection or a timeout, and in a row of stages the reporting stages are seldom
+next to the one that died. So each worker writes a heartbeat to the process group's store, about once a second
+from a
+thread of its own: its phase, and since when.
 """
 
 from __future__ import annotations
@@ -30,14 +31,6 @@ _LOST = ("closed", "reset by", "timed out", "timeout", "broken pipe", "refused",
 
 
 class StageWatch:
-    """Heartbeats of the workers of a pipeline.
-
-    Args:
-        workers: Workers of the run.
-        timeline: Timeline of this worker.
-        timeout_s: Longest wait for a neighbour.
-    """
-
     def __init__(self, workers: Workers, timeline: Timeline, timeout_s: float) -> None:
         self._workers, self._timeline, self._timeout_s = workers, timeline, timeout_s
         self._store = _get_default_store()
@@ -45,10 +38,10 @@ class StageWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around all that needs the other workers.
+        """Around everything that needs the other workers.
 
         Raises:
-            PipelineError: instead of what the back end says of its sockets; names the stage.
+            PipelineError: Names the stage; replaces the back end's error.
         """
         self._ended.clear()
         thread = threading.Thread(target=self._beat, name="stillhouse-heartbeat", daemon=True)
@@ -76,7 +69,7 @@ class StageWatch:
                 self._store.set(self._key(self._workers.rank), json.dumps(sign))
 
     def _blame(self) -> str:
-        """Returns which stages are silent; or, where none is, which do anything but wait."""
+        """Returns which stages are silent; if none is, which do anything but wait."""
         others = [rank for rank in range(self._workers.world) if rank != self._workers.rank]
         try:
             before = {rank: self._sign(rank) for rank in others}
