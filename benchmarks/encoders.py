@@ -45,7 +45,7 @@ from trainers.models import dropout, parity, student
 from trainers.models.origin import Preset
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.tasks.losses import class_loss
+from trainers.tasks.scores import class_loss
 from trainers.telemetry.step_trace import StepTrace
 
 BENCHMARK = Benchmark(

@@ -53,10 +53,11 @@ from service.planner.step_time import estimate
 from trainers.checkpoints.manifest import TRACE, attempt_folder
 from trainers.config import RunConfig
 from trainers.data.synthetic import write_corpus
-from trainers.profiling.local_group import GroupError, LocalGroup
 from trainers.profiling.profile import Profile
 from trainers.profiling.step_costs import (
     MIB,
+    GroupError,
+    LocalGroup,
     compression_cost,
     measure_group,
 )

@@ -46,8 +46,7 @@ from trainers.telemetry.flops import tally
 from trainers.telemetry.gradient_noise import EVERY_STEPS, NoiseSource, StepNorms
 from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.rapl import find_rapl
-from trainers.telemetry.sampling import Ring
+from trainers.telemetry.sampling import Ring, find_rapl
 from trainers.telemetry.timeline import Phase, Timeline
 
 BENCHMARK = Benchmark(

@@ -24,7 +24,7 @@ from trainers.model_kinds.encoders import ENCODERS
 from trainers.profiling.profile import ModelShape, Profile
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
-from trainers.tasks.losses import computed_by
+from trainers.tasks.scores import computed_by
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
         GroupError: A worker failed.
     """
     from trainers.profiling import step_costs
-    from trainers.profiling.local_group import LocalGroup
+    from trainers.profiling.step_costs import LocalGroup
 
     if workers == 1:
         return step_costs.measure_alone(config, steps=steps, warm_up=warm_up)
@@ -245,7 +245,7 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
         check: Also trains a data-parallel run and times its steps.
     """
     from trainers.profiling import step_costs
-    from trainers.profiling.local_group import Member
+    from trainers.profiling.step_costs import Member
 
     return step_costs.measure_group(
         Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared

@@ -29,7 +29,7 @@ from service.domain.metrics import MARGINS, Metric, better_of, default_metrics, 
 from service.domain.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
 from service.domain.records import Run
 from service.domain.states import RunState
-from trainers.data.parts import SplitRule
+from trainers.data.layouts import SplitRule
 from trainers.metrics import SCORES, on_test
 
 MOST_SCORES = 2_000_000

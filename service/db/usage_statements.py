@@ -16,7 +16,7 @@ from service.db.schema import Real, attempt_usage, attempts, measurements, place
 from service.db.statements import VISIBLE_RUN
 from service.domain.states import UNFINISHED_RUN_STATES, RunState
 from trainers.errors import FAILURES_OF_MACHINES
-from trainers.telemetry.energy import J_PER_KWH
+from trainers.telemetry.usage import J_PER_KWH
 
 _u, _a, _r, _p = attempt_usage.c, attempts.c, runs.c, placements.c
 

@@ -24,9 +24,9 @@ from service.domain.records import MeasurementRow, Placement
 from service.domain.serialization import Number, Serializable
 from service.domain.states import RunState
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
-from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.heartbeat import lost_work_s
 from trainers.telemetry.timeline import OVERHEAD
+from trainers.telemetry.usage import J_PER_KWH
 
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 OVERHEAD_TIME = "overhead_time_s"

@@ -23,8 +23,8 @@ from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
 from service.specs.experiment import ExperimentSpec
 from trainers.config import SHARERS, Precision
-from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
+from trainers.telemetry.usage import J_PER_KWH
 
 MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""

@@ -133,7 +133,7 @@ def room_problems(
 @functools.lru_cache(maxsize=_REMEMBERED)
 def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ...]) -> int:
     # Imported here: only specs with a budget of tokens pay for the import.
-    from trainers.tasks.first_look import longest_example
+    from trainers.tasks.inspection import longest_example
 
     return longest_example(path, Task.model_validate_json(task), roots=roots)
 
@@ -145,7 +145,7 @@ def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Seque
     if not may_read:
         raise UnreadData
     # Imported here: only specs with data at hand pay for the import.
-    from trainers.tasks.first_look import mistakes_in
+    from trainers.tasks.inspection import mistakes_in
 
     signature, exact = _signature(dataset.path)
     mistakes = mistakes_in(dataset.path, dataset.task, roots=roots)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainers.telemetry.rapl import machine_cpu_s
+from trainers.telemetry.sampling import machine_cpu_s
 
 MARK = "STILLHOUSE_EXPERIMENT"
 """Environment variable of an experiment's processes; its value is that of `mark_of`."""

@@ -36,7 +36,7 @@ from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import input_identity
 from trainers.models.origin import Preset
-from trainers.tasks import first_look
+from trainers.tasks import inspection
 
 BERT_CONFIG = json.dumps(Preset("mini").config(100))  # four layers
 EXPERIMENTS = "/api/v1/experiments"
@@ -595,7 +595,7 @@ def test_data_that_were_not_looked_at_are_read_apart_from_light_submissions(
 ) -> None:
     threads: list[str] = []
     monkeypatch.setattr(
-        first_look,
+        inspection,
         "mistakes_in",
         lambda *_, **__: threads.append(threading.current_thread().name) or [],
     )

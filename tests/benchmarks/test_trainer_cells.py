@@ -18,7 +18,7 @@ from service.config.hardware import CATALOGUE
 from tests.trainers.tape import Tape
 from trainers.config import Precision
 from trainers.data.batches import StepBatch
-from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
+from trainers.data.segments import StaticRow, StaticShape, up_to_multiple
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.counters import Device

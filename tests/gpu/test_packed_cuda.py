@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import current_flash_attention_impl
 
-from trainers.data.batches import collate
-from trainers.data.segments import Segments, pack
+from trainers.data.batches import Segments, collate
+from trainers.data.segments import pack
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.models import packed_attention

@@ -20,7 +20,7 @@ from service.scheduling.situation import Lookout
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store
 from trainers.config import SHARERS
-from trainers.telemetry.energy import cost_usd, modelled_energy_j
+from trainers.telemetry.usage import cost_usd, modelled_energy_j
 
 
 def spec(share: bool, **fields: Any) -> ExperimentSpec:

@@ -254,7 +254,7 @@ def kill_points() -> int:
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Make the loss NaN in the calls of a window; says how often it was asked."""
-    from trainers.dry_runs import warm_up
+    from trainers.dry_runs import micro_batch
     from trainers.tasks.imdb.task import Imdb
 
     def arm(first: int, until: int = 10**9) -> list[int]:
@@ -266,7 +266,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
             return clean(self, logits, batch) * (math.nan if bad else 1.0)
 
         monkeypatch.setattr(Imdb, "loss", loss)
-        monkeypatch.setattr(warm_up, "once", lambda *_: None)  # so that a call of the loss is a step's
+        # A call of the loss is a step's.
+        monkeypatch.setattr(micro_batch, "warm_up_once", lambda *_: None)
         return calls
 
     return arm

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.data.batches import TrainingBatches, collate, epoch_order, evaluation_rows
-from trainers.data.prefetch import Prefetcher
+from trainers.data.batches import Prefetcher, TrainingBatches, collate, epoch_order, evaluation_rows
 from trainers.data.tokens import TokenSet
 
 lengths_of = st.lists(st.integers(2, 40), min_size=1, max_size=200).map(np.array)

@@ -22,7 +22,7 @@ from trainers.errors import BadDataError, BadSpecError
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.classification.scoring import SeveralLabelsScoring
+from trainers.tasks.classification.task import SeveralLabelsScoring
 from trainers.tasks.scores import calibration_error, matthews
 
 WORDS = {"sports": "ball goal team", "science": "atom cell star", "business": "bank share profit"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.telemetry.efficiency import (
+from trainers.telemetry.gradient_noise import (
     GradientMoments,
     NoiseScale,
     efficiency,

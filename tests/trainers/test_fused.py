@@ -25,7 +25,7 @@ from trainers.models.origin import Preset
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.reporting import NeverStop
-from trainers.tasks.losses import class_loss, computed_by, cross_entropies
+from trainers.tasks.scores import class_loss, computed_by, cross_entropies
 
 HEAD = ClassHead(("no", "yes"))
 LENGTHS = [24, 3, 17, 24, 9]

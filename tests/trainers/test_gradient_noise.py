@@ -9,7 +9,6 @@ from torch import nn
 import cuda_ext
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
-from trainers.telemetry.efficiency import from_consecutive, from_squares
 from trainers.telemetry.gradient_noise import (
     EVERY_STEPS,
     GradientNoise,
@@ -17,8 +16,10 @@ from trainers.telemetry.gradient_noise import (
     StepNorms,
     StepsInARow,
     WorkerShares,
+    from_consecutive,
+    from_squares,
 )
-from trainers.telemetry.overlap import hidden
+from trainers.telemetry.timeline import hidden
 
 CPU = torch.device("cpu")
 FIGURES = ("noise_scale", "statistical_efficiency", "goodput")

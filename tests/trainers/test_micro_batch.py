@@ -16,9 +16,17 @@ from trainers.data.batches import TrainingBatches
 from trainers.data.tokens import TokenSet
 from trainers.distillation.task_objective import Objective
 from trainers.dry_runs import micro_batch
-from trainers.dry_runs.dry_run import DryRun
-from trainers.dry_runs.micro_batch import SizeCache, choose, fits, forget, key_of, largest
-from trainers.dry_runs.stage_dry_run import StageDryRun, passes_held
+from trainers.dry_runs.micro_batch import (
+    DryRun,
+    SizeCache,
+    StageDryRun,
+    choose,
+    fits,
+    forget,
+    key_of,
+    largest,
+    passes_held,
+)
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
 from trainers.loop.run_figures import RunFigures

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
-from trainers.data.hub import HubDataset
+from trainers.data.sources import HubDataset
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.loop import evaluation
@@ -136,7 +136,7 @@ def test_more_sequences_than_there_are_is_said(configured, folder):
 def test_second_start_reads_no_text(configured, folder, monkeypatch):
     (folder / "train.txt").write_text("\n".join(LINES))
     first, _ = prepare(configured())
-    monkeypatch.setattr("trainers.tasks.mlm.files.read_plain", None)
+    monkeypatch.setattr("trainers.tasks.mlm.read_plain", None)
     second, lines = prepare(configured())
     assert lines == []
     assert second.identity == first.identity

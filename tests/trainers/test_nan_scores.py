@@ -21,8 +21,8 @@ from trainers.models.student import Output
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
-from trainers.tasks.regression.scoring import pearson, rmse, spearman
-from trainers.tasks.wikiqa.ranking import ranking
+from trainers.tasks.regression.task import pearson, rmse, spearman
+from trainers.tasks.wikiqa.task import ranking
 
 
 def lose_an_example(monkeypatch: pytest.MonkeyPatch) -> None:

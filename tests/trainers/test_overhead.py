@@ -12,12 +12,12 @@ import torch
 
 from tests.trainers.conftest import Configure, Recorder
 from trainers.data import cache
-from trainers.data.preparation import counted_by, preparing
-from trainers.dry_runs import warm_up
-from trainers.dry_runs.dry_run import DryRun
+from trainers.data.cache import counted_by, preparing
+from trainers.dry_runs import micro_batch
+from trainers.dry_runs.micro_batch import DryRun
 from trainers.entrypoint import make_ready, train
 from trainers.reporting import Clock, NeverStop
-from trainers.telemetry.overhead import OVERHEAD_TIME
+from trainers.telemetry.instruments import OVERHEAD_TIME
 from trainers.telemetry.timeline import OVERHEAD, OWN, Phase, Timeline
 from trainers.workers import Workers
 
@@ -172,7 +172,7 @@ def test_the_set_up_of_a_resumed_attempt_is_a_restart(configure: Configure, reco
 def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     config_in: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "_done", set())
+    monkeypatch.setattr(micro_batch, "_done", set())
     passes, rehearse = [], DryRun.rehearse
 
     def counted(self: DryRun, size: int) -> None:
@@ -189,7 +189,7 @@ def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
     assert passes == [8]
     train(config_in(tmp_path / "other", batch={"global_size": 4}), Recorder(), NeverStop())
     assert passes == [8, 4]
-    monkeypatch.setattr(warm_up, "once", lambda *args: None)
+    monkeypatch.setattr(micro_batch, "warm_up_once", lambda *args: None)
     recorder = Recorder()
     summary = train(config_in(tmp_path / "without", deterministic=True), recorder, NeverStop()).summary
     assert losses == [(recorder.series("loss"), summary["validation_loss"])] * 2
@@ -200,13 +200,13 @@ def test_a_process_warms_up_once_per_shape_and_results_stay_as_they_are(
 def test_every_optimizer_is_warmed_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(warm_up, "_done", set())
+    monkeypatch.setattr(micro_batch, "_done", set())
     assert train(configure(optimizer=optimizer), Recorder(), NeverStop()).status == "completed"
-    assert len(warm_up._done) == 1
+    assert len(micro_batch._done) == 1
 
 
 def test_a_rehearsal_that_does_not_fit_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "_done", set())
+    monkeypatch.setattr(micro_batch, "_done", set())
     timeline, told = Timeline(time.perf_counter()), []
 
     def too_large() -> None:
@@ -214,5 +214,5 @@ def test_a_rehearsal_that_does_not_fit_is_left_to_the_run(monkeypatch: pytest.Mo
         raise torch.OutOfMemoryError("no room")
 
     for _ in range(2):
-        warm_up.once("key", Workers(), timeline, too_large)
+        micro_batch.warm_up_once("key", Workers(), timeline, too_large)
     assert told == ["tried"]

@@ -20,8 +20,7 @@ from tests.trainers.conftest import Recorder
 from tests.trainers.tape import Tape
 from trainers.config import Batch as BatchSection
 from trainers.data.batches import Batch, TrainingBatches, balanced_shares, by_positions, collate
-from trainers.data.segments import Packing, pack
-from trainers.data.static_shape import StaticRow, StaticShape
+from trainers.data.segments import Packing, StaticRow, StaticShape, pack
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.data.packing import Packer
-from trainers.data.tokens import TokenSet, TokenWriter
+from trainers.data.tokens import Packer, TokenSet, TokenWriter
 
 BEGIN, SEPARATOR = 101, 102
 TEXTS = st.lists(st.lists(st.integers(1000, 1100), max_size=30), max_size=25)

@@ -15,7 +15,8 @@ from cuda_ext import encoder as kernels
 from tests.trainers.family_models import TEXTS, write_model
 from tests.trainers.test_families import student_of
 from trainers.data import tokenizers
-from trainers.data.segments import Segments, pack
+from trainers.data.batches import Segments
+from trainers.data.segments import pack
 from trainers.data.tokens import tokenise
 from trainers.entrypoint import train
 from trainers.model_kinds.encoders import ENCODERS
@@ -25,7 +26,7 @@ from trainers.models import dropout, parity
 from trainers.models.parity import EncoderParity
 from trainers.models.precision import Arithmetic, Autocast
 from trainers.reporting import NeverStop
-from trainers.tasks.losses import class_loss
+from trainers.tasks.scores import class_loss
 
 PACKING = [
     (family.name, encoder.name)

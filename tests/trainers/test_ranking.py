@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.tasks.wikiqa.ranking import best_f1_threshold, positive_class, ranking
+from trainers.tasks.wikiqa.task import best_f1_threshold, positive_class, ranking
 
 
 def textbook(scores, relevant, queries):

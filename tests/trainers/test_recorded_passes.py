@@ -23,7 +23,7 @@ from tests.trainers.corpora import write_task
 from tests.trainers.tape import Tape
 from trainers import parallel
 from trainers.data.batches import Batch, collate
-from trainers.data.static_shape import StaticRow, StaticShape
+from trainers.data.segments import StaticRow, StaticShape
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import train
@@ -32,7 +32,7 @@ from trainers.parallel.recorded import RecordedReplica
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
-from trainers.tasks.losses import class_loss
+from trainers.tasks.scores import class_loss
 from trainers.telemetry.step_trace import StepTrace
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.updates.update import Update

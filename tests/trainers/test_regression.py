@@ -17,7 +17,7 @@ from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.regression.scoring import NumberScoring
+from trainers.tasks.regression.task import NumberScoring
 
 
 @pytest.fixture

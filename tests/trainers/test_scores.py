@@ -24,9 +24,9 @@ from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
 from trainers.model_kinds.heads import IGNORED
 from trainers.tasks import TASKS
-from trainers.tasks.classification.scoring import ClassScoring, SeveralLabelsScoring
+from trainers.tasks.classification.task import ClassScoring, SeveralLabelsScoring
 from trainers.tasks.mlm.task import GuessScoring
-from trainers.tasks.regression.scoring import NumberScoring
+from trainers.tasks.regression.task import NumberScoring
 from trainers.tasks.scores import classification
 from trainers.tasks.squad_v2.scoring import SpanScoring
 from trainers.tasks.tariff.task import CodeScoring
@@ -266,7 +266,7 @@ class Contexts:
     """Texts and right answers, as `GoldQuestions` has them."""
 
     def __init__(self, contexts: list[str], golds: list[list[str]]) -> None:
-        from trainers.tasks.squad_v2.rules import GoldAnswers
+        from trainers.tasks.squad_v2.scoring import GoldAnswers
 
         self.contexts, self.texts, self.golds = contexts, golds, [GoldAnswers(several) for several in golds]
 

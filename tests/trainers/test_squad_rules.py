@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.tasks.squad_v2.rules import GoldAnswers, best_threshold, figures, normalise, with_threshold
+from trainers.tasks.squad_v2.scoring import GoldAnswers, best_threshold, means, normalise, with_threshold
 
 OFFICIAL = {
     "bert-single": (78.7501, 81.7837, 74.1228, 80.1987, 83.3642),
@@ -34,7 +34,7 @@ def golds(real_data):
 def test_published_predictions_have_the_official_figures(golds, real_data, system):
     file = real_data / "squad_v2" / "official_predictions" / f"{system}.json"
     predictions = json.loads(file.read_text(encoding="utf-8"))
-    found = figures(
+    found = means(
         np.array([gold.exact(predictions[number]) for number, gold in golds.items()]),
         np.array([gold.f1(predictions[number]) for number, gold in golds.items()]),
         np.array([gold.has_answer for gold in golds.values()]),
@@ -88,9 +88,9 @@ def test_threshold_is_strict():
 
 
 def test_a_group_without_questions_has_no_figures():
-    everything = figures(np.array([1.0]), np.array([1.0]), np.array([True]))
+    everything = means(np.array([1.0]), np.array([1.0]), np.array([True]))
     assert set(everything) == {"exact_match", "f1", "exact_match_has_answer", "f1_has_answer"}
-    nothing = figures(np.array([1.0]), np.array([1.0]), np.array([False]))
+    nothing = means(np.array([1.0]), np.array([1.0]), np.array([False]))
     assert set(nothing) == {"exact_match", "f1", "exact_match_no_answer"}
 
 

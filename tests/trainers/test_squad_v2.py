@@ -20,7 +20,7 @@ from tests.trainers.corpora import write_squad
 from trainers.config import Task
 from trainers.data import tokenizers
 from trainers.data.batches import collate
-from trainers.data.rows import Row
+from trainers.data.formats import Row
 from trainers.data.tokens import TokenSet
 from trainers.entrypoint import train
 from trainers.errors import BadDataError
@@ -205,7 +205,7 @@ def test_a_vocabulary_is_trained_on_questions_and_contexts(squad):
 def test_second_start_reads_nothing(squad, monkeypatch):
     as_official(squad.folder)
     first = squad()
-    monkeypatch.setattr("trainers.tasks.squad_v2.files.read_squad", None)
+    monkeypatch.setattr("trainers.tasks.squad_v2.read_squad", None)
     second = squad()
     assert second.identity == first.identity
     assert isinstance(second.validation.columns["chars"], np.memmap)

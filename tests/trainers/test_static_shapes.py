@@ -16,7 +16,7 @@ from tests.trainers.conftest import Configure, Recorder
 from trainers import tasks
 from trainers.config import RunConfig
 from trainers.data.batches import Batch
-from trainers.data.static_shape import StaticShape
+from trainers.data.segments import StaticShape
 from trainers.device_kinds import CPU, DEVICE_KINDS, TPU
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.tpu_backend import TpuBackend

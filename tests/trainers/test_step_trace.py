@@ -13,7 +13,7 @@ from cuda_ext import encoder as kernels
 from trainers.data.batches import collate
 from trainers.data.segments import pack
 from trainers.models.packed_attention import PACKED_ATTENTION, flash
-from trainers.tasks.losses import class_loss
+from trainers.tasks.scores import class_loss
 from trainers.telemetry.step_trace import StepTrace
 
 META = torch.device("meta")

@@ -10,11 +10,11 @@ import torch
 
 from trainers.config import DevicePricing
 from trainers.device_kinds import CUDA
-from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.memory import PeakMemory
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
 from trainers.telemetry.tracing import SpanTracer
+from trainers.telemetry.usage import cost_usd, modelled_energy_j, rated_power_w
 
 RATES = DevicePricing(
     hardware="cpu",

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.tasks import TASKS
-from trainers.tasks.squad_v2 import rules
-from trainers.tasks.wikiqa.ranking import best_f1_threshold, positive_class
-from trainers.tasks.wikiqa.task import RankingScoring
+from trainers.tasks.squad_v2 import scoring
+from trainers.tasks.wikiqa.task import RankingScoring, best_f1_threshold, positive_class
 
 TUNED = {name for name, info in TASKS.items() if any(score.tuned for score in info.scores.values())}
 
@@ -70,10 +69,10 @@ def test_the_null_threshold_is_the_best_and_is_carried(start, rows):
     places, scores, has_answer = (np.array(column) for column in zip(*rows, strict=True))
     scores = np.where(has_answer, scores, 0.0)
     null_scores = neighbours(np.float64(start), 8)[places]
-    threshold = rules.best_threshold(scores, null_scores, has_answer)
-    reached = rules.with_threshold(scores, null_scores, has_answer, threshold).mean()
+    threshold = scoring.best_threshold(scores, null_scores, has_answer)
+    reached = scoring.with_threshold(scores, null_scores, has_answer, threshold).mean()
     every = [
-        rules.with_threshold(scores, null_scores, has_answer, float(one)).mean()
+        scoring.with_threshold(scores, null_scores, has_answer, float(one)).mean()
         for one in (0.0, *null_scores)
     ]
     assert reached == pytest.approx(max(every), abs=1e-12)

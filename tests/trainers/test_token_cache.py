@@ -12,8 +12,7 @@ import pytest
 
 from trainers.config import Task
 from trainers.data import tokenizers
-from trainers.data.cache import cached_folder
-from trainers.data.fingerprint import fingerprint
+from trainers.data.cache import cached_folder, fingerprint
 from trainers.data.synthetic import write_corpus
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError, CacheError

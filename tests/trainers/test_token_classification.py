@@ -23,8 +23,14 @@ from trainers.model_kinds.heads import IGNORED
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.token_classification.scoring import EntityScoring
-from trainers.tasks.token_classification.tags import EntityCounts, entities, repaired, tags_of, words_of
+from trainers.tasks.token_classification.scoring import (
+    EntityCounts,
+    EntityScoring,
+    entities,
+    repaired,
+    tags_of,
+    words_of,
+)
 from trainers.tasks.token_classification.task import first_pieces
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")

@@ -24,10 +24,8 @@ from trainers.reporting import Clock, NeverStop, Provenance, StopReason
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.heartbeat import HeartbeatFile
-from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.overhead import OVERHEAD_SCOPE
-from trainers.telemetry.rapl import Rapl, find_rapl, machine, machine_cpu_s
-from trainers.telemetry.sampling import Sampled
+from trainers.telemetry.instruments import OVERHEAD_SCOPE, Instruments
+from trainers.telemetry.sampling import Rapl, Sampled, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.usage import Energy, Usage, Window
 from trainers.workers import Workers

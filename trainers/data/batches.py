@@ -6,16 +6,17 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainers.data.segments import Segments
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
@@ -55,6 +56,61 @@ def epoch_order(
 _TENSORS = (
     "input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed", "weights",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The row of a micro-batch: T tokens, one segment per example.
+
+    The row is padded to a multiple by a last segment of its own, which no example reads.
+
+    Attributes:
+        input_ids: (1, T) token ids.
+        position_ids: (1, T) position of each token in its segment.
+        token_type_ids: (1, T) 1 in the second text of a pair; None when all is one text.
+        cu_seqlens: (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
+        first: (B,) place of each example's first token in the row.
+        places: (N,) place in the flattened (B, S) batch of each example's token, in the order of the row.
+        guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
+        lengths: Tokens of each segment, on the host: no layer has to wait for them.
+        at_most: Bound of every segment of every row of this shape; None = the longest of this row.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    token_type_ids: torch.Tensor | None
+    cu_seqlens: torch.Tensor
+    first: torch.Tensor
+    places: torch.Tensor
+    guessed: torch.Tensor | None
+    lengths: tuple[int, ...]
+    at_most: int | None = None
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths) if self.at_most is None else self.at_most
+
+    def counted(self, pad_id: int) -> torch.Tensor:
+        """(1, T) number of each token in its segment, from 1; padding, also within texts, is 0."""
+        counts = (self.input_ids != pad_id).long()
+        before = counts.cumsum(1) - counts
+        places = torch.arange(counts.shape[1], device=counts.device)
+        return (before - before.gather(1, places - self.position_ids) + 1) * counts
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
+        return replace(self, **changed)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for field in fields(self):
+            if isinstance(value := getattr(self, field.name), torch.Tensor):
+                yield field.name, value
+
+    def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Returns values (1, T, ...) of the row's tokens as (B, S, ...), 0 on padding."""
+        flat = values.new_zeros((shape.numel(), *values.shape[2:]))
+        placed = flat.index_copy(0, self.places, values[0, : self.places.shape[0]])
+        return torch.unflatten(placed, 0, tuple(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,3 +400,50 @@ def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, 
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches += [order[:0]] * (-len(batches) % world)
     return batches[rank::world]
+
+
+T = TypeVar("T")
+
+AHEAD = 3
+"""Steps made ahead; more only take memory."""
+
+
+class Prefetcher(Generic[T]):
+    """Calls `make(step)` for the steps from `start` up to `end` ahead of their use.
+
+    Making a batch draws no random numbers, so being ahead changes nothing.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, end: int) -> None:
+        self._make = make
+        self._ready: queue.Queue[T | BaseException] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(start, end), name="stillhouse-batches", daemon=True
+        )
+        self._thread.start()
+
+    def next(self) -> T:
+        """Returns the next step's item, or raises what `make` raised."""
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
+
+    def _fill(self, start: int, end: int) -> None:
+        try:
+            for step in range(start, end):
+                item = self._make(step)
+                if self._closed.is_set():
+                    return
+                self._ready.put(item)
+        except BaseException as error:
+            self._ready.put(error)

@@ -1,72 +1,24 @@
-"""Examples laid end to end in one row, so that an encoder computes no padding."""
+"""Changes of a batch's shape: examples packed end to end, and batches of one shape or of a few.
+
+A packed row lets an encoder compute no padding. One shape is for devices that compile each operation again
+for every new one, and for passes that are recorded once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn import functional
+
+from trainers.data.batches import Batch, Segments, Transform
+from trainers.model_kinds.heads import IGNORED
 
 if TYPE_CHECKING:
     from trainers.data.batches import Batch, Transform
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """The row of a micro-batch: T tokens, one segment per example.
-
-    The row is padded to a multiple by a last segment of its own, which no example reads.
-
-    Attributes:
-        input_ids: (1, T) token ids.
-        position_ids: (1, T) position of each token in its segment.
-        token_type_ids: (1, T) 1 in the second text of a pair; None when all is one text.
-        cu_seqlens: (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
-        first: (B,) place of each example's first token in the row.
-        places: (N,) place in the flattened (B, S) batch of each example's token, in the order of the row.
-        guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
-        lengths: Tokens of each segment, on the host: no layer has to wait for them.
-        at_most: Bound of every segment of every row of this shape; None = the longest of this row.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    token_type_ids: torch.Tensor | None
-    cu_seqlens: torch.Tensor
-    first: torch.Tensor
-    places: torch.Tensor
-    guessed: torch.Tensor | None
-    lengths: tuple[int, ...]
-    at_most: int | None = None
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths) if self.at_most is None else self.at_most
-
-    def counted(self, pad_id: int) -> torch.Tensor:
-        """(1, T) number of each token in its segment, from 1; padding, also within texts, is 0."""
-        counts = (self.input_ids != pad_id).long()
-        before = counts.cumsum(1) - counts
-        places = torch.arange(counts.shape[1], device=counts.device)
-        return (before - before.gather(1, places - self.position_ids) + 1) * counts
-
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
-        return replace(self, **changed)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for field in fields(self):
-            if isinstance(value := getattr(self, field.name), torch.Tensor):
-                yield field.name, value
-
-    def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Returns values (1, T, ...) of the row's tokens as (B, S, ...), 0 on padding."""
-        flat = values.new_zeros((shape.numel(), *values.shape[2:]))
-        placed = flat.index_copy(0, self.places, values[0, : self.places.shape[0]])
-        return torch.unflatten(placed, 0, tuple(shape))
 
 
 def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:
@@ -121,3 +73,104 @@ class Packing:
         if self.before is not None:
             batch = self.before(batch, seed=seed, epoch=epoch)
         return pack(batch, pad_id=self.pad_id, multiple=self.multiple)
+
+
+_LENGTHS = 8
+"""Lengths of rows between a power of two and the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticShape:
+    """Pads each batch to (rows, width), after what its task does to it; a `Transform`.
+
+    Rows beyond the examples stand in: one token that attends to itself, labels that are `IGNORED` and
+    weights of 0, so that neither loss nor gradients count them. The mask is always there.
+
+    Attributes:
+        labels_tokens: Labels are of tokens, (B, S).
+    """
+
+    before: Transform | None
+    pad_id: int
+    rows: int
+    width: int
+    labels_tokens: bool = False
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        if self.before is not None:
+            batch = self.before(batch, seed=seed, epoch=epoch)
+        count = len(batch.input_ids)
+        mask = batch.attention_mask
+        if mask is None:
+            mask = torch.ones_like(batch.input_ids, dtype=torch.bool)
+        mask = self._positions(mask, False)
+        # Of a row without any, softmax would be 0 / 0.
+        mask[count:, 0] = True
+        padded = self._positions if self.labels_tokens else self._rows
+        types, weights = batch.token_type_ids, batch.weights
+        return replace(
+            batch,
+            input_ids=self._positions(batch.input_ids, self.pad_id),
+            attention_mask=mask,
+            token_type_ids=None if types is None else self._positions(types, 0),
+            labels=padded(batch.labels, IGNORED),
+            rows=self._rows(batch.rows, -1),
+            weights=None if weights is None else self._rows(weights, 0.0),
+            padded_tokens=self.rows * self.width,
+        )
+
+    def _positions(self, values: torch.Tensor, filling: float) -> torch.Tensor:
+        count, width = values.shape
+        return functional.pad(values, (0, self.width - width, 0, self.rows - count), value=filling)
+
+    def _rows(self, values: torch.Tensor, filling: float) -> torch.Tensor:
+        return functional.pad(
+            values, (0, 0) * (values.dim() - 1) + (0, self.rows - len(values)), value=filling
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRow:
+    """Packs each batch into a row of one of a few lengths, with as many segments as others; a `Transform`.
+
+    Attributes:
+        shape: What a batch is padded to first. It has more rows than there are examples: where the row is
+            padding, it stands for the last position of the last stand-in.
+        multiple: Rows are as long as a multiple of this, in tokens.
+        longest: Length of the longest row, in tokens.
+    """
+
+    shape: StaticShape
+    multiple: int
+    longest: int
+
+    def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        static = self.shape(batch, seed=seed, epoch=epoch)
+        assert static.attention_mask is not None
+        tokens = int(static.attention_mask.sum())
+        length = self.length_of(tokens)
+        row = pack(static, pad_id=self.shape.pad_id, length=length).segments
+        assert row is not None
+        # A position of the padding may be one that the model has no embedding for.
+        positions = row.position_ids.clone()
+        positions[:, tokens:] = 0
+        static_row = replace(
+            row,
+            position_ids=positions,
+            places=functional.pad(row.places, (0, length - tokens), value=static.input_ids.numel() - 1),
+            at_most=min(length, max(self.shape.width, self._step(tokens))),
+        )
+        return replace(static, padded_tokens=length, segments=static_row)
+
+    def length_of(self, tokens: int) -> int:
+        """Returns the length of a row: more than its tokens, by an eighth of them at most."""
+        step = self._step(tokens)
+        return min(self.longest, (tokens // step + 1) * step)
+
+    def _step(self, tokens: int) -> int:
+        power = 1 << (tokens.bit_length() - 1)
+        return up_to_multiple(max(1, power // _LENGTHS), self.multiple)
+
+
+def up_to_multiple(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

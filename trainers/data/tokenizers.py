@@ -1,7 +1,7 @@
 """Text to token ids: the model's own tokenizer, or a WordPiece vocabulary trained on the texts.
 
 A folder's tokenizer is whatever its `tokenizer.json` describes (WordPiece, byte-level BPE, Unigram). What is
-put around texts comes from its post-processor (`trainers.data.framing`), and which tokens pad and mask from
+put around texts comes from its post-processor (`trainers.data.tokens`), and which tokens pad and mask from
 the settings next to it.
 """
 

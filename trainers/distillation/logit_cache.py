@@ -18,8 +18,7 @@ import numpy.typing as npt
 import torch
 
 from trainers.data.batches import Batch, collate
-from trainers.data.cache import cached_folder
-from trainers.data.fingerprint import digest_of
+from trainers.data.cache import cached_folder, digest_of
 from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite

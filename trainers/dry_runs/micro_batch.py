@@ -1,8 +1,12 @@
-"""`batch.micro_size: auto`: the largest micro-batch that fits, found once and remembered.
+"""Passes before a run's first step: they compile graphs, warm the process up, and show what fits.
 
-On a GPU more examples at once are faster until memory ends. On the CPU they are not: there `auto`
-is the worker's whole share, and nothing is tried. In a pipeline it leaves each stage
-`trainers.config.MICRO_BATCHES_PER_STAGE` micro-batches, where the share allows it, on every device.
+`batch.micro_size: auto` is the largest micro-batch that fits, found once and remembered. On a GPU more
+examples at once are faster until memory ends. On the CPU they are not: there `auto` is the worker's whole
+share, and nothing is tried. In a pipeline it leaves each stage `trainers.config.MICRO_BATCHES_PER_STAGE`
+micro-batches, where the share allows it, on every device.
+
+The first pass of a shape chooses kernels, fills pools and caches, plans attention. Which run of a sweep meets
+it is chance, so it belongs to none: every run finds its process warm.
 """
 
 from __future__ import annotations
@@ -12,18 +16,181 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
+from torch import nn
 
-from trainers.config import RunConfig
-from trainers.data.preparation import preparing
+from trainers.config import Parallel, RunConfig
+from trainers.data.batches import Batch, Transform, collate
+from trainers.data.cache import preparing
+from trainers.data.tokens import TokenSet
 from trainers.device_kinds import free_caches, kind_of
+from trainers.distillation.task_objective import Objective
 from trainers.errors import OutOfMemoryError, out_of_memory
+from trainers.models.precision import Arithmetic
+from trainers.models.student import Output
+from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
 from trainers.tasks.info import OwnFields
+from trainers.telemetry.timeline import Phase, Timeline
+from trainers.updates.optimizer import build
 from trainers.workers import Workers
+
+_FP32_BYTES = 4
+
+
+class DryRun:
+    """Passes through a run's model, on the longest of its own examples; no gradient stays.
+
+    Where there are fewer examples than a pass takes, they come again. Passes draw random numbers: a run
+    seeds its generators afterwards.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        module: nn.Module,
+        objective: Objective,
+        arithmetic: Arithmetic,
+        data: TokenSet,
+        *,
+        device: torch.device,
+        pad_id: int,
+        multiple: int,
+        transform: Transform | None,
+    ) -> None:
+        self._config, self._module, self._objective, self._arithmetic = config, module, objective, arithmetic
+        self._data, self._device, self._transform = data, device, transform
+        self._pad_id, self._multiple = pad_id, multiple
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example, which all passes are as wide as."""
+        return int(self._data.lengths.max())
+
+    def at_size(self, size: int) -> None:
+        """Runs a pass of `size` examples alongside everything that a step of the run needs memory for.
+
+        A recorded pass keeps its memory, next to that of passes that are not recorded, such as an
+        evaluation's: both need what a pass of twice the size needs.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+        """
+        count = sum(p.numel() for p in self._module.parameters() if p.requires_grad)
+        each = self._config.state_bytes
+        if self._config.parallel.workers > 1:
+            each += _FP32_BYTES  # the buckets that gradients are exchanged in
+        states = torch.empty(count * each, dtype=torch.uint8, device=self._device)
+        try:
+            # With a mask, which attention needs the more memory for.
+            passes = 2 if self._config.model.cuda_graphs else 1
+            self._pass(_with_mask(self._longest(passes * size)))
+            kind_of(self._device).backend.synchronize(self._device)
+        finally:
+            del states
+            self._module.zero_grad(set_to_none=True)
+
+    def compile(self, size: int) -> None:
+        """Compiles the training graphs now: batches with padding, and those without."""
+        for batch in self._variants(self._longest(size)):
+            self._pass(batch)
+            self._module.zero_grad(set_to_none=True)
+
+    def rehearse(self, size: int) -> None:
+        """Runs a training pass and an optimizer step, so that no run's first step pays for a process' first.
+
+        The step is that of an optimizer of the same kind over copies of the vectors and a matrix of the
+        model. Weights and state of the run are not touched, and the objective is as before its first step.
+        """
+        self._pass(self._longest(size))
+        trained = [p for p in self._module.parameters() if p.requires_grad]
+        torch._foreach_norm([p.grad for p in trained if p.grad is not None], 2, dtype=torch.float32)
+        matrix = min((p for p in trained if p.ndim >= 2), key=torch.Tensor.numel)
+        copies = nn.ParameterList(p.detach().clone() for p in trained if p.ndim < 2 or p is matrix)
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        build(self._config.optimizer, copies).optimizer.step()
+        self._module.zero_grad(set_to_none=True)
+        self._objective.begin_step(0, 1)
+        kind_of(self._device).backend.synchronize(self._device)
+
+    def _variants(self, batch: Batch) -> Iterator[Batch]:
+        yield replace(batch, attention_mask=None)
+        yield _with_mask(batch)
+
+    def _longest(self, size: int) -> Batch:
+        rows = np.resize(np.argsort(-self._data.lengths, kind="stable")[:size], size)
+        batch = collate(self._data, rows, self._pad_id, self._multiple)
+        if self._transform is not None:
+            batch = self._transform(batch, seed=0, epoch=0)
+        return batch.to(self._device)
+
+    def _pass(self, batch: Batch) -> None:
+        self._module.train()
+        with self._arithmetic.context():
+            loss = self._objective.loss(self._module(batch), batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _with_mask(batch: Batch) -> Batch:
+    return replace(batch, attention_mask=torch.ones_like(batch.input_ids, dtype=torch.bool))
+
+
+def passes_held(parallel: Parallel, stage: int, micro_batches: int) -> int:
+    """Returns the most forward passes over a chunk that a stage has done before their backward passes.
+
+    1F1B: one for each stage that is still to come, and its own; so the first stage holds the most.
+    Interleaved 1F1B (arXiv 2104.04473): its warm-up, and one. ZB-V (arXiv 2401.10241): as many as 1F1B's
+    first stage, on every stage.
+    """
+    stages = parallel.stage_count
+    chunks = parallel.chunks // stages
+    most = chunks * micro_batches
+    if parallel.schedule == "gpipe":
+        return most
+    if parallel.schedule == "interleaved":
+        return min(most, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
+    if parallel.schedule == "zero_bubble":
+        return min(most, chunks * stages)
+    return min(most, stages - stage)
+
+
+class StageDryRun(DryRun):
+    """Passes through the layers of one stage, 0-based; `width` is H of the hidden states between stages."""
+
+    def __init__(self, *run: Any, partition: StagePartition, stage: int, width: int, **more: Any) -> None:
+        super().__init__(*run, **more)
+        self._stage, self._last, self._width = stage, len(partition.layout.chunks) - 1, width
+        self._chunks = [
+            (number, ModelChunk(partition.own[layer] for layer in partition.layout.chunks[number]))
+            for number in partition.layout.chunks_of(stage)
+        ]
+
+    def _pass(self, batch: Batch) -> None:
+        """Runs as many forward passes as the stage holds at once, then their backward passes."""
+        self._module.train()
+        micro_batches = self._config.share // batch.input_ids.shape[0]
+        held = passes_held(self._config.parallel, self._stage, micro_batches)
+        ends = [self._forward(*self._chunks[i % len(self._chunks)], batch) for i in range(held)]
+        while ends:
+            ends.pop(0).backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, number: int, chunk: ModelChunk, batch: Batch) -> torch.Tensor:
+        hidden = None
+        with self._arithmetic.context():
+            if number:
+                shape = (*batch.computed_shape, self._width)
+                dtype = hidden_dtype([own for _, own in self._chunks], self._device)
+                hidden = torch.randn(shape, dtype=dtype, device=self._device, requires_grad=True)
+            after = chunk(hidden, batch)
+            return self._objective.loss(Output(after), batch) if number == self._last else after.float().sum()
+
 
 _LOCK_S = 60.0
 
@@ -187,3 +354,19 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
     }
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return f"{name or device.type} {config.precision.value} length {config.task.max_length} {digest[:16]}"
+
+
+_done: set[str] = set()
+"""Keys of the passes that this process has done."""
+
+
+def warm_up_once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:
+    """Does a pass unless all workers' processes have; one that does not fit into memory is left to the run.
+
+    `key` has everything that the pass depends on. `rehearse` changes nothing that lasts, except random number
+    generators.
+    """
+    with timeline.within(Phase.warm_up):
+        if any(workers.all_gather(key not in _done)):
+            fits(rehearse)
+            _done.add(key)

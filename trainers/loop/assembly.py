@@ -14,7 +14,7 @@ from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
-from trainers.data.preparation import counted_by
+from trainers.data.cache import counted_by
 from trainers.distillation import Distilled
 from trainers.errors import BadSpecError
 from trainers.loop import run_model, snapshot
@@ -40,8 +40,7 @@ from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
-from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.overhead import OverheadMeter
+from trainers.telemetry.instruments import Instruments, OverheadMeter
 from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for

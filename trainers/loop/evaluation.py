@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainers.data.batches import Batch, collate, evaluation_rows
-from trainers.data.prefetch import Prefetcher
+from trainers.data.batches import Batch, Prefetcher, collate, evaluation_rows
 from trainers.device_kinds import kind_of
 from trainers.models.precision import Inference
 from trainers.parallel.replica import Replica

@@ -10,7 +10,7 @@ from trainers.checkpoints import manifest, predictions, store
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.predictions import NoPredictions, Record
 from trainers.checkpoints.store import MODEL_FILE
-from trainers.data.fingerprint import digest_of
+from trainers.data.cache import digest_of
 from trainers.errors import CheckpointError
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.progress import Progress

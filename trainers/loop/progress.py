@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from trainers.telemetry.overlap import Sent
+from trainers.telemetry.timeline import Sent
 from trainers.telemetry.usage import Usage
 
 

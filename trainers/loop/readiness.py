@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from cuda_ext import native
-from trainers.data.batches import collate
-from trainers.data.prefetch import Prefetcher
+from trainers.data.batches import Prefetcher, collate
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import DeviceKind
 from trainers.model_kinds.heads import ClassHead

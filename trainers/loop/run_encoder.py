@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.data.batches import collate, epoch_order
-from trainers.data.preparation import preparing
+from trainers.data.cache import preparing
 from trainers.loop.run_worker import RunWorker
 from trainers.model_kinds.families import Attention
 from trainers.models import dropout, parity

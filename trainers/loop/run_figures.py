@@ -9,14 +9,12 @@ from trainers.config import Precision, RunConfig
 from trainers.loop.progress import Progress
 from trainers.metrics import DECLARED, EVERY_DEVICE, Figure
 from trainers.reporting import Measurement, Provenance
-from trainers.telemetry.energy import J_PER_KWH
 from trainers.telemetry.flops import FlopCount, Tally
-from trainers.telemetry.instruments import Instruments
+from trainers.telemetry.instruments import OVERHEAD_SCOPE, OVERHEAD_TIME, Instruments
 from trainers.telemetry.kernels import KERNEL_FIGURES
-from trainers.telemetry.overhead import OVERHEAD_SCOPE, OVERHEAD_TIME
 from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
-from trainers.telemetry.usage import Usage, Window
+from trainers.telemetry.usage import J_PER_KWH, Usage, Window
 from trainers.workers import Workers
 
 _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1

@@ -10,12 +10,11 @@ import torch
 
 from trainers import distillation
 from trainers.config import RunConfig
-from trainers.data.preparation import preparing
-from trainers.data.static_shape import up_to_multiple
+from trainers.data.cache import preparing
+from trainers.data.segments import up_to_multiple
 from trainers.distillation import Distilled
-from trainers.dry_runs import micro_batch, warm_up
-from trainers.dry_runs.dry_run import DryRun
-from trainers.dry_runs.stage_dry_run import StageDryRun
+from trainers.dry_runs import micro_batch
+from trainers.dry_runs.micro_batch import DryRun, StageDryRun
 from trainers.errors import BadSpecError
 from trainers.loop import run_encoder
 from trainers.loop.run_worker import RunWorker
@@ -145,5 +144,5 @@ def choose_micro_batch(
             forget()
             raise
     key = micro_batch.key_of(sized, device, {**tried, "micro size": size})
-    warm_up.once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
+    micro_batch.warm_up_once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
     return sized, forget

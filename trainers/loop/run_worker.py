@@ -8,8 +8,7 @@ import torch
 
 from trainers.config import RunConfig
 from trainers.data.batches import Transform
-from trainers.data.segments import Packing
-from trainers.data.static_shape import StaticRow, StaticShape, up_to_multiple
+from trainers.data.segments import Packing, StaticRow, StaticShape, up_to_multiple
 from trainers.device_kinds.counters import other_device
 from trainers.model_kinds.encoders import ENCODERS, EncoderInfo
 from trainers.models.precision import Arithmetic, Inference, arithmetic_for, inference_for

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainers.data.batches import StepBatch
 from trainers.loop.transfer import Transfer
 from trainers.reporting import StopReason
-from trainers.telemetry.overlap import Sent
+from trainers.telemetry.timeline import Sent
 
 
 @dataclass(frozen=True, slots=True)

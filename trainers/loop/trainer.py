@@ -14,8 +14,7 @@ import torch
 
 from trainers.checkpoints import store
 from trainers.checkpoints.store import Snapshot
-from trainers.data.batches import Batch, StepBatch
-from trainers.data.prefetch import Prefetcher
+from trainers.data.batches import Batch, Prefetcher, StepBatch
 from trainers.device_kinds import kind_of
 from trainers.errors import NotFiniteError
 from trainers.loop import snapshot

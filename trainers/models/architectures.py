@@ -20,8 +20,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_bidirectional_sliding_window_mask
 from transformers.modeling_utils import PreTrainedModel
 
-from trainers.data.batches import Batch
-from trainers.data.segments import Segments
+from trainers.data.batches import Batch, Segments
 from trainers.model_kinds.families import FamilyInfo
 from trainers.model_kinds.heads import Head
 from trainers.models.dropout import TORCH_ATTENTION

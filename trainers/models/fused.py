@@ -25,7 +25,7 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from cuda_ext import encoder, encoder_layer
-from trainers.data.segments import Segments
+from trainers.data.batches import Segments
 from trainers.errors import BadSpecError
 from trainers.models.packed_attention import PACKED_ATTENTION
 

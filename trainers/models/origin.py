@@ -9,9 +9,8 @@ from typing import Any
 
 from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
-from trainers.data.fingerprint import fingerprint
+from trainers.data.cache import fingerprint, preparing
 from trainers.data.paths import HUB, UnusablePath, resolve
-from trainers.data.preparation import preparing
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 

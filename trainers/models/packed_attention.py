@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 
-from trainers.data.segments import Segments
+from trainers.data.batches import Segments
 from trainers.models import dropout as host
 
 PACKED_ATTENTION = "stillhouse_packed"

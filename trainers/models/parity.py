@@ -26,7 +26,7 @@ from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.tasks.losses import computed_by
+from trainers.tasks.scores import computed_by
 
 _MARGIN = 4.0
 """Times the default encoder's own rounding: sums in another order round elsewhere, and no better."""

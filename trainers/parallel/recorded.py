@@ -29,8 +29,7 @@ from trainers.models.student import Student
 from trainers.parallel.compression.exchange import GradientExchange
 from trainers.parallel.replica import LossOf, Replica
 from trainers.telemetry.gradient_noise import NoiseSource
-from trainers.telemetry.overlap import Sent
-from trainers.telemetry.timeline import Phase
+from trainers.telemetry.timeline import Phase, Sent
 
 _MOST_SEEDS = 4096
 """Seeds of one pass at most: a fused layer takes three."""

@@ -18,8 +18,7 @@ from trainers.models.precision import Arithmetic
 from trainers.models.student import Output, Student
 from trainers.parallel.compression.exchange import GradientExchange
 from trainers.telemetry.gradient_noise import NoiseSource
-from trainers.telemetry.overlap import Sent, overlap_for
-from trainers.telemetry.timeline import Phase, Timeline
+from trainers.telemetry.timeline import Phase, Sent, Timeline, overlap_for
 from trainers.workers import Workers
 
 LossOf = Callable[[Output, Batch], torch.Tensor]

@@ -1,14 +1,22 @@
-"""A step of a run, measured on this machine: its layers, its exchange, and a data-parallel run's step."""
+"""A step of a run, measured: its layers, its exchange, and a data-parallel run's step."""
 
 from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import tempfile
 import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import torch
 from torch import distributed, nn
@@ -17,11 +25,312 @@ from torch.nn.parallel import DistributedDataParallel
 import cuda_ext
 from trainers.checkpoints.manifest import TRACE, newest_file
 from trainers.config import Parallel, RunConfig, Strategy
+from trainers.device_kinds import kind_of
+from trainers.errors import BadSpecError
+from trainers.loop.assembly import assemble
+from trainers.loop.trainer import Trainer
+from trainers.models.student import Student
 from trainers.parallel.compression import exchange_for
 from trainers.parallel_kinds.compressions import TRAITS
-from trainers.profiling.layer_times import assembled, layer_times
-from trainers.profiling.local_group import Group
+from trainers.process import environment_restored, reset_process
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
+from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.telemetry.instruments import Instruments
+
+LIMIT_S = 300.0
+"""Longest wait for one piece of work."""
+
+
+class GroupError(RuntimeError):
+    """A worker ended, or its work did; the message is the worker's traceback where there is one."""
+
+
+class Group(Protocol):
+    """Workers that are in one process group and do the same work at once."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def spare_cores(self) -> int:
+        """Cores that no worker computes on."""
+        ...
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Returns what a function returns on every worker, by rank; all call it at once.
+
+        Raises:
+            GroupError: it raised on a worker, a worker ended, or time ran out.
+        """
+        ...
+
+
+class LocalGroup:
+    def __init__(self, workers: int, *, limit_s: float = LIMIT_S) -> None:
+        self.workers, self._limit_s = workers, limit_s
+        # Not forked: a fork of a process that has computed already has torch's threads half there.
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="stillhouse-group-")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve,
+                args=(theirs, rank, workers, str(Path(self._folder.name) / "rendezvous"), limit_s),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> LocalGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(2.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    @property
+    def spare_cores(self) -> int:
+        return max(0, (os.cpu_count() or 1) - self.workers)
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((work, arguments))
+        answers: list[Any] = []
+        problems: list[str] = []
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                # One that fails leaves the others waiting for it.
+                if not pipe.poll(5.0 if problems else self._limit_s):
+                    problems.append(f"worker {rank} has not responded")
+                    continue
+                problem, answer = pipe.recv()
+            except (EOFError, OSError):
+                problems.append(f"worker {rank} has exited")
+                continue
+            if problem is not None:
+                problems.append(f"worker {rank}: {problem}")
+            answers.append(answer)
+        if problems:
+            raise GroupError("\n".join(problems))
+        return answers
+
+
+class Member:
+    """This process, a worker of a process group that is open; all of them do the same in the same order."""
+
+    spare_cores = 0
+    """A worker has the cores that it has reserved."""
+
+    @property
+    def workers(self) -> int:
+        from torch import distributed
+
+        return distributed.get_world_size()
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        from torch import distributed
+
+        answers: list[Any] = [None] * self.workers
+        distributed.all_gather_object(answers, work(*arguments))
+        return answers
+
+
+def _serve(pipe: Connection, rank: int, workers: int, rendezvous: str, limit_s: float) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=workers,
+        timeout=timedelta(seconds=limit_s),
+    )
+    try:
+        while True:
+            try:
+                work, arguments = pipe.recv()
+            except EOFError:
+                return
+            try:
+                answer: tuple[str | None, Any] = (None, work(*arguments))
+            except Exception as error:
+                answer = ("".join(traceback.format_exception(error)), None)
+            pipe.send(answer)
+    finally:
+        distributed.destroy_process_group()
+
+
+class _Stamps:
+    """When a micro-batch passed each boundary between layers, on its way forward and back.
+
+    The host synchronises with the device at each boundary; `remove` takes the hooks off the model.
+    """
+
+    def __init__(self, student: Student, device: torch.device) -> None:
+        self._device = device
+        architecture = student.architecture
+        embeddings = student.encoder.embeddings
+        self.parts: dict[str, nn.Module] = {
+            "embeddings": embeddings,
+            **{f"layer {number}": layer for number, layer in enumerate(architecture.layers(student.model))},
+            "head": architecture.head_modules(student.model)[-1][1],
+        }
+        self.begin_s = 0.0
+        self.forward: dict[str, float] = {}
+        self.backward: dict[str, float] = {}
+        self._hooks = [embeddings.register_forward_pre_hook(self._begin)]
+        for name, part in self.parts.items():
+            self._hooks.append(part.register_forward_hook(self._left(name)))
+        for parameter in embeddings.parameters():
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._ended))
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def times(self) -> list[tuple[str, float, float]]:
+        """(part, forward s, backward s) of the last micro-batch, in the order of the forward pass.
+
+        The head's backward is that of what lies between its output and the last layer's; the loss
+        itself is in neither.
+        """
+        names = list(self.parts)
+        found, entered_s = [], self.begin_s
+        for number, name in enumerate(names):
+            before = names[number - 1] if number else "end"
+            backward_s = self.backward[before] - self.backward[name]
+            found.append((name, self.forward[name] - entered_s, backward_s))
+            entered_s = self.forward[name]
+        return found
+
+    def now(self) -> float:
+        kind_of(self._device).backend.synchronize(self._device)
+        return time.perf_counter()
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self.begin_s = self.now()
+
+    def _left(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if not isinstance(tensor, torch.Tensor):
+                tensor = tensor.logits
+            self.forward[name] = self.now()
+            if tensor.requires_grad:
+
+                def reached(gradient: torch.Tensor) -> None:
+                    self.backward[name] = self.now()
+
+                tensor.register_hook(reached)
+
+        return hook
+
+    def _ended(self, parameter: torch.Tensor) -> None:
+        self.backward["end"] = self.now()
+
+
+def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
+    """Trains some steps of a single worker in this process, alone, and times the layers by medians.
+
+    Nothing is written to the run's folder of checkpoints.
+
+    Raises:
+        BadSpecError: the model is compiled: its layers cannot be told apart.
+    """
+    if config.model.compile:
+        raise BadSpecError("with model.compile the layers cannot be timed; set it to false")
+    with (
+        tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder,
+        assembled(with_checkpoints(config, folder)) as trainer,
+    ):
+        student = trainer.model.state.student
+        student.train()
+        stamps = _Stamps(student, trainer.device)
+        layers: list[list[tuple[str, float, float]]] = []
+        whole_s: list[float] = []
+        micro_batches = 1
+        try:
+            for step in range(warm_up + steps):
+                began_s = time.perf_counter()
+                batch = trainer.data.batches[step]
+                micro_batches = len(batch.micro_batches)
+                trainer.train_step(batch)
+                if step >= warm_up:
+                    layers.append(stamps.times())
+                    whole_s.append(stamps.now() - began_s)
+        finally:
+            stamps.remove()
+        trained = _trained(stamps.parts, student)
+        return StepTimes(
+            layers=tuple(_median(layers, position, trained) for position in range(len(stamps.parts))),
+            step_ms=1e3 * statistics.median(whole_s),
+            micro_batches=micro_batches,
+            examples=config.batch.global_size,
+        )
+
+
+def _median(
+    taken: Sequence[Sequence[tuple[str, float, float]]],
+    position: int,
+    trained: Mapping[str, Sequence[nn.Parameter]],
+) -> LayerTime:
+    name = taken[0][position][0]
+    return LayerTime(
+        name,
+        forward_ms=1e3 * statistics.median(one[position][1] for one in taken),
+        backward_ms=1e3 * statistics.median(one[position][2] for one in taken),
+        gradient_bytes=sum(parameter.nbytes for parameter in trained[name]),
+        shapes=tuple(tuple(parameter.shape) for parameter in reversed(trained[name])),
+    )
+
+
+def _trained(parts: dict[str, nn.Module], student: Student) -> dict[str, list[nn.Parameter]]:
+    """Returns trained parameters of each part; those of no other part (the pooler) are the head's."""
+    seen: set[int] = set()
+    found: dict[str, list[nn.Parameter]] = {}
+
+    def own(module: nn.Module) -> list[nn.Parameter]:
+        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, parameters))
+        return parameters
+
+    for name, part in parts.items():
+        if name != "head":
+            found[name] = own(part)
+    found["head"] = own(student)
+    return found
+
+
+@contextmanager
+def assembled(config: RunConfig) -> Iterator[Trainer]:
+    """A run's trainer in a process that is reset for it."""
+    began_s = time.perf_counter()
+    with environment_restored(), Instruments(config, began_s) as instruments:
+        reset_process(config)
+        yield assemble(
+            config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+        )
+
+
+def with_checkpoints(config: RunConfig, folder: str) -> RunConfig:
+    return config.model_copy(
+        update={"workspace": config.workspace.model_copy(update={"checkpoints": folder})}
+    )
+
 
 MIB = 1 << 20
 SIZES_MIB = (0.25, 1.0, 4.0, 16.0)

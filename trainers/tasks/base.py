@@ -20,7 +20,7 @@ import numpy.typing as npt
 from trainers import config as configuration
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import RunConfig
-from trainers.data.rows import Row
+from trainers.data.formats import Row
 from trainers.data.sources import RowSource
 from trainers.data.tokens import TokenSet
 from trainers.model_kinds.heads import Head

@@ -17,10 +17,9 @@ from typing_extensions import override
 from trainers import config as configuration
 from trainers.config import MAX_LENGTH, RunConfig
 from trainers.data import tokenizers
-from trainers.data.cache import cached_folder
-from trainers.data.fingerprint import digest_of, digest_text
-from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
-from trainers.data.rows import Row
+from trainers.data.cache import cached_folder, digest_of, digest_text
+from trainers.data.formats import Row
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
 from trainers.data.selection import (
     Indices,
     balanced_subset,

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig
 from trainers.device_kinds.counters import Device
-from trainers.reporting import Provenance
-from trainers.telemetry.energy import cost_usd, modelled_energy_j, rated_power_w
-from trainers.telemetry.rapl import find_rapl, machine, machine_cpu_s
-from trainers.telemetry.sampling import Sampled, Sampler
-from trainers.telemetry.usage import Energy, Window, joined
+from trainers.reporting import Measurement, Provenance, Sink
+from trainers.telemetry.sampling import Sampled, Sampler, find_rapl, machine, machine_cpu_s
+from trainers.telemetry.timeline import OVERHEAD, Phase
+from trainers.telemetry.usage import Energy, Window, cost_usd, joined, modelled_energy_j, rated_power_w
 
 if TYPE_CHECKING:
     import torch
@@ -153,3 +152,35 @@ class Instruments:
         else:
             return {}
         return {"gpu": Energy(joules, provenance, self.device.identity)}
+
+
+OVERHEAD_TIME = "overhead_time_s"
+"""Measurement of one stretch, with its phase as scope; in a summary, the sum over all."""
+OVERHEAD_SCOPE = "overhead"
+"""Scope of `window_energy_kwh` that covers overhead; no other window does."""
+
+
+class OverheadMeter:
+    """A timeline's `Boundary`: cuts the instruments' windows, and reports each stretch as it ends.
+
+    A stretch is reported at once because an attempt that is killed later has been paid for it too.
+    """
+
+    def __init__(self, instruments: Instruments, sink: Sink) -> None:
+        self._instruments, self._sink = instruments, sink
+        self._epoch_s = time.time() - time.perf_counter()
+
+    def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
+        self._instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
+        if ended in OVERHEAD:
+            self._sink.measurement(
+                Measurement(
+                    OVERHEAD_TIME,
+                    ended_s - began_s,
+                    "s",
+                    Provenance.counter,
+                    ended.value,
+                    self._epoch_s + began_s,
+                    self._epoch_s + ended_s,
+                )
+            )

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainers.data.formats import read_plain
-from trainers.data.layouts import SourcePart
-from trainers.data.parts import TEST, TRAIN
-from trainers.data.rows import Row
+from trainers.data.formats import Row, read_plain
+from trainers.data.layouts import TEST, TRAIN, SourcePart
 from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import OwnFields, Score, TaskInfo
 

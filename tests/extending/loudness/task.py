@@ -10,12 +10,11 @@ import numpy.typing as npt
 
 from tests.extending.loudness import CLASSES, LoudnessFields
 from trainers import config as configuration
-from trainers.data.rows import Row
+from trainers.data.formats import Row
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.classification import LabelFields
-from trainers.tasks.classification.scoring import ClassScoring
-from trainers.tasks.classification.task import Classification, Labelled
+from trainers.tasks.classification.task import Classification, ClassScoring, Labelled
 
 
 class Loudness(Classification):

@@ -22,7 +22,7 @@ from service.specs import data
 from service.specs.data import data_problems
 from service.specs.experiment import validate
 from trainers.config import Task
-from trainers.tasks import TASKS, first_look
+from trainers.tasks import TASKS, inspection
 
 CLASSIFICATION = {"name": "classification"}
 ANSWERS = [{"text": "It", "answer_start": 0}]
@@ -145,7 +145,7 @@ def test_sound_data_have_no_problem_and_are_remembered(
     assert problems(settings, files, CLASSIFICATION) == []
     task = Task(name="classification", path="mine")
     assert data_problems([task], settings.roots, may_read=False) == []
-    monkeypatch.setattr(first_look, "mistakes_in", lambda *_, **__: pytest.fail("looked again"))
+    monkeypatch.setattr(inspection, "mistakes_in", lambda *_, **__: pytest.fail("looked again"))
     assert data_problems([task], settings.roots) == []
 
 
@@ -192,7 +192,7 @@ def test_a_pipe_is_not_waited_for(settings: Settings, named: str) -> None:
 
 
 def test_only_the_beginning_is_read(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "LOOK_BYTES", 1000)
+    monkeypatch.setattr(inspection, "LOOK_BYTES", 1000)
     late = labelled(*["a"] * 100) + "not JSON\n"
     assert problems(settings, {"train.jsonl": late}, CLASSIFICATION) == []
     early = "not JSON\n" + late
@@ -200,8 +200,8 @@ def test_only_the_beginning_is_read(settings: Settings, monkeypatch: pytest.Monk
 
 
 def test_a_line_without_end_is_not_decompressed(settings: Settings) -> None:
-    bomb = gzip.compress(b'{"text": "' + b"a" * (first_look.LOOK_BYTES * 4))
-    first = first_look.first_rows
+    bomb = gzip.compress(b'{"text": "' + b"a" * (inspection.LOOK_BYTES * 4))
+    first = inspection.first_rows
     assert problems(settings, {"train.jsonl.gz": bomb}, CLASSIFICATION) == []
     rows = first(settings.roots("data")[0] / "mine", Task(name="classification", path="mine"))
     assert (rows.whole, rows.parts["train"]) == (False, [])
@@ -212,7 +212,7 @@ def test_a_file_that_is_read_whole_is_left_to_the_run_when_large(
 ) -> None:
     content = {"train-v2.0.json": '{"data": "wrong' + " " * 2000}
     assert problems(settings, content, {"name": "squad_v2"})
-    monkeypatch.setattr(first_look, "LOOK_BYTES", 1000)
+    monkeypatch.setattr(inspection, "LOOK_BYTES", 1000)
     monkeypatch.setattr(data, "_MEMORY", data._Memory())
     assert problems(settings, content, {"name": "squad_v2"}) == []
 
@@ -221,11 +221,11 @@ def test_a_parquet_file_is_read_in_pieces(settings: Settings, monkeypatch: pytes
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setattr(first_look, "LOOK_BYTES", 100_000)
+    monkeypatch.setattr(inspection, "LOOK_BYTES", 100_000)
     path = settings.roots("data")[0] / "mine" / "train.parquet"
     rows = {"text": ["a" * 50] * 20_000, "label": ["x"] * 20_000}
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
-    first = first_look.first_rows(path.parent, Task(name="classification", path="mine"))
+    first = inspection.first_rows(path.parent, Task(name="classification", path="mine"))
     assert not first.whole
     assert 0 < len(first.parts["train"]) < 5_000
 
@@ -277,7 +277,7 @@ def test_any_bytes_give_lines(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     (folder / name).write_bytes(content)
-    found = first_look.mistakes_in(folder, Task(name=task, path="any"))
+    found = inspection.mistakes_in(folder, Task(name=task, path="any"))
     assert all(isinstance(line, str) for line in found)
 
 
@@ -325,4 +325,4 @@ def test_words_without_letters_may_be_no_tokens(settings: Settings) -> None:
         json_lines([{"text": "one \u200b \u0301 two", "label": label} for label in "ab"])
     )
     task = Task(name="classification", path="mine", max_length=64)
-    assert first_look.longest_example(settings.roots("data")[0] / "mine", task) == 4
+    assert inspection.longest_example(settings.roots("data")[0] / "mine", task) == 4

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.rows import Row
+from trainers.data.formats import Row
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import Classification, Labelled
 

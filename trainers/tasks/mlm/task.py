@@ -23,23 +23,20 @@ from typing_extensions import override
 from trainers import config as configuration
 from trainers.config import RunConfig
 from trainers.data import tokenizers
-from trainers.data.cache import cached_folder
+from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
-from trainers.data.fingerprint import digest_of, digest_text
-from trainers.data.framing import frame_of
-from trainers.data.packing import Packer
-from trainers.data.parts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
-from trainers.data.rows import Row
+from trainers.data.formats import Row
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
 from trainers.data.selection import hashes, normal
 from trainers.data.sources import RowSource, Source, open_source, source_identity
-from trainers.data.tokens import TokenSet, TokenWriter
+from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy
-from trainers.tasks.losses import cross_entropies
 from trainers.tasks.mlm import MaskFields
+from trainers.tasks.scores import cross_entropies
 
 if TYPE_CHECKING:
     import torch

@@ -2,11 +2,87 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
 from pydantic import Field
 
+from trainers.data.allowance import read_bytes, read_start
+from trainers.data.formats import Row
+from trainers.data.layouts import TRAIN, SourcePart, named_parts
+from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
-from trainers.tasks.squad_v2.files import official
+
+_OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
+_SNIFFED_BYTES = 4096
+
+
+def official(path: Path) -> Mapping[str, SourcePart] | None:
+    """Finds `train-v2.0.json`, perhaps with `dev-` and `test-v2.0.json`, or one such file."""
+    if path.is_file():
+        return {"train": _part(path)} if _is_official(path) else None
+    found = named_parts(lambda name: _named(path, name))
+    return {part: _part(file) for part, file in found.items()} if TRAIN in found else None
+
+
+def read_squad(path: Path) -> Iterator[Row]:
+    try:
+        tree = json.loads(read_bytes(path).decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise BadDataError(
+            f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise BadDataError(
+            f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
+            "convert the file to UTF-8"
+        ) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise BadDataError(f"{path}: cannot be read ({error})") from None
+    except RecursionError:
+        raise BadDataError(f"{path}: nested too deeply; expected the official SQuAD format") from None
+    except OSError as error:
+        raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
+    for article, in_article in _members(tree, "data", str(path), ", "):
+        title = article.get("title")
+        for paragraph, in_paragraph in _members(article, "paragraphs", in_article, "."):
+            for question, where in _members(paragraph, "qas", in_paragraph, "."):
+                yield Row({**question, "title": title, "context": paragraph.get("context")}, where)
+
+
+def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dict[str, Any], str]]:
+    if not isinstance(node, dict) or not isinstance(node.get(name), list):
+        raise BadDataError(f"{where}, field {name}: not a list; expected the official SQuAD format")
+    for i, member in enumerate(node[name]):
+        place = f"{where}{joint}{name}[{i}]"
+        if not isinstance(member, dict):
+            raise BadDataError(f"{place}: a JSON {type(member).__name__}, not an object")
+        yield member, place
+
+
+def _part(path: Path) -> SourcePart:
+    return SourcePart([path], lambda: read_squad(path))
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    found = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
+    plain = folder / f"{name}.json"
+    if plain.is_file() and _is_official(plain):
+        found.append(plain)
+    if len(found) > 1:
+        shown = ", ".join(file.name for file in found)
+        raise BadDataError(f"{folder}: {shown} could each be the {name} part; keep only one")
+    return found[0] if found else None
+
+
+def _is_official(path: Path) -> bool:
+    return path.suffix == ".json" and _OFFICIAL.match(read_start(path, _SNIFFED_BYTES)) is not None
+
 
 _OF_SOME = Score("1", better="higher", share="some")
 

@@ -12,15 +12,15 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers import config as configuration
-from trainers.data.parts import TRAIN
-from trainers.data.rows import Row
+from trainers.data.formats import Row
+from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head, SpanHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
-from trainers.tasks.losses import cross_entropies
+from trainers.tasks.scores import cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
 from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows

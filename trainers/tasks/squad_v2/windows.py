@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from trainers.data.framing import frame_of
-from trainers.data.tokens import TokenSet, token_dtype
+from trainers.data.tokens import TokenSet, frame_of, token_dtype
 from trainers.errors import BadDataError
 
 _CHUNK = 1024

@@ -1,12 +1,128 @@
-"""Customs codes from descriptions of goods, at a chosen number of digits."""
+"""Customs codes from descriptions of goods, at a chosen number of digits.
+
+The official files are the Harmonized System, the US tariff and labelled UK commodities; the header tells them
+apart.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import codecs
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
 
+from trainers.data.allowance import read_start
+from trainers.data.formats import Row, read_csv, read_text
+from trainers.data.layouts import SourcePart
+from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo, columns_named
-from trainers.tasks.tariff.files import official
+
+Reader = Callable[[Path], Iterator[Row]]
+
+_SNIFFED_BYTES = 4096
+_HARMONIZED = {"hscode", "description", "parent", "level"}
+_US = {"HTS Number", "Indent", "Description"}
+_UK_TEXTS = ("description", "original_description")
+_UK_LISTS = ("synonyms", "colloquial_terms", "known_brands")
+
+
+def official(path: Path) -> Mapping[str, SourcePart] | None:
+    """Finds one official file, or a folder with any of them, whose rows are then taken together."""
+    if path.is_dir() and any(path.glob("train.*")):
+        return None
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found = {file: reader for file in files if file.is_file() and (reader := _reader_of(file)) is not None}
+    if not found:
+        return None
+    readers = [partial(reader, file) for file, reader in found.items()]
+    return {"train": SourcePart(list(found), lambda: chain.from_iterable(read() for read in readers))}
+
+
+def _reader_of(file: Path) -> Reader | None:
+    if file.suffix == ".csv":
+        start = read_start(file, _SNIFFED_BYTES).decode("utf-8-sig", "replace")
+        columns = set(next(csv.reader(start.splitlines()[:1]), []))
+        if columns >= _HARMONIZED:
+            return read_harmonized_system
+        return read_us_tariff if columns >= _US else None
+    if file.suffix == ".json":
+        opening = read_start(file, _SNIFFED_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+        return read_uk_commodities if opening.startswith(b"[") else None
+    return None
+
+
+def read_harmonized_system(path: Path) -> Iterator[Row]:
+    """Yields rows of the Harmonized System as CSV: columns `hscode`, `description`, `parent`, `level`."""
+    for row in read_csv(path):
+        if row.fields["hscode"] != "TOTAL":  # the sum of all, which has no code
+            yield Row({"text": row.text("description"), "code": row.fields["hscode"]}, row.where)
+
+
+def read_us_tariff(path: Path) -> Iterator[Row]:
+    """Yields rows of the Harmonized Tariff Schedule of the United States as CSV.
+
+    The schedule is a tree in the order of its rows: a row belongs below the last one with a smaller
+    `Indent`, and its description is complete only together with those above it. So a text
+    is the chain from the heading down, joined by colons. Rows without a number only head others.
+    """
+    above: list[tuple[int, str]] = []
+    for row in read_csv(path):
+        try:
+            indent = int(row.fields["Indent"])
+        except ValueError:
+            raise row.refusal("Indent", f"{row.fields['Indent']!r} is not a whole number") from None
+        while above and above[-1][0] >= indent:
+            above.pop()
+        above.append((indent, row.text("Description").strip().removesuffix(":")))
+        if row.fields["HTS Number"]:
+            text = ": ".join(description for _, description in above)
+            yield Row({"text": text, "code": row.fields["HTS Number"]}, row.where)
+
+
+def read_uk_commodities(path: Path) -> Iterator[Row]:
+    """Yields rows of labelled commodities of the UK: a JSON list, each phrase of a commodity a row.
+
+    Phrases are the descriptions, synonyms, colloquial terms and known brands; empty ones, which the
+    published file has, are left out.
+    """
+    try:
+        items = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise BadDataError(f"{path}, line {error.lineno}: not a JSON list ({error.msg})") from None
+    except ValueError as error:  # a number with thousands of digits
+        raise BadDataError(f"{path}: cannot be read ({error})") from None
+    except RecursionError:
+        raise BadDataError(f"{path}: not a JSON list of commodities (nested too deeply)") from None
+    for number, item in enumerate(items, 1):
+        where = f"{path}, item {number}"
+        if not isinstance(item, dict):
+            raise BadDataError(f"{where}: a JSON {type(item).__name__}, not an object")
+        row = Row(item, where)
+        for name in ("commodity_code", _UK_TEXTS[0]):
+            if name not in item:
+                raise row.refusal(name, f"missing (found: {', '.join(item) or 'nothing'})")
+        for name, phrase in _phrases(row):
+            if phrase is not None and phrase != "":
+                text = Row({name: phrase}, where).text(name)
+                yield Row({"text": text, "code": item["commodity_code"]}, where)
+
+
+def _phrases(row: Row) -> Iterator[tuple[str, Any]]:
+    for name in _UK_TEXTS:
+        yield name, row.fields.get(name)
+    for name in _UK_LISTS:
+        phrases = row.fields.get(name) or []
+        if isinstance(phrases, str):  # one alone, as the published file has it here and there
+            phrases = [phrases]
+        if not isinstance(phrases, list):
+            raise row.refusal(name, f"a {type(phrases).__name__}, not a list of texts")
+        for phrase in phrases:
+            yield name, phrase
 
 
 class CodeFields(CutFields):

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.checkpoints.predictions import LabelCounts
-from trainers.data.parts import TRAIN
-from trainers.data.rows import Row
+from trainers.data.formats import Row
+from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
@@ -24,8 +24,7 @@ from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import UNSEEN, Classification, Labelled, with_classes
 from trainers.tasks.dataset import drawn, same_answer
-from trainers.tasks.losses import class_loss
-from trainers.tasks.scores import classification
+from trainers.tasks.scores import class_loss, classification
 from trainers.tasks.tariff import CodeFields
 
 if TYPE_CHECKING:

@@ -2,11 +2,84 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainers.data.formats import READERS, Row, ending, read_lines
+from trainers.data.layouts import TRAIN, SourcePart, loosely_named
 from trainers.data.sample import Guess, Sample
+from trainers.errors import BadDataError
 from trainers.model_kinds.heads import TokenHead
 from trainers.tasks.info import NO_LOSS, ListedFields, Score, TaskInfo
-from trainers.tasks.token_classification.files import column_files
-from trainers.tasks.token_classification.tags import is_tag
+
+_COMMENT = re.compile(r"#\s*\S+\s*=")
+"""A line about a sentence, such as `# sent_id = 3`."""
+OUTSIDE = "O"
+_TAG = re.compile(r"[BI]-.+")
+_DOCUMENT = "-DOCSTART-"
+_NOT_COLUMNS = {*READERS, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".tsv", ".tsv.gz"}
+
+
+def column_files(path: Path) -> Mapping[str, SourcePart] | None:
+    """Finds one file of columns, or one per part, whose names contain `train`, `dev`, `test`."""
+    if path.is_file():
+        return {TRAIN: _part(path)} if _has_columns(path) else None
+    found = loosely_named(path, _has_columns)
+    return {part: _part(file) for part, file in found.items()} if TRAIN in found else None
+
+
+def read_columns(path: Path) -> Iterator[Row]:
+    """Yields rows of a file with a token per line, sentences separated by blank lines, as CoNLL has them.
+
+    Columns are separated by tabs, or by spaces in a line without tabs. The first is the token and the last
+    its tag; all are also there under their positions `0`, `1`, ..., for `task.columns`.
+    """
+    lines: list[list[str]] = []
+    began = 0
+    for line, number in read_lines(path):
+        if not line.strip():
+            yield from _sentence(lines, path, began)
+            lines = []
+            continue
+        if line.startswith(_DOCUMENT) or (not lines and _COMMENT.match(line)):
+            continue
+        values = line.split("\t") if "\t" in line else line.split()
+        if len(values) < 2 or (lines and len(values) != len(lines[0])):
+            wanted = len(lines[0]) if lines else "at least 2"
+            raise BadDataError(
+                f"{path}, line {number}: {len(values)} columns instead of {wanted}; a line has a token, a "
+                "tab or a space, and its tag"
+            )
+        if not lines:
+            began = number
+        lines.append([value.strip() for value in values])
+    yield from _sentence(lines, path, began)
+
+
+def _sentence(lines: list[list[str]], path: Path, began: int) -> Iterator[Row]:
+    if lines:
+        columns = [list(column) for column in zip(*lines, strict=True)]
+        by_position = {str(position): column for position, column in enumerate(columns)}
+        yield Row({**by_position, "tokens": columns[0], "tags": columns[-1]}, f"{path}, line {began}")
+
+
+def _has_columns(path: Path) -> bool:
+    """Returns False for the other formats, and for a table whose header names the task's fields."""
+    if ending(path) in _NOT_COLUMNS:
+        return False
+    if ending(path) not in READERS:
+        return True
+    first = next((line for line, _ in read_lines(path)), "")
+    return not {"tokens", "text"} & set(first.split("\t"))
+
+
+def _part(path: Path) -> SourcePart:
+    return SourcePart([path], lambda: read_columns(path))
+
+
+def is_tag(text: str) -> bool:
+    return text == OUTSIDE or _TAG.fullmatch(text) is not None
 
 
 class TagFields(ListedFields):

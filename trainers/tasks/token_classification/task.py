@@ -13,21 +13,18 @@ from typing_extensions import override
 
 from trainers import config as configuration
 from trainers.data.encoding import ends_of, token_dtype
-from trainers.data.framing import frame_of
-from trainers.data.parts import TRAIN
-from trainers.data.rows import Row
-from trainers.data.tokens import TokenSet
+from trainers.data.formats import Row
+from trainers.data.layouts import TRAIN
+from trainers.data.tokens import TokenSet, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Scoring
 from trainers.tasks.dataset import DatasetTask
-from trainers.tasks.losses import cross_entropies
-from trainers.tasks.token_classification import TagFields
-from trainers.tasks.token_classification.scoring import EntityScoring
-from trainers.tasks.token_classification.tags import (
-    OUTSIDE,
+from trainers.tasks.scores import cross_entropies
+from trainers.tasks.token_classification import OUTSIDE, TagFields, is_tag
+from trainers.tasks.token_classification.scoring import (
+    EntityScoring,
     Span,
-    is_tag,
     repaired,
     tags_of,
     types_of,
