@@ -65,25 +65,19 @@ class Segments:
     The row is padded to a multiple by a last segment of its own, which no example reads.
 
     Attributes:
-        input_ids: (1, T) token ids.
-        position_ids: (1, T) position of each token in its segment.
-        token_type_ids: (1, T) 1 in the second text of a pair; None when all is one text.
-        cu_seqlens: (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
-        first: (B,) place of each example's first token in the row.
         places: (N,) place in the flattened (B, S) batch of each example's token, in the order of the row.
         guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
-        lengths: Tokens of each segment, on the host: no layer has to wait for them.
         at_most: Bound of every segment of every row of this shape; None = the longest of this row.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    token_type_ids: torch.Tensor | None
-    cu_seqlens: torch.Tensor
-    first: torch.Tensor
+    input_ids: torch.Tensor  # (1, T) token ids
+    position_ids: torch.Tensor  # (1, T) position of each token in its segment
+    token_type_ids: torch.Tensor | None  # (1, T) 1 in the second text of a pair; None when all is one text
+    cu_seqlens: torch.Tensor  # (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`
+    first: torch.Tensor  # (B,) place of each example's first token in the row
     places: torch.Tensor
     guessed: torch.Tensor | None
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # Tokens of each segment, on the host: no layer has to wait for them
     at_most: int | None = None
 
     @property
@@ -118,35 +112,28 @@ class Batch:
     """One micro-batch.
 
     Attributes:
-        input_ids: (B, S) token ids.
         attention_mask: (B, S) bool, False on padding; None when nothing is padded, which spares a mask.
-        token_type_ids: (B, S) 1 in the second text of a pair; None when all is one text.
         labels: (B, ...) what the task learns: classes, numbers, spans, or (B, S) classes of tokens, or tokens
             to be guessed.
-        rows: (B,) number of each example in its part.
-        examples: Examples that count; 0 for the stand-in of a worker without a share.
-        tokens: Real tokens.
-        padded_tokens: Positions that the encoder computes: B x S, or the row of `segments`.
         teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
         guessed: (M,) ascending positions in the flattened batch to be guessed, those whose label is not
             `IGNORED`; None where nothing is guessed. Made on the CPU, as a GPU's host has to wait for a size
             that depends on the data.
-        weights: (B, ...) fp32 factors of each label's loss; None = 1.
         segments: The same examples as one row, which encoders that pack read in place of (B, S). Heads give
             logits for (B, S) all the same, so that losses and scores see one shape. None = not packed.
     """
 
-    input_ids: torch.Tensor
+    input_ids: torch.Tensor  # (B, S) token ids
     attention_mask: torch.Tensor | None
-    token_type_ids: torch.Tensor | None
+    token_type_ids: torch.Tensor | None  # (B, S) 1 in the second text of a pair; None when all is one text
     labels: torch.Tensor
-    rows: torch.Tensor
-    examples: int
-    tokens: int
-    padded_tokens: int
+    rows: torch.Tensor  # (B,) number of each example in its part
+    examples: int  # Examples that count; 0 for the stand-in of a worker without a share
+    tokens: int  # Real tokens
+    padded_tokens: int  # Positions that the encoder computes: B x S, or the row of `segments`
     teacher_logits: torch.Tensor | None = None
     guessed: torch.Tensor | None = None
-    weights: torch.Tensor | None = None
+    weights: torch.Tensor | None = None  # (B, ...) fp32 factors of each label's loss; None = 1
     segments: Segments | None = None
 
     def to(self, device: torch.device) -> Batch:

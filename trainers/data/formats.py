@@ -30,13 +30,11 @@ class Row:
     """A row; its readers raise `BadDataError` naming place and field.
 
     Attributes:
-        fields: Values by name, as the file has them.
-        where: `file, line n` for messages.
         columns: What the file calls a field, where `task.columns` renames it.
     """
 
-    fields: Mapping[str, Any]
-    where: str
+    fields: Mapping[str, Any]  # Values by name, as the file has them
+    where: str  # `file, line n` for messages
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, name: str) -> str:

@@ -82,15 +82,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """How a task would read the data.
+    """How a task would read the data."""
 
-    Attributes:
-        fields: Fields of the section `task` besides `name` and `path`.
-        certainty: 3 = the task's own format, 2 = columns of the right kind, 1 = it would do.
-    """
-
-    fields: Mapping[str, Any]
-    certainty: int
+    fields: Mapping[str, Any]  # Fields of the section `task` besides `name` and `path`
+    certainty: int  # 3 = the task's own format, 2 = columns of the right kind, 1 = it would do
 
 
 def columns(mapped: Mapping[str, str | int]) -> dict[str, Any]:

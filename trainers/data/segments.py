@@ -85,16 +85,13 @@ class StaticShape:
 
     Rows beyond the examples stand in: one token that attends to itself, labels that are `IGNORED` and
     weights of 0, so that neither loss nor gradients count them. The mask is always there.
-
-    Attributes:
-        labels_tokens: Labels are of tokens, (B, S).
     """
 
     before: Transform | None
     pad_id: int
     rows: int
     width: int
-    labels_tokens: bool = False
+    labels_tokens: bool = False  # Labels are of tokens, (B, S)
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
         if self.before is not None:
@@ -136,13 +133,11 @@ class StaticRow:
     Attributes:
         shape: What a batch is padded to first. It has more rows than there are examples: where the row is
             padding, it stands for the last position of the last stand-in.
-        multiple: Rows are as long as a multiple of this, in tokens.
-        longest: Length of the longest row, in tokens.
     """
 
     shape: StaticShape
-    multiple: int
-    longest: int
+    multiple: int  # Rows are as long as a multiple of this, in tokens
+    longest: int  # Length of the longest row, in tokens
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
         static = self.shape(batch, seed=seed, epoch=epoch)

@@ -90,17 +90,12 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens of a tokenizer.
-
-    Attributes:
-        names: By what they are for, such as `mask_token`; without those that it lacks.
-        every: Ids of all special tokens, also of those that are for nothing in particular.
-    """
+    """Special tokens of a tokenizer."""
 
     folder: Path
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # By what they are for, such as `mask_token`; without those that it lacks
     ids: Mapping[str, int]
-    every: frozenset[int]
+    every: frozenset[int]  # Ids of all special tokens, also of those that are for nothing in particular
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: Path) -> SpecialTokens:

@@ -18,19 +18,12 @@ from trainers.data.encoding import token_dtype as token_dtype
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """Examples ready for a model.
+    """Examples ready for a model."""
 
-    Attributes:
-        tokens: Tokens of all examples, concatenated.
-        lengths: (N,) tokens of each.
-        second_at: (N,) place of the second text in its example; 0 when there is none.
-        cut: (N,) whether part of the texts is lost.
-    """
-
-    tokens: Ids
-    lengths: Counts
-    second_at: Counts
-    cut: npt.NDArray[np.bool_]
+    tokens: Ids  # Tokens of all examples, concatenated
+    lengths: Counts  # (N,) tokens of each
+    second_at: Counts  # (N,) place of the second text in its example; 0 when there is none
+    cut: npt.NDArray[np.bool_]  # (N,) whether part of the texts is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +110,6 @@ class TokenSet:
     """Examples of one part.
 
     Attributes:
-        tokens: Token ids of all examples, one after the other.
-        offsets: (N+1,) example i is `tokens[offsets[i]:offsets[i+1]]`.
         labels: (N, ...) what the task learns of each example: its class, its number, its span, or nothing.
         second_at: (N,) position of each example's second text (token type 1 from there on), or
             None when every example is one text.
@@ -126,8 +117,8 @@ class TokenSet:
         token_labels: Label of each of `tokens`, `IGNORED` where nothing is learned; None = tokens have none.
     """
 
-    tokens: npt.NDArray[np.integer]
-    offsets: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.integer]  # Token ids of all examples, one after the other
+    offsets: npt.NDArray[np.int64]  # (N+1,) example i is `tokens[offsets[i]:offsets[i+1]]`
     labels: npt.NDArray[Any]
     second_at: npt.NDArray[np.int64] | None = None
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)

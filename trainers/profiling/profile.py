@@ -15,14 +15,13 @@ class LayerTime:
 
     Attributes:
         forward_ms, backward_ms: Time of one micro-batch.
-        gradient_bytes: Bytes of gradients exchanged between workers.
         shapes: Shapes of its trained tensors, in the order of the backward pass.
     """
 
     name: str
     forward_ms: float
     backward_ms: float
-    gradient_bytes: int
+    gradient_bytes: int  # Bytes of gradients exchanged between workers
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
@@ -47,13 +46,12 @@ class ExchangeCost:
     """An all-reduce between workers, as a line through measured ones.
 
     Attributes:
-        message_ms: Fixed time per message.
         taken: Share of its time that it takes from a worker that computes meanwhile, 0 to 1: the CPU
             time that it needs, where no core is idle.
     """
 
     workers: int
-    message_ms: float
+    message_ms: float  # Fixed time per message
     ms_per_mib: float
     taken: float
 
@@ -71,15 +69,12 @@ class Profile:
     """What was measured for an estimate.
 
     Attributes:
-        step: Step times with `exchange.workers` processes at once, or with one.
-        exchange: None = one process was measured.
-        measured_ms: A step of a data-parallel run of `exchange.workers`; None = none was trained.
         compression: Gradient compression cost; None = uncompressed, or one process was measured.
     """
 
-    step: StepTimes
-    exchange: ExchangeCost | None
-    measured_ms: float | None
+    step: StepTimes  # Step times with `exchange.workers` processes at once, or with one
+    exchange: ExchangeCost | None  # None = one process was measured
+    measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained
     compression: CompressionCost | None = None
 
     @classmethod
@@ -107,14 +102,12 @@ class ModelShape:
     """What a model's arithmetic and size depend on.
 
     Attributes:
-        flop_count: Its arithmetic, with a head of two classes.
         embeddings, head: Parameters before and after the layers.
-        layers: Parameters of each layer, the first one first.
     """
 
-    flop_count: FlopCount
+    flop_count: FlopCount  # Its arithmetic, with a head of two classes
     embeddings: Shapes
-    layers: tuple[Shapes, ...]
+    layers: tuple[Shapes, ...]  # Parameters of each layer, the first one first
     head: Shapes
 
     def with_layers(self, chosen: Sequence[int]) -> ModelShape:

@@ -66,17 +66,14 @@ class Judged:
     """Predictions and scores of each unit of a part.
 
     Attributes:
-        numbers: (U,) numbers of the units in the order in which the part names them.
-        scores: (U,) each unit's share of the headline.
         predictions, truths: U JSON-able values.
-        labels: Counts by label; None where the task has no labels.
     """
 
-    numbers: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float64]
+    numbers: npt.NDArray[np.int64]  # (U,) numbers of the units in the order in which the part names them
+    scores: npt.NDArray[np.float64]  # (U,) each unit's share of the headline
     predictions: Sequence[Any]
     truths: Sequence[Any]
-    labels: LabelCounts | None = None
+    labels: LabelCounts | None = None  # Counts by label; None where the task has no labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +81,21 @@ class Prepared:
     """A task's data, ready to train on.
 
     Attributes:
-        test: The part that is scored once, at the end; None = there is none.
-        vocabulary_size: Largest token id plus one.
         identity: Facts of the data (hashes, sizes, limits); a resumed run must find the same.
-        transform: Applied to each batch; None = nothing.
-        test_units: JSON list with the names of the test part's units.
     """
 
     train: TokenSet
     validation: TokenSet
     tokenizer: Path
-    vocabulary_size: int
+    vocabulary_size: int  # Largest token id plus one
     pad_id: int
     identity: Mapping[str, str | int | float]
     head: Head
     scoring: Scoring
-    transform: Transform | None = None
-    test: TokenSet | None = None
+    transform: Transform | None = None  # Applied to each batch; None = nothing
+    test: TokenSet | None = None  # The part that is scored once, at the end; None = there is none
     test_scoring: Scoring | None = None
-    test_units: Path | None = None
+    test_units: Path | None = None  # JSON list with the names of the test part's units
 
 
 class Task(ABC):

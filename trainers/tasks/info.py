@@ -24,13 +24,11 @@ class Score(Figure):
 
     Attributes:
         margin: Difference that counts as none unless a question sets another; None = no default.
-        drawn: Whether a report draws it over steps.
-        tuned: A threshold that is chosen on the validation part and applied to the test part.
     """
 
     margin: float | None = None
-    drawn: bool = False
-    tuned: bool = False
+    drawn: bool = False  # Whether a report draws it over steps
+    tuned: bool = False  # A threshold that is chosen on the validation part and applied to the test part
 
 
 VALIDATION_LOSS = Score("nat", better="lower", drawn=True)
@@ -97,33 +95,24 @@ class TaskInfo:
     """A task: its data, what is learned, and how that is judged.
 
     Attributes:
-        name: Value of `task.name`, in specs and stored data; never changed.
-        implementation: `module:class` of its `trainers.tasks.base.Task`, imported when a run starts.
-        scores: Scores of its evaluation by name; `validation_loss` is added.
-        headline: The score by which checkpoints and runs are judged first.
-        own_fields: Its fields of the section `task`, besides those of every task.
-        usual_length: Default of `task.max_length`; None = the longest.
-        counted: Unit of `task.train_examples` and its siblings.
         columns: Fields of a row that it reads, which `task.columns` may rename.
-        layouts: Official file formats, tried before tables of rows.
-        hub_id: Dataset that is used when `task.path` is unset; empty = there is none.
         hub_examples: Training examples of that dataset, for forecasts; None = unknown until read.
         default_examples: Examples drawn from each part by default; empty = all.
         guess: How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
     """
 
-    name: str
+    name: str  # Value of `task.name`, in specs and stored data; never changed
     summary: str
-    implementation: str
+    implementation: str  # `module:class` of its `trainers.tasks.base.Task`, imported when a run starts
     head: type[Head]
-    scores: Mapping[str, Score]
-    headline: str
-    own_fields: type[OwnFields] = OwnFields
-    usual_length: int | None = None
-    counted: str = "examples"
+    scores: Mapping[str, Score]  # Scores of its evaluation by name; `validation_loss` is added
+    headline: str  # The score by which checkpoints and runs are judged first
+    own_fields: type[OwnFields] = OwnFields  # Its fields of the section `task`, besides those of every task
+    usual_length: int | None = None  # Default of `task.max_length`; None = the longest
+    counted: str = "examples"  # Unit of `task.train_examples` and its siblings
     columns: tuple[str, ...] = ("text", "label")
-    layouts: tuple[Layout, ...] = ()
-    hub_id: str = ""
+    layouts: tuple[Layout, ...] = ()  # Official file formats, tried before tables of rows
+    hub_id: str = ""  # Dataset that is used when `task.path` is unset; empty = there is none
     hub_examples: int | None = None
     default_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     guess: Callable[[Sample], Guess | None] = lambda sample: None

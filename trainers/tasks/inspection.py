@@ -38,17 +38,12 @@ LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first rows of a dataset, or all of them.
-
-    Attributes:
-        whole: Whether these are all rows of all parts.
-        mistakes: One line for each part with a row that cannot be used.
-    """
+    """The first rows of a dataset, or all of them."""
 
     name: str
     parts: Mapping[str, Sequence[Row]]
-    whole: bool
-    mistakes: Sequence[str]
+    whole: bool  # Whether these are all rows of all parts
+    mistakes: Sequence[str]  # One line for each part with a row that cannot be used
 
     def rows(self, part: str) -> Iterator[Row]:
         return iter(self.parts[part])
@@ -141,12 +136,11 @@ class Lengths:
 
     Attributes:
         tokens, words: Length at each of `PERCENTILES`.
-        cut: Share of the examples with more tokens than each of `LENGTHS`.
     """
 
     tokens: Mapping[int, int]
     words: Mapping[int, int]
-    cut: Mapping[int, float]
+    cut: Mapping[int, float]  # Share of the examples with more tokens than each of `LENGTHS`
 
 
 @dataclass(slots=True)
@@ -154,44 +148,30 @@ class PartContents:
     """Contents of a part.
 
     Attributes:
-        files: Files of the part, relative to the path.
-        whole: Whether all rows were read.
-        usable: Rows that the task can use.
-        empty: Rows with an empty text.
-        labels: How often each label occurs, by column.
         numbers: Least, mean and greatest value of columns of numbers.
-        duplicates: Examples whose texts occurred before in the part.
-        mistakes: What is wrong with the first rows that cannot be used.
-        keys: Hashes of the examples' texts.
     """
 
-    files: Sequence[str]
+    files: Sequence[str]  # Files of the part, relative to the path
     rows: int = 0
-    whole: bool = True
-    usable: int = 0
-    empty: int = 0
-    labels: dict[str, Counts] = field(default_factory=dict)
+    whole: bool = True  # Whether all rows were read
+    usable: int = 0  # Rows that the task can use
+    empty: int = 0  # Rows with an empty text
+    labels: dict[str, Counts] = field(default_factory=dict)  # How often each label occurs, by column
     numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     lengths: Lengths | None = None
-    duplicates: int = 0
-    mistakes: list[str] = field(default_factory=list)
-    keys: set[int] = field(default_factory=set)
+    duplicates: int = 0  # Examples whose texts occurred before in the part
+    mistakes: list[str] = field(default_factory=list)  # What is wrong with the first rows that cannot be used
+    keys: set[int] = field(default_factory=set)  # Hashes of the examples' texts
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A task that can read the data.
+    """A task that can read the data."""
 
-    Attributes:
-        task: Section `task` of a spec, without defaults.
-        certainty: See `Guess`.
-        mistakes: What a submission would refuse, in a few rows or of whole parts.
-    """
-
-    task: Mapping[str, Any]
-    certainty: int
+    task: Mapping[str, Any]  # Section `task` of a spec, without defaults
+    certainty: int  # See `Guess`
     path: Path
-    mistakes: Sequence[str] = ()
+    mistakes: Sequence[str] = ()  # What a submission would refuse, in a few rows or of whole parts
 
     @property
     def cuts(self) -> bool:
@@ -201,26 +181,16 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a file or folder.
-
-    Attributes:
-        files: Sizes in bytes.
-        proposals: Tasks that can read it, the likeliest first.
-        columns: Columns as the files have them, with what they look like.
-        parts: Parts as the first proposal reads them.
-        shared: Examples that two parts have in common.
-        token_count: How tokens were counted.
-        refused: Why other tasks cannot read it, by task.
-    """
+    """Contents of a file or folder."""
 
     path: Path
-    files: Mapping[str, int]
-    proposals: Sequence[Proposal]
-    columns: Mapping[str | int, str]
-    parts: Mapping[str, PartContents]
-    shared: Mapping[str, int]
-    token_count: str
-    refused: Mapping[str, str]
+    files: Mapping[str, int]  # Sizes in bytes
+    proposals: Sequence[Proposal]  # Tasks that can read it, the likeliest first
+    columns: Mapping[str | int, str]  # Columns as the files have them, with what they look like
+    parts: Mapping[str, PartContents]  # Parts as the first proposal reads them
+    shared: Mapping[str, int]  # Examples that two parts have in common
+    token_count: str  # How tokens were counted
+    refused: Mapping[str, str]  # Why other tasks cannot read it, by task
 
 
 def inspect(path: Path, tokenizer: Path | None = None) -> Contents:

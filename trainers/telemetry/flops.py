@@ -28,18 +28,14 @@ class Tally:
     """What the arithmetic of a batch depends on.
 
     Attributes:
-        sequences: Examples that count.
-        tokens: Sum of their lengths.
-        squares: Sum of their squared lengths: attention compares each token with each.
-        guessed: Positions to be guessed, for a vocabulary head.
         lengths: Tokens of each example, for attention within a window.
         passes: Micro-batches, for products that do not depend on their size.
     """
 
-    sequences: int = 0
-    tokens: int = 0
-    squares: int = 0
-    guessed: int = 0
+    sequences: int = 0  # Examples that count
+    tokens: int = 0  # Sum of their lengths
+    squares: int = 0  # Sum of their squared lengths: attention compares each token with each
+    guessed: int = 0  # Positions to be guessed, for a vocabulary head
     lengths: tuple[int, ...] = field(default=(), compare=False)
     passes: int = field(default=1, compare=False)
 
@@ -83,33 +79,22 @@ class FlopCount:
     """Floating point operations of one model with its head.
 
     Attributes:
-        layers: Encoder layers L.
-        hidden: Size H.
-        feed_forward: Inner size F of a layer's two Linears.
-        vocabulary: Pieces V.
-        head: None = no head is computed.
-        gated: A layer has a third Linear, whose output gates the first one's (GLU).
-        windowed_layers: Layers that attend within a window only.
-        window: Tokens on each side that these attend to.
         relative_positions: Position keys that each token is compared with, and position queries likewise
             (disentangled attention); 0 = none.
-        relative_terms: 2 = both, 1 = one of them.
-        embedding: Size E of embeddings that are projected to H; None = H.
-        dense_tokens: A head for tokens has a Linear (H, H) before its output.
     """
 
-    layers: int
-    hidden: int
-    feed_forward: int
-    vocabulary: int
-    head: Head | None
-    gated: bool = False
-    windowed_layers: int = 0
-    window: int = 0
+    layers: int  # Encoder layers L
+    hidden: int  # Size H
+    feed_forward: int  # Inner size F of a layer's two Linears
+    vocabulary: int  # Pieces V
+    head: Head | None  # None = no head is computed
+    gated: bool = False  # A layer has a third Linear, whose output gates the first one's (GLU)
+    windowed_layers: int = 0  # Layers that attend within a window only
+    window: int = 0  # Tokens on each side that these attend to
     relative_positions: int = 0
-    relative_terms: int = 2
-    embedding: int | None = None
-    dense_tokens: bool = False
+    relative_terms: int = 2  # 2 = both, 1 = one of them
+    embedding: int | None = None  # Size E of embeddings that are projected to H; None = H
+    dense_tokens: bool = False  # A head for tokens has a Linear (H, H) before its output
 
     def encoder(self, counted: Tally) -> float:
         """Forward of all layers: L [2S(4H^2 + 2HF) + 4 S^2 H] per sequence of S tokens.

@@ -25,15 +25,10 @@ LEAST_KEPT = 0.99
 
 @dataclass(frozen=True, slots=True)
 class GradientMoments:
-    """Estimates from one step.
+    """Estimates from one step."""
 
-    Attributes:
-        sqr: The true gradient's squared norm; a single estimate may be negative.
-        var: The gradient's variance (summed over elements) at the base batch.
-    """
-
-    sqr: float
-    var: float
+    sqr: float  # The true gradient's squared norm; a single estimate may be negative
+    var: float  # The gradient's variance (summed over elements) at the base batch
 
     @property
     def finite(self) -> bool:
@@ -71,15 +66,13 @@ class NoiseScale:
     """Averages of the moments over a run, corrected for their start at zero.
 
     Attributes:
-        scale: Batch of a step / base batch.
         sqr_sum, var_sum: Exponential averages before correction.
-        weight: Their total weight so far.
     """
 
-    scale: float
+    scale: float  # Batch of a step / base batch
     sqr_sum: float = 0.0
     var_sum: float = 0.0
-    weight: float = 0.0
+    weight: float = 0.0  # Their total weight so far
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
@@ -139,19 +132,12 @@ percent, and an average over a hundred looks wants them spread over a run rather
 
 @dataclass(frozen=True, slots=True)
 class StepNorms:
-    """What all workers have agreed on in a step of full size.
+    """What all workers have agreed on in a step of full size."""
 
-    Attributes:
-        parts: The sums of `NoiseSource.sum`, added over workers.
-        norm: Norm of the step's gradient, without the loss scale.
-        loss_scale: Loss scale of the parts.
-        divisor: Divisor applied by clipping.
-    """
-
-    parts: float
-    norm: float
-    loss_scale: float
-    divisor: float
+    parts: float  # The sums of `NoiseSource.sum`, added over workers
+    norm: float  # Norm of the step's gradient, without the loss scale
+    loss_scale: float  # Loss scale of the parts
+    divisor: float  # Divisor applied by clipping
 
 
 class NoiseSource:

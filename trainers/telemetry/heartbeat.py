@@ -19,15 +19,10 @@ _PREFIX = "alive-"
 
 @dataclass(frozen=True, slots=True)
 class TimeBefore:
-    """Time between the state that an attempt continues from and the attempt.
+    """Time between the state that an attempt continues from and the attempt."""
 
-    Attributes:
-        lost_s: Work of earlier attempts that is not in a checkpoint.
-        queue_s: Time in which no attempt was working.
-    """
-
-    lost_s: float = 0.0
-    queue_s: float = 0.0
+    lost_s: float = 0.0  # Work of earlier attempts that is not in a checkpoint
+    queue_s: float = 0.0  # Time in which no attempt was working
 
 
 def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:

@@ -56,11 +56,10 @@ class Kernel:
     """One kernel, over all its launches in the window.
 
     Attributes:
-        name: As compiled, cut to 160 characters.
         figures: Values by the names of `KERNEL_FIGURES`; what a trace lacks is missing.
     """
 
-    name: str
+    name: str  # As compiled, cut to 160 characters
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def measurements(self, rank: int, start_s: float, end_s: float) -> Iterator[Measurement]:

@@ -55,14 +55,13 @@ class Recorded:
 
     Attributes:
         start_s, end_s: Unix time.
-        trace: Trace in Chrome's trace-event format, compressed by gzip.
         uncounted: Why kernels have no hardware counters; None where they have, or were not requested.
     """
 
     profiled: Profiled
     start_s: float
     end_s: float
-    trace: bytes
+    trace: bytes  # Trace in Chrome's trace-event format, compressed by gzip
     uncounted: str | None = None
 
 
@@ -73,22 +72,18 @@ class Profiled:
     Attributes:
         kernel_active_ratio: Time in which at least one kernel ran / time from the first operator
             to the end of the last kernel.
-        kernel_launches_per_step: Calls of the driver that start a kernel or a graph of them.
-        sm_occupancy_pct: Estimated achieved occupancy of the SMs, mean over kernels by their time.
         sm_occupancy_wall_pct: The same over the whole window: times all kernels' time / the window's.
-        kernels: The one with the most time first.
         operators_ms: By name, CPU time per step without that of operators inside; the longest first.
-        moved: Transfers for which the profiler has byte counts; the longest first.
     """
 
     steps: int
     kernel_active_ratio: float | None
-    kernel_launches_per_step: float | None
-    sm_occupancy_pct: float | None
+    kernel_launches_per_step: float | None  # Calls of the driver that start a kernel or a graph of them
+    sm_occupancy_pct: float | None  # Estimated achieved occupancy of the SMs, mean over kernels by their time
     sm_occupancy_wall_pct: float | None
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel, ...]  # The one with the most time first
     operators_ms: tuple[tuple[str, float], ...]
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[Moved, ...] = ()  # Transfers for which the profiler has byte counts; the longest first
 
     def figures(self) -> dict[str, float]:
         """Returns the figures of the run's summary."""

@@ -69,17 +69,14 @@ class Sampled:
     Attributes:
         integrals: By name of a sample's number, its integral over `seconds` (trapezoids).
         seconds: By name, the time from the first to the last sample that has it.
-        peaks: By name, the largest value.
-        throttled_s: By reason, for how long clocks were lowered.
-        span_s: Time from the first to the last sample.
     """
 
     integrals: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    peaks: dict[str, float] = field(default_factory=dict)
-    throttled_s: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)  # By name, the largest value
+    throttled_s: dict[str, float] = field(default_factory=dict)  # By reason, for how long clocks were lowered
     samples: int = 0
-    span_s: float = 0.0
+    span_s: float = 0.0  # Time from the first to the last sample
 
 
 def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:

@@ -37,14 +37,13 @@ class TraceSpan:
     """One phase of one step on one worker.
 
     Attributes:
-        step: 1-based, as in points.
         micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
             with several model chunks it numbers the passes.
         begin_s, end_s: `time.perf_counter()` of the worker.
     """
 
     phase: str
-    step: int
+    step: int  # 1-based, as in points
     micro_batch: int | None
     begin_s: float
     end_s: float
@@ -55,14 +54,12 @@ class WorkerTrace:
     """The window of one worker.
 
     Attributes:
-        spans: Spans in order; those of a step leave no gap between them.
-        epoch_s: Unix time at 0 of the worker's `time.perf_counter()`.
         exchanges: (begin, end) by that clock of exchanges that no worker leaves before all have come.
     """
 
     name: str
-    spans: tuple[TraceSpan, ...]
-    epoch_s: float
+    spans: tuple[TraceSpan, ...]  # Spans in order; those of a step leave no gap between them
+    epoch_s: float  # Unix time at 0 of the worker's `time.perf_counter()`
     exchanges: tuple[tuple[float, float], ...]
 
 

@@ -43,16 +43,11 @@ def cost_usd(rates: DevicePricing, wall_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Measured energy of a window.
-
-    Attributes:
-        provenance: `counter`, or `sampled` where power was integrated.
-        source: Measured source; several workers' readings of one source count once.
-    """
+    """Measured energy of a window."""
 
     joules: float
-    provenance: Provenance
-    source: str
+    provenance: Provenance  # `counter`, or `sampled` where power was integrated
+    source: str  # Measured source; several workers' readings of one source count once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +55,16 @@ class Window:
     """What one worker used between two moments.
 
     Attributes:
-        cost_usd: Price of the devices held.
-        modelled_j: Rated power x busy time.
         energy: Measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
-        cpu_s: CPU time of the process.
-        device_s: Time x devices held.
-        peak_memory_mib: Most memory since the worker was prepared.
-        preparation_memory_mib: Most memory until then.
     """
 
-    cost_usd: float
-    modelled_j: float
+    cost_usd: float  # Price of the devices held
+    modelled_j: float  # Rated power x busy time
     energy: Mapping[str, Energy]
-    cpu_s: float
-    device_s: float
-    peak_memory_mib: float = 0.0
-    preparation_memory_mib: float = 0.0
+    cpu_s: float  # CPU time of the process
+    device_s: float  # Time x devices held
+    peak_memory_mib: float = 0.0  # Most memory since the worker was prepared
+    preparation_memory_mib: float = 0.0  # Most memory until then
     sampled: Sampled = field(default_factory=Sampled)
 
 
@@ -105,19 +94,14 @@ class Usage:
     """Sums over all workers and attempts that led here; see `Window` and `Sampled`.
 
     Attributes:
-        queue_s: Time in which no attempt worked, since the run was submitted.
         peak_memory_mib, preparation_memory_mib: Of the worker and attempt with the most.
         device_j, modelled_device_j: Energy of each GPU, by identity; modelled energy, by rank of the worker.
-        windows: Windows of single workers that were added.
-        measured_j: By kind.
         measured_windows: By kind, in how many windows it was measured.
-        provenance: By kind, `sampled` when any part of the sum is.
         passes_s, bubble_s: Time in the passes of steps, and the part of it in which a stage waited.
         flops, teacher_flops: Counted arithmetic of the timed steps: student, teacher.
-        profiled: Figures of the profiled window, by name.
     """
 
-    queue_s: float = 0.0
+    queue_s: float = 0.0  # Time in which no attempt worked, since the run was submitted
     cost_usd: float = 0.0
     modelled_j: float = 0.0
     cpu_s: float = 0.0
@@ -126,10 +110,10 @@ class Usage:
     preparation_memory_mib: float = 0.0
     device_j: dict[str, float] = field(default_factory=dict)
     modelled_device_j: dict[str, float] = field(default_factory=dict)
-    windows: int = 0
-    measured_j: dict[str, float] = field(default_factory=dict)
+    windows: int = 0  # Windows of single workers that were added
+    measured_j: dict[str, float] = field(default_factory=dict)  # By kind
     measured_windows: dict[str, int] = field(default_factory=dict)
-    provenance: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)  # By kind, `sampled` when any part of the sum is
     integrals: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     throttled_s: dict[str, float] = field(default_factory=dict)
@@ -138,7 +122,7 @@ class Usage:
     bubble_s: float = 0.0
     flops: float = 0.0
     teacher_flops: float = 0.0
-    profiled: dict[str, float] = field(default_factory=dict)
+    profiled: dict[str, float] = field(default_factory=dict)  # Figures of the profiled window, by name
 
     def add(self, windows: Sequence[Window]) -> None:
         """Adds the windows of all workers, by rank, over the same time."""

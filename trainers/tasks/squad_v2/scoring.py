@@ -152,17 +152,14 @@ class Candidates:
     """Spans that may answer the questions of a part, best first within each question.
 
     Attributes:
-        offsets: (Q+1,) the spans of question i are `offsets[i]` to `offsets[i+1]`.
-        scores: (K,) of each span.
         begin, end: (K,) its characters in the context, from and up to.
-        null_scores: (Q,) score of no answer: the lowest of the question's windows.
     """
 
-    offsets: npt.NDArray[np.int64]
-    scores: npt.NDArray[np.float32]
+    offsets: npt.NDArray[np.int64]  # (Q+1,) the spans of question i are `offsets[i]` to `offsets[i+1]`
+    scores: npt.NDArray[np.float32]  # (K,) of each span
     begin: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
-    null_scores: npt.NDArray[np.float32]
+    null_scores: npt.NDArray[np.float32]  # (Q,) score of no answer: the lowest of the question's windows
 
 
 def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidates:

@@ -26,20 +26,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about a context.
+    """A question about a context."""
 
-    Attributes:
-        where: File, place and id, for messages.
-        title: Title of the article; empty when it has none.
-        answers: The first is learned; none = the context does not answer it.
-    """
-
-    where: str
+    where: str  # File, place and id, for messages
     id: str
-    title: str
+    title: str  # Title of the article; empty when it has none
     context: str
     text: str
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...]  # The first is learned; none = the context does not answer it
 
 
 class Contexts:

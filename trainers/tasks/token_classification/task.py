@@ -42,17 +42,12 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A text whose words have tags.
-
-    Attributes:
-        words: Each word's characters in the text.
-        classes: Names of all tags, by number; empty until all parts have been read.
-    """
+    """A text whose words have tags."""
 
     text: str
-    words: tuple[tuple[int, int], ...]
+    words: tuple[tuple[int, int], ...]  # Each word's characters in the text
     tags: tuple[str, ...]
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # Names of all tags, by number; empty until all parts have been read
 
 
 class TokenClassification(DatasetTask[Tagged]):
