@@ -24,7 +24,8 @@ from service.cli.output import Json, console, note, print_json, say
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparisonAnswer
-    from service.client import Client, ExperimentStatus
+    from service.client import Client
+    from service.domain.records import ExperimentStatus
 
 FIRST_SEEDS = 2
 """Further seeds for a first claim: with the one that is there three, the fewest that tell of a spread of
@@ -73,13 +74,13 @@ def compare(
     with asking() as client:
         answer = client.compare(
             numbers,
-            by=by or (),
-            metrics=metrics or (),
+            by=by,
+            metric=metrics,
             a=a,
             b=b,
             claims=tests and a is None and b is None,
             untested=queue_seeds,
-            margins=assigned(margin, "margin"),
+            margin=assigned(margin, "margin"),
             kernels=kernels,
             selection=Selection(filter, undisturbed, with_overhead),
         )

@@ -79,7 +79,7 @@ def frontier(
     with asking() as client:
         answer = client.frontier(
             experiments(targets),
-            metrics=metrics or (),
+            metric=metrics,
             selection=selection,
         )
     if as_json:
@@ -104,7 +104,7 @@ def effects(
     with asking() as client:
         answer = client.effects(
             experiments(targets),
-            metrics=metrics or (),
+            metric=metrics,
             selection=selection,
         )
     if as_json:
@@ -144,7 +144,7 @@ def score(
         answer = client.score(
             experiments(targets),
             strategy=strategy,
-            weights=assigned(weight, "weight"),
+            weight=assigned(weight, "weight"),
             as_published=as_published,
             selection=selection,
         )
@@ -179,14 +179,13 @@ def speedup(
     as_json: Json = False,
 ) -> None:
     """Show how much faster and cheaper each is than a baseline, and how soon it reaches a target."""
-    wanted = next(iter(assigned([target] if target else None, "target").items()), None)
     selection = Selection(filter, undisturbed, with_overhead)
     with asking() as client:
         answer = client.speedup(
             experiments(targets),
             baseline=baseline,
-            metrics=metrics or (),
-            target=wanted,
+            metric=metrics,
+            target=assigned([target] if target else None, "target"),
             selection=selection,
         )
     if as_json:

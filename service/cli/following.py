@@ -23,7 +23,8 @@ from service.domain.states import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from service.client import Client, ExperimentStatus, Run
+    from service.client import Client
+    from service.domain.records import ExperimentStatus, Run
 
 T = TypeVar("T")
 

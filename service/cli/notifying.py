@@ -101,7 +101,7 @@ def log(
     from rich.table import Table
 
     with connected() as client:
-        found = client.deliveries(subscription=subscription, limit=limit)
+        found = client.deliveries(subscription=subscription, page_size=limit)
     if as_json:
         print_json(found)
         return

@@ -343,7 +343,9 @@ def project_limits(
     with connected() as client:
         limits = client.project_limits(name)
         if changes:
-            limits = client.set_project_limits(name, changed_limits(limits, changes))
+            limits = client.set_project_limits(
+                name, **changed_limits(limits, changes).model_dump(mode="json")
+            )
     if as_json:
         print_json(limits.model_dump(mode="json"))
     else:

@@ -21,7 +21,7 @@ from service.domain.headlines import headline, score, shared_headline
 from service.domain.states import TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:
-    from service.client import ExperimentStatus, Run
+    from service.domain.records import ExperimentStatus, Run
 
 _FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
 """With axes, and width of the bars: the first that fits is shown."""

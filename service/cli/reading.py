@@ -340,7 +340,9 @@ def export(
             sys.stdout.buffer.flush()
             return
         try:
-            client.export(output, experiment_id=number, format=form.value, filter=filter)
+            with output.open("wb") as file:
+                for chunk in client.export_chunks(number, format=form.value, filter=filter):
+                    file.write(chunk)
         except OSError as error:
             raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
     note(f"{output}: {output.stat().st_size:,} bytes")

@@ -35,20 +35,21 @@ from service.specs.project_limits import UNITS
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
-    from service.client import (
+    from service.config.hardware import HardwareEntry
+    from service.domain.outlook import StartForecast
+    from service.domain.records import (
+        Attempt,
+        Event,
         ExperimentDetail,
         ExperimentStatus,
-        Forecast,
-        HardwareEntry,
-        PlannedRun,
-        Pool,
         QueueEntry,
-        Span,
+        Run,
         WaitingAtWork,
     )
-    from service.domain.outlook import StartForecast
-    from service.domain.records import Attempt, Event, Run
     from service.domain.shares import ProjectUse, Share
+    from service.planner.forecast import Forecast, Span
+    from service.planner.preview import PlannedRun
+    from service.scheduling.cluster import Pool
 
 _STYLES = {
     "succeeded": "green",

@@ -1,4 +1,4 @@
-"""The wire: requests that are repeated when that is safe, live streams, and what is refused.
+"""HTTP to one server: requests that are repeated when that is safe, downloads and live streams.
 
 What can be repeated safely is repeated when the network or the database falters. Everything else
 that the server refuses is an `ApiError` with its stable type.
@@ -6,56 +6,86 @@ that the server refuses is an `ApiError` with its stable type.
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from dataclasses import asdict
+from types import NoneType, TracebackType
+from typing import Any, Generic, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import httpx
 import orjson
 from pydantic import ValidationError
 
+from service.analysis.selection import Selection
+from service.client.credentials import token_for
 from service.config.document import Problem
 from service.config.settings import Settings
 from service.domain.records import Items
 from service.domain.serialization import adapter
 
 T = TypeVar("T")
-TOKEN_HEADER = "Authorization"
 _ATTEMPTS = 5
 _FIRST_DELAY_S = 0.25
 _LONGEST_DELAY_S = 8.0
 _STREAM_SILENCE_S = 45.0
-"""A live stream that says nothing for this long is dead: the server speaks every 15 s."""
+"""A live stream that is silent for this long is dead: the server sends something every 15 s."""
 
 
 class ClientError(Exception):
-    """Base of what a call of the client can end with; the message is one line."""
+    """Base of the client's errors; the message is one line."""
 
 
 class Unreachable(ClientError):
-    """Nobody answers at the server's address, or the answer broke off."""
+    """The server cannot be reached, or the connection broke."""
 
 
 class ApiError(ClientError):
     """The server refused.
 
     Attributes:
-        type: slug of the problem's type, `unknown-key` for instance; `docs/errors.md` lists them.
-        status: HTTP status.
+        type: slug of the problem's type, such as `unknown-key`; `docs/errors.md` lists them.
         detail: one line with the fix.
-        errors: the fields that are wrong, when fields are.
+        errors: the fields that are wrong, if any.
     """
 
-    def __init__(self, type: str, status: int, detail: str, errors: Sequence[Problem] = ()) -> None:
+    def __init__(self, type: str, status: int, detail: str, errors: tuple[Problem, ...] = ()) -> None:
         self.type = type
         self.status = status
         self.detail = detail
-        self.errors = tuple(errors)
+        self.errors = errors
         super().__init__(detail)
+
+
+class Operation(Generic[T]):
+    """An operation of the API as a method of a `Wire`.
+
+    Its arguments: values for the placeholders of the path, then for `fields`, in order; all others by
+    keyword. They become the JSON body of a PUT, PATCH or POST, and otherwise query parameters.
+
+    Args:
+        kind: type of the answer: a record, a list of records, `str` or `bytes` for the body as it is.
+        operation: method and path below `/api/v1`, such as `GET /runs/{id}`.
+        fields: names of parameters that can be given by position.
+        repeat: whether it is safe to send again after an answer that was lost; None = unless a POST.
+        in_query: send the parameters in the query in any case.
+    """
+
+    def __init__(
+        self, kind: type[T], operation: str, *fields: str, repeat: bool | None = None, in_query: bool = False
+    ) -> None:
+        self.kind = kind
+        self.method, self.path = operation.split(" ")
+        self.names = (*re.findall(r"{(\w+)}", self.path), *fields)
+        self.repeat = self.method != "POST" if repeat is None else repeat
+        self.in_query = in_query or self.method in ("GET", "DELETE")
+
+    def __get__(self, wire: Wire, owner: type | None = None) -> Callable[..., T]:
+        return functools.partial(wire.call, self)
 
 
 class Wire:
@@ -63,10 +93,10 @@ class Wire:
 
     Args:
         url: base URL of the API.
-        token: Token required by the server; None = none required.
+        token: None = the server requires none.
         timeout_s: longest wait for an answer.
-        attempts: Number of tries for a repeatable call.
-        transport: another way to the server, for tests.
+        attempts: number of tries for a repeatable call.
+        transport: replaces the network in tests.
     """
 
     def __init__(
@@ -85,7 +115,7 @@ class Wire:
         host = (urlsplit(self.url).hostname or "").lower()
         self._http = httpx.Client(
             base_url=self.url,
-            headers={TOKEN_HEADER: f"Bearer {token}"} if token else None,
+            headers={"Authorization": f"Bearer {token}"} if token else None,
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             # No proxy stands between a process and its own machine.
             trust_env=host not in ("localhost", "127.0.0.1", "::1"),
@@ -94,13 +124,11 @@ class Wire:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, attempts: int = _ATTEMPTS) -> Self:
-        """The client of the server that the settings name, with their token or the one that a login kept.
+        """Connects to the server of the settings, with their token or the one kept by a login.
 
         Raises:
-            UnsafeCredentials: others may have read the one that was kept.
+            UnsafeCredentials: the kept token may have been read by others.
         """
-        from service.client.credentials import token_for
-
         return cls(str(settings.url), token=token_for(settings), attempts=attempts)
 
     def __enter__(self) -> Self:
@@ -112,28 +140,21 @@ class Wire:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
-    def _get(
-        self,
-        kind: type[T],
-        place: str,
-        filter: str | None = None,
-        order_by: str | None = None,
-        page_size: int | None = None,
-        page_token: str | None = None,
-    ) -> T:
-        params = given(filter=filter, order_by=order_by, page_size=page_size, page_token=page_token)
-        return read(kind, self._call("GET", f"/api/v1{place}", repeat=True, params=params))
+    def call(self, operation: Operation[T], /, *values: Any, **parameters: Any) -> T:
+        """Sends an operation's request and reads the answer; parameters that are None are left out."""
+        given = dict(zip(operation.names, values, strict=False)) | parameters
+        if not isinstance(ids := given.get("ids", 0), int):  # A question about several experiments.
+            given["ids"], *given["also"] = ids
+        path = "/api/v1" + re.sub(r"{(\w+)}", lambda name: str(given.pop(name[1])), operation.path)
+        fields = {name: value for name, value in given.items() if value is not None}
+        query, body = (_in_query(fields), None) if operation.in_query else ({}, fields or None)
+        answer = self._send(operation.method, path, repeat=operation.repeat, params=query, json=body)
+        return read(operation.kind, answer)
 
-    def _items(self, kind: type[T], place: str, params: Mapping[str, Any]) -> list[T]:
-        answer = self._call("GET", f"/api/v1{place}", repeat=True, params=dict(params))
-        items: list[T] = read(Items[kind], answer).items  # type: ignore[valid-type]
-        return items
-
-    def _call(self, method: str, path: str, *, repeat: bool, **arguments: Any) -> bytes:
-        """Send a request, again when that is safe and could help; the answer's body.
+    def _send(self, method: str, path: str, *, repeat: bool, **arguments: Any) -> bytes:
+        """Sends a request, again when that is safe and could help; returns the answer's body.
 
         A 503 changed nothing, and a connection that was not made sent nothing: those are repeated
         whatever the call. After a 504, or an answer that never came, the change may be stored: the call is
@@ -160,8 +181,20 @@ class Wire:
             self._sleep(delay_s)
         raise AssertionError("the last attempt returns or raises")
 
+    @contextmanager
+    def _download(self, path: str, **parameters: Any) -> Iterator[Iterator[bytes]]:
+        """Yields the chunks of an answer that is too large to hold."""
+        query = {name: value for name, value in parameters.items() if value is not None}
+        try:
+            with self._http.stream("GET", f"/api/v1{path}", params=query) as answer:
+                if answer.status_code != 200:
+                    raise api_error(answer.status_code, answer.read())
+                yield answer.iter_bytes()
+        except httpx.TransportError as error:
+            raise Unreachable(f"lost the connection to {self.url} ({_reason(error)})") from None
+
     def _stream(self, path: str, last_id: str | None) -> Iterator[tuple[str, bytes]]:
-        """Events of a live stream as (name, payload), connecting again after the last id until `end`."""
+        """Yields a live stream's events as (name, payload); reconnects after the last id until `end`."""
         failures = 0
         while True:
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
@@ -187,7 +220,7 @@ class Wire:
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str | None, bytes]]:
-    """Server-sent events as (name, id, data)."""
+    """Yields server-sent events as (name, id, data)."""
     name, id = "message", None
     data: list[str] = []
     for line in lines:
@@ -207,13 +240,23 @@ def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str | None, bytes]]
 
 
 def read(kind: type[T], answer: bytes) -> T:
-    """An answer's JSON as a record.
+    """Reads the JSON of an answer into a record, or into a list where the answer wraps one in `items`.
 
     Raises:
         ClientError: it has another form, as between two versions.
     """
+    value: Any
     try:
-        value: T = adapter(kind).validate_json(answer)
+        if kind is bytes:
+            value = answer
+        elif kind is str:
+            value = answer.decode()
+        elif kind is NoneType:
+            value = None
+        elif get_origin(kind) is list:
+            value = adapter(Items[get_args(kind)[0]]).validate_json(answer).items  # type: ignore[misc]
+        else:
+            value = adapter(kind).validate_json(answer)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -221,35 +264,39 @@ def read(kind: type[T], answer: bytes) -> T:
             f"unexpected response from the server ({place}: {first['msg']}); check that client and server "
             "have the same version"
         ) from None
-    return value
+    result: T = value
+    return result
 
 
 def api_error(status: int, content: bytes) -> ApiError:
-    """The problem in an answer, or one of our own words when something else than the API answered."""
+    """Returns the problem in an answer, which may come from something else than the API, such as a proxy."""
     problem: dict[str, Any] = {}
     with suppress(orjson.JSONDecodeError):
         decoded = orjson.loads(content)
         problem = decoded if isinstance(decoded, dict) else {}
     slug = str(problem.get("type", "")).rsplit("/", 1)[-1] or "not-a-problem-document"
-    errors = [
+    errors = tuple(
         Problem(str(entry.get("type", "")), str(entry.get("path", "")), str(entry.get("message", "")))
         for entry in problem.get("errors") or ()
-    ]
+    )
     return ApiError(slug, status, str(problem.get("detail", f"the server returned {status}")), errors)
 
 
-def encoded(text: str | bytes) -> bytes:
-    """A spec as it is sent."""
-    return text.encode() if isinstance(text, str) else text
-
-
-def given(**parameters: Any) -> dict[str, Any]:
-    """Query parameters without those that were left out."""
-    return {name: value for name, value in parameters.items() if value is not None}
+def _in_query(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes out what a query has no form for: a selection of runs, and figures by name."""
+    query: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Selection):
+            query |= {key: each for key, each in asdict(value).items() if each}
+        elif isinstance(value, Mapping):
+            query[name] = [f"{key}={figure!r}" for key, figure in value.items()]
+        else:
+            query[name] = value
+    return query
 
 
 def _backoff_s(attempt: int) -> float:
-    """Doubling, with jitter so that many clients do not come back at once."""
+    # With jitter, so that many clients do not come back at once.
     delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (attempt - 1))
     return delay * random.uniform(0.5, 1.0)
 
@@ -261,12 +308,3 @@ def _retry_after_s(answer: httpx.Response) -> float:
 
 def _reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-@contextmanager
-def reading(url: str) -> Iterator[None]:
-    """Turn what the network raises while an answer is read into `Unreachable`."""
-    try:
-        yield
-    except httpx.TransportError as error:
-        raise Unreachable(f"lost the connection to {url} ({_reason(error)})") from None

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import SecretStr
 
+from api.app import create_app
 from service.client import (
     ApiError,
     Client,
     ClientError,
     Ended,
-    ExperimentStatus,
     Happened,
     NewPoints,
     RunChanged,
     RunEnded,
     Unreachable,
 )
+from service.client.wire import Operation
 from service.config.settings import Settings
-from service.domain.records import Run
+from service.domain.records import ExperimentStatus, Run
 from service.domain.states import ExperimentState, RunState
+from service.store import Store
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -245,3 +249,18 @@ def test_the_token_comes_from_the_settings_and_is_sent() -> None:
     with Client.from_settings(settings) as client:
         assert client._http.headers["authorization"] == "Bearer " + "t" * 32
         assert client.url == "http://127.0.0.1:8400"
+
+
+def test_every_operation_is_one_of_the_api(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    Store.open(settings, migrate=True).close()
+    described = {
+        re.sub(r"{\w+}", "{}", path): {method.upper(): operation for method, operation in operations.items()}
+        for path, operations in create_app(settings).openapi()["paths"].items()
+    }
+    for name, operation in vars(Client).items():
+        if isinstance(operation, Operation):
+            path = "/api/v1" + re.sub(r"{\w+}", "{}", operation.path)
+            assert operation.method in described[path], name
+            takes_body = "requestBody" in described[path][operation.method]
+            assert not (takes_body and operation.in_query), name

@@ -1,0 +1,501 @@
+"""The client: the API's operations as methods, and what takes more than one request."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+import httpx
+import orjson
+
+from service.analysis.answers import (
+    ComparisonAnswer,
+    EffectsAnswer,
+    FrontierAnswer,
+    ScoreAnswer,
+    SpeedupAnswer,
+)
+from service.analysis.results import Recommendation
+from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read
+from service.config.hardware import HardwareEntry
+from service.domain.access import Scope
+from service.domain.ledger import Account, Ledger
+from service.domain.notices import Delivery, NewSubscription, Subscription
+from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User
+from service.domain.records import (
+    Attempt,
+    DeletedExperiment,
+    Event,
+    ExperimentDetail,
+    ExperimentStatus,
+    LogLine,
+    MeasurementRow,
+    MetricSeries,
+    NewSeries,
+    Page,
+    Points,
+    QueueListing,
+    Run,
+    RunProgress,
+    RunSummary,
+)
+from service.domain.serialization import adapter
+from service.domain.sessions import Whoami
+from service.domain.shares import ProjectUse, Share
+from service.domain.states import TERMINAL_EXPERIMENT_STATES
+from service.output.model_archive import unpack
+from service.planner.preview import Preview, Validated
+from service.scheduling.cluster import Cluster
+from service.specs.project_limits import ProjectLimits
+
+_DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+_SLOWER_S = 5.0
+"""What each `slow_down` adds to the interval; RFC 8628, section 3.5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event of the experiment."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanged:
+    """A run as it is now, with the last value of each metric.
+
+    While it prepares its data, `line` is the newest line of its log, which shows how far it is.
+    """
+
+    run: Run
+    latest: dict[str, float]
+    line: LogLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentChanged:
+    """The experiment as it is now."""
+
+    experiment: ExperimentStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The experiment has ended; the last message."""
+
+    experiment: ExperimentStatus
+
+
+@dataclass(frozen=True, slots=True)
+class NewPoints:
+    """New points by metric; one with the same metric and step replaces the old."""
+
+    series: dict[str, NewSeries]
+
+
+@dataclass(frozen=True, slots=True)
+class NewLine:
+    """A line of the log."""
+
+    line: LogLine
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run has ended; the last message."""
+
+    run: Run
+
+
+class LoginRefused(ClientError):
+    """The device login ended without a token; the message says why."""
+
+    def __init__(self, message: str, error: str = "unknown") -> None:
+        self.error = error
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCode:
+    """A device login that has begun."""
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str
+    expires_in: float
+    interval: float
+
+
+class Client(Wire):
+    """The API of one server; thread-safe.
+
+    The API's reference (`/docs`) describes each operation and its parameters. Everything raises
+    `ApiError` where the server refuses, and `Unreachable` where it is not there.
+    """
+
+    # Experiments.
+    experiments = Operation(Page[ExperimentStatus], "GET /experiments")
+    experiment = Operation(ExperimentDetail, "GET /experiments/{id}")
+    ledger = Operation(Ledger, "GET /experiments/{id}/ledger")
+    spec = Operation(str, "GET /experiments/{id}/spec", "form")
+    events = Operation(list[Event], "GET /experiments/{id}/events")
+    cancel = Operation(ExperimentDetail, "POST /experiments/{id}/cancel", repeat=True)
+    pause = Operation(ExperimentDetail, "POST /experiments/{id}/pause", repeat=True)
+    resume = Operation(ExperimentDetail, "POST /experiments/{id}/resume", repeat=True)
+    retry = Operation(ExperimentDetail, "POST /experiments/{id}/retry", in_query=True)
+    set_priority = Operation(ExperimentDetail, "PUT /experiments/{id}/priority", "priority")
+    delete = Operation(NoneType, "DELETE /experiments/{id}", repeat=False)
+    deleted_experiments = Operation(list[DeletedExperiment], "GET /deleted-experiments")
+    restore = Operation(ExperimentDetail, "POST /experiments/{id}/restore")
+    tag = Operation(ExperimentDetail, "PATCH /experiments/{id}/tags")
+    annotate = Operation(ExperimentDetail, "PUT /experiments/{id}/notes", "notes")
+    archive = Operation(ExperimentDetail, "PUT /experiments/{id}/archive", "archived")
+
+    # Questions about one experiment, or about several together.
+    compare = Operation(ComparisonAnswer, "GET /experiments/{ids}/compare")
+    score = Operation(ScoreAnswer, "GET /experiments/{ids}/score")
+    frontier = Operation(FrontierAnswer, "GET /experiments/{ids}/frontier")
+    effects = Operation(EffectsAnswer, "GET /experiments/{ids}/effects")
+    recommend = Operation(Recommendation, "GET /experiments/{ids}/recommend")
+    speedup = Operation(SpeedupAnswer, "GET /experiments/{ids}/speedup")
+    report = Operation(bytes, "GET /experiments/{ids}/report")
+
+    # Runs.
+    run = Operation(Run, "GET /runs/{id}")
+    cancel_run = Operation(Run, "POST /runs/{id}/cancel", repeat=True)
+    retry_run = Operation(Run, "POST /runs/{id}/retry")
+    measurements = Operation(list[MeasurementRow], "GET /runs/{id}/measurements")
+    account = Operation(Account, "GET /runs/{id}/ledger")
+    attempts = Operation(list[Attempt], "GET /runs/{id}/attempts")
+    logs = Operation(list[LogLine], "GET /runs/{id}/logs")
+    trace = Operation(bytes, "GET /runs/{id}/trace")
+    kernel_trace = Operation(bytes, "GET /runs/{id}/trace/kernels", "rank")
+    _all_runs = Operation(Page[Run], "GET /runs")
+    _runs_of = Operation(Page[Run], "GET /experiments/{id}/runs")
+    _points = Operation(Points, "GET /runs/{id}/points", "name")
+    _summary = Operation(RunSummary, "GET /runs/{id}/summary")
+
+    # The installation.
+    hardware = Operation(list[HardwareEntry], "GET /hardware")
+    cluster = Operation(Cluster, "GET /cluster")
+    shares = Operation(list[Share], "GET /shares")
+    whoami = Operation(Whoami, "GET /whoami")
+    _queue = Operation(QueueListing, "GET /queue")
+
+    # People.
+    users = Operation(list[User], "GET /users")
+    add_user = Operation(User, "POST /users", "name")
+    change_user = Operation(User, "PATCH /users/{name}")
+    tokens = Operation(list[Token], "GET /tokens")
+    create_token = Operation(NewToken, "POST /tokens", "name")
+    revoke_token = Operation(Token, "DELETE /tokens/{id}")
+    projects = Operation(list[Project], "GET /projects")
+    project = Operation(ProjectDetail, "GET /projects/{name}")
+    create_project = Operation(ProjectDetail, "POST /projects", "name")
+    change_project = Operation(ProjectDetail, "PATCH /projects/{name}")
+    archive_project = Operation(ProjectDetail, "PUT /projects/{name}/archive", "archived")
+    project_limits = Operation(ProjectLimits, "GET /projects/{name}/limits")
+    set_project_limits = Operation(ProjectLimits, "PUT /projects/{name}/limits")
+    project_use = Operation(ProjectUse, "GET /projects/{name}/usage", "month")
+    set_member = Operation(ProjectDetail, "PUT /projects/{name}/members/{user}", "role")
+    remove_member = Operation(ProjectDetail, "DELETE /projects/{name}/members/{user}", repeat=False)
+    _audit = Operation(AuditPage, "GET /audit")
+
+    # Notifications.
+    subscriptions = Operation(list[Subscription], "GET /subscriptions")
+    subscribe = Operation(NewSubscription, "POST /subscriptions", "channel", "target", "topics")
+    unsubscribe = Operation(NoneType, "DELETE /subscriptions/{id}")
+    test_subscription = Operation(Delivery, "POST /subscriptions/{id}/test")
+    deliveries = Operation(list[Delivery], "GET /deliveries")
+
+    # -- Specs -------------------------------------------------------------------------------------
+
+    def submit(
+        self, text: str | bytes, *, idempotency_key: str | None = None, owner: str | None = None
+    ) -> ExperimentStatus:
+        """Submits a spec, YAML or JSON; repeated safely until the server has answered.
+
+        Args:
+            text: the spec.
+            idempotency_key: a second submission under it returns the same experiment; None = a new one.
+            owner: name to submit under; with a token, only an administrator may name another.
+        """
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        if owner is not None:
+            headers["Stillhouse-Owner"] = owner
+        return self._send_spec(ExperimentStatus, "/experiments", text, headers=headers)
+
+    def validate(self, text: str | bytes) -> Validated:
+        """Checks a spec as a submission does, and stores nothing."""
+        return self._send_spec(Validated, "/specs/validate", text)
+
+    def preview(self, text: str | bytes, *, limit: int = 100) -> Preview:
+        """Returns the first `limit` runs that a spec would create."""
+        pages: list[Preview] = []
+        while not pages or (pages[-1].next_page_token and sum(len(page.items) for page in pages) < limit):
+            params: dict[str, Any] = {"page_size": min(1000, limit - sum(len(page.items) for page in pages))}
+            if pages:
+                params["page_token"] = pages[-1].next_page_token
+            pages.append(self._send_spec(Preview, "/specs/preview", text, params=params))
+        return replace(
+            pages[-1],
+            items=[run for page in pages for run in page.items],
+            forecast=pages[0].forecast,
+            notes=pages[0].notes,
+        )
+
+    def _send_spec(self, kind: type[T], path: str, text: str | bytes, **more: Any) -> T:
+        return read(kind, self._send("POST", f"/api/v1{path}", repeat=True, content=text, **more))
+
+    # -- Lists -------------------------------------------------------------------------------------
+
+    def runs(self, *, experiment_id: int | None = None, **parameters: Any) -> Page[Run]:
+        """Returns one page of runs: of one experiment in grid order, or of all, the newest first."""
+        if experiment_id is None:
+            return self._all_runs(**parameters)
+        return self._runs_of(experiment_id, **parameters)
+
+    def all_runs(self, **parameters: Any) -> Iterator[Run]:
+        """Yields all runs, page by page as they are read."""
+        yield from _pages(self.runs, **parameters)
+
+    def all_experiments(self, **parameters: Any) -> Iterator[ExperimentStatus]:
+        """Yields all experiments, page by page as they are read."""
+        yield from _pages(self.experiments, **parameters)
+
+    def queue(self, *, limit: int = 1000) -> QueueListing:
+        """Returns the first `limit` waiting experiments with the reason, and runs waiting for capacity."""
+        pages: list[QueueListing] = []
+        while not pages or (pages[-1].next_page_token and sum(len(page.items) for page in pages) < limit):
+            size = min(1000, limit - sum(len(page.items) for page in pages))
+            pages.append(self._queue(page_size=size, page_token=pages[-1].next_page_token if pages else None))
+        return replace(
+            pages[-1],
+            items=[entry for page in pages for entry in page.items],
+            at_work=[each for page in pages for each in page.at_work],
+        )
+
+    def audit(self, **chosen: Any) -> Iterator[AuditRow]:
+        """Yields the rows of the audit log that the parameters of `GET /audit` select."""
+        after: int | None = 0
+        while after is not None:
+            page = self._audit(after=after, limit=1000, **chosen)
+            yield from page.items
+            after = page.next_after
+
+    # -- Figures -----------------------------------------------------------------------------------
+
+    def points(self, id: int, **parameters: Any) -> dict[str, MetricSeries]:
+        """Returns a run's points by metric; a long series is sampled to about `max_points`."""
+        return self._points(id, **parameters).series
+
+    def all_points(self, id: int, name: str) -> Iterator[MetricSeries]:
+        """Yields every point of a metric, page by page as they are read."""
+        step: int | None = 0
+        while step is not None:
+            page = self._points(id, name, exact=True, min_step=step, max_points=10_000)
+            yield from page.series.values()
+            step = page.next_step
+
+    def summary(self, id: int) -> dict[str, float | int | str | None]:
+        """Returns the figures of a whole run; empty until it ends."""
+        return self._summary(id).values
+
+    # -- Files -------------------------------------------------------------------------------------
+
+    def export_chunks(
+        self,
+        experiment_id: int | None = None,
+        *,
+        format: Literal["csv", "parquet", "jsonl"] = "csv",
+        filter: str | None = None,
+    ) -> Iterator[bytes]:
+        """Yields a table of the runs of an experiment, or of all, as it arrives."""
+        path = "/runs/export" if experiment_id is None else f"/experiments/{experiment_id}/export"
+        with self._download(path, format=format, filter=filter) as chunks:
+            yield from chunks
+
+    def export_audit(self, format: Literal["jsonl", "csv"], **chosen: Any) -> Iterator[bytes]:
+        """Yields the audit log as a file, as it arrives."""
+        with self._download("/audit/export", format=format, **chosen) as chunks:
+            yield from chunks
+
+    def predictions(self, id: int, file: Path, *, format: Literal["parquet", "jsonl"] = "parquet") -> int:
+        """Writes the predictions of a run's test part to a file; returns its size in bytes."""
+        with self._download(f"/runs/{id}/predictions", format=format) as chunks:
+            return write_whole(file, chunks)
+
+    def export_model(
+        self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
+    ) -> dict[str, Any]:
+        """Writes a run's model to a folder that transformers loads; whole and verified, or not at all.
+
+        Args:
+            id: the run.
+            folder: does not exist yet, or is empty.
+            checkpoint: that of the best evaluation, or the newest.
+
+        Returns:
+            The manifest: run, checkpoint, step, and each file's size and SHA-256.
+
+        Raises:
+            BrokenModel: what arrived is not what the manifest says.
+            OSError: the folder is not empty or cannot be written.
+        """
+        with self._download(f"/runs/{id}/model", checkpoint=checkpoint) as chunks:
+            return unpack(chunks, folder)
+
+    # -- Waiting and following ---------------------------------------------------------------------
+
+    def healthy(self) -> bool:
+        """Returns whether the server answers, tried once."""
+        try:
+            return self._http.get("/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait(self, id: int, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
+        """Waits until an experiment has ended.
+
+        Raises:
+            TimeoutError: it had not ended after `timeout_s`.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while (experiment := self.experiment(id)).state not in TERMINAL_EXPERIMENT_STATES:
+            if until is not None and time.monotonic() + every_s > until:
+                raise TimeoutError(f"experiment {id} is {experiment.state} after {timeout_s:g} s")
+            self._sleep(every_s)
+        return experiment
+
+    def follow(
+        self, id: int, *, after: int = 0
+    ) -> Iterator[Happened | RunChanged | ExperimentChanged | Ended]:
+        """Yields what happens to an experiment until it ends, across reconnects; no event is left out.
+
+        Args:
+            id: the experiment.
+            after: number of the last event that the caller has seen.
+        """
+        for kind, payload in self._stream(f"/api/v1/experiments/{id}/stream", str(after) if after else None):
+            if kind == "event":
+                yield Happened(read(Event, payload))
+            elif kind == "run":
+                yield _run_changed(payload)
+            elif kind == "experiment":
+                yield ExperimentChanged(read(ExperimentStatus, payload))
+            elif kind == "end":
+                yield Ended(read(ExperimentStatus, payload))
+
+    def follow_run(self, id: int) -> Iterator[RunChanged | NewPoints | NewLine | RunEnded]:
+        """Yields a run's points and log lines until it ends, across reconnects."""
+        for kind, payload in self._stream(f"/api/v1/runs/{id}/stream", None):
+            if kind == "run":
+                yield _run_changed(payload)
+            elif kind == "points":
+                yield NewPoints(adapter(dict[str, NewSeries]).validate_json(payload))
+            elif kind == "log":
+                yield NewLine(read(LogLine, payload))
+            elif kind == "end":
+                yield RunEnded(_run_changed(payload).run)
+
+    # -- Login by a code (RFC 8628) ----------------------------------------------------------------
+
+    def begin_device_login(self, name: str, scope: Scope | None = None) -> DeviceCode:
+        """Asks for a code that someone approves on the server's page.
+
+        Args:
+            name: what this machine calls itself.
+            scope: most that the token may be used for; None = the server's default.
+
+        Raises:
+            LoginRefused: the server refused the name or the scope.
+        """
+        form = {"client_id": "stillhouse", "name": name, **({"scope": str(scope)} if scope else {})}
+        answer = self._send_form("/device/code", form)
+        if answer.status_code != 200:
+            raise _refusal(answer)
+        document = orjson.loads(answer.content)
+        return DeviceCode(**{field: document[field] for field in DeviceCode.__slots__})
+
+    def await_device_login(self, begun: DeviceCode, clock: Callable[[], float] = time.monotonic) -> str:
+        """Polls until someone has approved; returns the token.
+
+        Raises:
+            LoginRefused: it was denied, or the code has expired.
+        """
+        interval_s = begun.interval
+        end_s = clock() + begun.expires_in
+        form = {"grant_type": _DEVICE_GRANT, "device_code": begun.device_code, "client_id": "stillhouse"}
+        while True:
+            self._sleep(interval_s)
+            if clock() > end_s:
+                raise LoginRefused("the code has expired; run `stillhouse login` again")
+            try:
+                answer = self._send_form("/device/token", form)
+            except Unreachable:
+                interval_s *= 2  # RFC 8628, section 3.5: back off when the connection fails.
+                continue
+            if answer.status_code == 200:
+                return str(orjson.loads(answer.content)["access_token"])
+            if answer.status_code == 429 or (refusal := _refusal(answer)).error == "slow_down":
+                interval_s += _SLOWER_S
+            elif refusal.error != "authorization_pending":
+                raise refusal
+
+    def _send_form(self, path: str, form: dict[str, str]) -> httpx.Response:
+        try:
+            answer = self._http.post(path, data=form)
+        except httpx.TransportError as error:
+            raise Unreachable(f"cannot reach {self.url} ({error})") from None
+        is_problem = answer.headers.get("Content-Type", "").startswith("application/problem+json")
+        if is_problem and answer.status_code != 429:
+            raise api_error(answer.status_code, answer.content)
+        return answer
+
+
+def write_whole(file: Path, chunks: Iterator[bytes]) -> int:
+    """Writes a file when all of it has arrived, in place of an earlier one; returns its size in bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    draft = file.with_name(f".{file.name}.draft")
+    try:
+        with draft.open("wb") as stream:
+            for chunk in chunks:
+                stream.write(chunk)
+        size = draft.stat().st_size
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return size
+
+
+def _pages(listing: Callable[..., Page[T]], **parameters: Any) -> Iterator[T]:
+    token: str | None = None
+    while True:
+        page = listing(page_size=1000, page_token=token, **parameters)
+        yield from page.items
+        if (token := page.next_page_token) is None:
+            return
+
+
+def _run_changed(payload: bytes) -> RunChanged:
+    progress = read(RunProgress, payload)
+    latest = {name: point.value for name, point in progress.latest.items()}
+    return RunChanged(progress.run, latest, progress.line)
+
+
+def _refusal(answer: httpx.Response) -> LoginRefused:
+    try:
+        document = orjson.loads(answer.content)
+        error = str(document["error"])
+        return LoginRefused(str(document.get("error_description") or error), error)
+    except (ValueError, KeyError, TypeError):
+        return LoginRefused(f"unexpected answer from the server (status {answer.status_code})")
