@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.options import Benchmark
+from benchmarks.step_trace import StepTrace
 from cuda_ext import Adan
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import pack
@@ -46,7 +47,6 @@ from trainers.models.origin import Preset
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.tasks.scores import class_loss
-from trainers.telemetry.step_trace import StepTrace
 
 BENCHMARK = Benchmark(
     "encoders",

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from service.scheduling.cluster import fits
 from service.scheduling.ray_jobs import RayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
@@ -49,32 +51,14 @@ class ProfileOrder:
 
     def encode(self) -> str:
         """Returns the order as one word of a command line."""
-        document = {
-            "config": self.config.model_dump(mode="json"),
-            "shape": asdict(self.shape),
-            "steps": self.steps,
-            "warm_up": self.warm_up,
-            "check": self.check,
-        }
-        return base64.urlsafe_b64encode(zlib.compress(json.dumps(document).encode())).decode()
+        return base64.urlsafe_b64encode(zlib.compress(_ORDER.dump_json(self))).decode()
 
-    @classmethod
-    def decode(cls, word: str) -> ProfileOrder:
-        document = json.loads(zlib.decompress(base64.urlsafe_b64decode(word)))
-        shape = document["shape"]
-        return cls(
-            RunConfig.model_validate(document["config"]),
-            Shape(
-                shape["workers"],
-                tuple((name, amount) for name, amount in shape["resources"]),
-                shape["device"],
-                tuple((name, value) for name, value in shape["labels"]),
-                topology=shape["topology"],
-            ),
-            document["steps"],
-            document["warm_up"],
-            document["check"],
-        )
+    @staticmethod
+    def decode(word: str) -> ProfileOrder:
+        return _ORDER.validate_json(zlib.decompress(base64.urlsafe_b64decode(word)))
+
+
+_ORDER = TypeAdapter(ProfileOrder)
 
 
 def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
@@ -112,7 +96,7 @@ def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) 
 def profile_in(log: str, message: str) -> Profile:
     for line in reversed(log.splitlines()):
         if line.startswith(_RESULT):
-            return Profile.of(json.loads(line.removeprefix(_RESULT)))
+            return TypeAdapter(Profile).validate_json(line.removeprefix(_RESULT))
         if line.startswith(_FAILURE):
             raise ProfileFailed(line.removeprefix(_FAILURE))
     raise ProfileFailed(f"the job ended without a profile{': ' + message if message else ''}")
@@ -133,14 +117,9 @@ def main(word: str) -> None:
         from service.workers.worker_attempt import failure_of
 
         failures = dict(getattr(error, "worker_failures", None) or {0: error})
-        _say(_FAILURE + failure_of(failures[min(failures)])[1])
+        print(_FAILURE + failure_of(failures[min(failures)])[1], flush=True)  # noqa: T201
         raise SystemExit(1) from error
-    _say(_RESULT + json.dumps(document))
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    print(_RESULT + json.dumps(document), flush=True)  # noqa: T201
 
 
 def measure(order: ProfileOrder) -> dict[str, Any]:

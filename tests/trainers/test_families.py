@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
+from benchmarks.step_trace import StepTrace
 from tests.trainers.family_models import TEXTS, write_model
 from tests.trainers.test_step_trace import by_flash
 from trainers.config import Parallel, RunConfig, Strategy
@@ -40,7 +41,6 @@ from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
 from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
-from trainers.telemetry.step_trace import StepTrace
 
 HEADS: tuple[Head, ...] = (
     ClassHead(("no", "yes")),

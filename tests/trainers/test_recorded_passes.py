@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.encoders import PAD, build, examples, install
+from benchmarks.step_trace import StepTrace
 from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure, Launch, Recorder
 from tests.trainers.corpora import write_task
@@ -33,7 +34,6 @@ from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
 from trainers.tasks.scores import class_loss
-from trainers.telemetry.step_trace import StepTrace
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.updates.update import Update
 

@@ -9,12 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.encoders import PAD, Traced, build, examples, install, list_launches, traced
+from benchmarks.step_trace import StepTrace
 from cuda_ext import encoder as kernels
 from trainers.data.batches import collate
 from trainers.data.segments import pack
 from trainers.models.packed_attention import PACKED_ATTENTION, flash
 from trainers.tasks.scores import class_loss
-from trainers.telemetry.step_trace import StepTrace
 
 META = torch.device("meta")
 

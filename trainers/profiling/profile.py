@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainers.telemetry.flops import FlopCount
 
@@ -76,21 +75,6 @@ class Profile:
     exchange: ExchangeCost | None  # None = one process was measured
     measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained
     compression: CompressionCost | None = None
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Profile:
-        """Returns the profile from the document that `dataclasses.asdict` and JSON made of it."""
-        step, exchange, compression = (document[name] for name in ("step", "exchange", "compression"))
-        layers = tuple(
-            LayerTime(**{**layer, "shapes": tuple(tuple(shape) for shape in layer["shapes"])})
-            for layer in step["layers"]
-        )
-        return cls(
-            StepTimes(**{**step, "layers": layers}),
-            ExchangeCost(**exchange) if exchange else None,
-            document["measured_ms"],
-            CompressionCost(**compression) if compression else None,
-        )
 
 
 Shapes = tuple[tuple[int, ...], ...]
