@@ -107,10 +107,7 @@ def main(word: str) -> None:
 
     order = ProfileOrder.decode(word)
     address = os.environ.get("RAY_ADDRESS")
-    ray.init(
-        logging_level="warning",
-        runtime_env={"env_vars": {"RAY_ADDRESS": address}} if address else None,
-    )
+    ray.init(logging_level="warning", runtime_env={"env_vars": {"RAY_ADDRESS": address}} if address else None)
     try:
         document = measure(order)
     except Exception as error:

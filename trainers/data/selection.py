@@ -140,12 +140,7 @@ def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indice
 
 
 def held_out_by_text(
-    texts: Indices,
-    labels: npt.NDArray[np.int64],
-    fraction: float,
-    seed: int,
-    *,
-    advice: str = "add examples",
+    texts: Indices, labels: npt.NDArray[np.int64], fraction: float, seed: int, *, advice: str = "add examples"
 ) -> tuple[Indices, Indices]:
     """Splits examples into training and validation by their texts, with the same share of every label.
 

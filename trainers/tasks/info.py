@@ -38,12 +38,7 @@ FRACTION = Score("1", better="higher", share="all")
 MAIN_FRACTION = Score("1", better="higher", share="all", margin=NO_LOSS, drawn=True)
 """A fraction by which configurations are compared."""
 CLASS_SCORES: Mapping[str, Score] = MappingProxyType(
-    {
-        "accuracy": MAIN_FRACTION,
-        "f1": MAIN_FRACTION,
-        "precision_macro": FRACTION,
-        "recall_macro": FRACTION,
-    }
+    {"accuracy": MAIN_FRACTION, "f1": MAIN_FRACTION, "precision_macro": FRACTION, "recall_macro": FRACTION}
 )
 """What `trainers.tasks.scores.classification` computes."""
 

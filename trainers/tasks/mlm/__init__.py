@@ -56,11 +56,7 @@ MLM = TaskInfo(
     summary="hidden tokens of plain text",
     implementation="trainers.tasks.mlm.task:Mlm",
     head=VocabularyHead,
-    scores={
-        "accuracy": MAIN_FRACTION,
-        "mrr": MAIN_FRACTION,
-        "sequence_ms": Score("ms", better="lower"),
-    },
+    scores={"accuracy": MAIN_FRACTION, "mrr": MAIN_FRACTION, "sequence_ms": Score("ms", better="lower")},
     headline="validation_loss",
     own_fields=MaskFields,
     usual_length=128,

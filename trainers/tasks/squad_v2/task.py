@@ -167,8 +167,7 @@ def _answers(row: Row, context: str) -> tuple[Answer, ...]:
         pairs = [(one.get("text"), one.get("answer_start")) for one in value]
     else:
         raise row.refusal(
-            "answers",
-            'missing or malformed; expected {"text": [...], "answer_start": [...]}, empty if none',
+            "answers", 'missing or malformed; expected {"text": [...], "answer_start": [...]}, empty if none'
         )
     return tuple(_answer(row, context, text, start) for text, start in pairs)
 
