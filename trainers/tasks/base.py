@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from trainers import config as configuration
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import RunConfig
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.sources import RowSource
 from trainers.data.tokens import TokenSet
@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from trainers.data.batches import Batch, Transform
 
 
+Example = TypeVar("Example")
+Parts = Mapping[str, Sequence[Example]]
+Facts = Mapping[str, str | int | float]
+Progress = Callable[[int], None]
+"""Called with the number of examples done so far."""
+Observed = npt.NDArray[np.float32]
+"""(N, K) what `Scoring.observe` gave for all batches of a part, in its order."""
+Carried = Mapping[str, float]
+"""Scores of the validation part, whose thresholds the test part uses."""
+
+
 class Scoring(Protocol):
     @property
     def units(self) -> int:
@@ -44,9 +55,7 @@ class Scoring(Protocol):
         """Returns (B, K) fp32, what `score` needs of each example of a batch, on any device."""
         ...
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         """Returns the metrics of a whole part by the names in `docs/metrics.md`.
 
         Args:
@@ -56,7 +65,7 @@ class Scoring(Protocol):
         """
         ...
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the result of each unit, whose mean score is the headline; arguments as in `score`."""
         ...
 
@@ -89,7 +98,7 @@ class Prepared:
     tokenizer: Path
     vocabulary_size: int  # Largest token id plus one
     pad_id: int
-    identity: Mapping[str, str | int | float]
+    identity: Facts
     head: Head
     scoring: Scoring
     transform: Transform | None = None  # Applied to each batch; None = nothing
@@ -116,15 +125,15 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def check_row(self, row: Row, task: configuration.Task) -> None:
+    def check_row(self, row: Row, task: TaskConfig) -> None:
         """Raises `BadDataError` for a row that a run would refuse; its fields have the task's own names."""
 
     @abstractmethod
-    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+    def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         """Returns the texts of a row that become tokens; none where a run leaves the row out."""
 
     @abstractmethod
-    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         """Raises `BadDataError` for parts that a run would refuse before it tokenises them.
 
         A part may be empty, have nothing to learn, or a label that the training part lacks.

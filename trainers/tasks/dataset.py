@@ -14,8 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
 from trainers.config import MAX_LENGTH, RunConfig
+from trainers.config import Task as TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.formats import Row
@@ -34,7 +34,7 @@ from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import Prepared, Scoring, Task
+from trainers.tasks.base import Example, Facts, Parts, Prepared, Progress, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields
 
 _LAYOUT = 6
@@ -43,7 +43,6 @@ _REPORT_S = 2.0
 _NOTES = "notes.json"
 _UNITS = "test.units.json"
 
-Example = TypeVar("Example")
 Drawn = TypeVar("Drawn")
 
 
@@ -54,7 +53,7 @@ class DatasetTask(Task, Generic[Example]):
     """Why `example` may leave a row out, for the log."""
 
     @abstractmethod
-    def example(self, row: Row, task: configuration.Task) -> Example | None:
+    def example(self, row: Row, task: TaskConfig) -> Example | None:
         """Returns the example of a row; None = it has nothing that this run learns.
 
         Raises:
@@ -71,11 +70,7 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def tokenise(
-        self,
-        examples: Sequence[Example],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Example], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         """Returns tokens and labels of one part; `progress` receives the number of examples done so far."""
 
@@ -84,9 +79,9 @@ class DatasetTask(Task, Generic[Example]):
         """Returns the model's head; `folder` has the files that `describe` wrote."""
 
     @abstractmethod
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring: ...
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring: ...
 
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
         """Returns a part with loss weights for its labels; unchanged unless a task weighs labels.
 
         Raises:
@@ -113,18 +108,14 @@ class DatasetTask(Task, Generic[Example]):
             found[name] += 1
             yield name if found[name] == 1 else f"{name}-{found[name]}"
 
-    def describe(
-        self, folder: Path, parts: Mapping[str, Sequence[Example]], task: configuration.Task
-    ) -> None:
+    def describe(self, folder: Path, parts: Parts[Example], task: TaskConfig) -> None:
         """Writes into the cache what head and scoring need besides tokens; nothing by default."""
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         """Fields of the run's task, besides the common ones, that its tokens depend on."""
         return {}
 
-    def divide(
-        self, parts: Mapping[str, list[Example]], task: configuration.Task
-    ) -> dict[str, list[Example]]:
+    def divide(self, parts: Mapping[str, list[Example]], task: TaskConfig) -> dict[str, list[Example]]:
         """Returns all parts of a run: missing ones are made, the test part before the validation part.
 
         Raises:
@@ -150,7 +141,7 @@ class DatasetTask(Task, Generic[Example]):
         """Returns what a test part made by hash is balanced by."""
         return self.stratum(example)
 
-    def hold_out(self, whole: Sequence[Example], task: configuration.Task) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[Example], task: TaskConfig) -> tuple[Indices, Indices]:
         """Returns indices of the training and the validation part of a dataset without the latter.
 
         Raises:
@@ -159,9 +150,7 @@ class DatasetTask(Task, Generic[Example]):
         strata = np.array([self.stratum(one) for one in whole])
         return held_out(strata, task.validation_fraction, task.split_seed)
 
-    def draw(
-        self, parts: Mapping[str, Sequence[Example]], task: configuration.Task
-    ) -> dict[str, list[Example]]:
+    def draw(self, parts: Parts[Example], task: TaskConfig) -> dict[str, list[Example]]:
         """Returns the parts, cut to the requested sizes.
 
         Raises:
@@ -169,7 +158,7 @@ class DatasetTask(Task, Generic[Example]):
         """
         return drawn(parts, self.stratum, task)
 
-    def review(self, parts: Mapping[str, Sequence[Example]], task: configuration.Task) -> Iterable[str]:
+    def review(self, parts: Parts[Example], task: TaskConfig) -> Iterable[str]:
         """Yields lines about the selected examples for the log; none by default.
 
         Raises:
@@ -191,8 +180,8 @@ class DatasetTask(Task, Generic[Example]):
         def build(folder: Path) -> None:
             selected = examples.selected()
             for part, chosen in selected.items():
-                told = Pace(report, f"{part}: tokenised", len(chosen))
-                self.tokenise(chosen, tokenizer, config.task, told).save(folder, part)
+                progress = Pace(report, f"{part}: tokenised", len(chosen))
+                self.tokenise(chosen, tokenizer, config.task, progress).save(folder, part)
             self.describe(folder, selected, config.task)
             if TEST in selected:
                 names = list(self.unit_names(selected[TEST]))
@@ -207,7 +196,7 @@ class DatasetTask(Task, Generic[Example]):
         parts = {part: TokenSet.open(folder, part) for part in used}
         for part, tokens in parts.items():
             if tokens.cut.any():
-                report(examples.told_of_cut(part, tokens))
+                report(examples.cut_line(part, tokens))
         head = self.head(folder)
         parts = {part: self.weighted(part, tokens, head, config.task) for part, tokens in parts.items()}
         scorings = {
@@ -235,19 +224,19 @@ class DatasetTask(Task, Generic[Example]):
         )
 
     @override
-    def check_row(self, row: Row, task: configuration.Task) -> None:
+    def check_row(self, row: Row, task: TaskConfig) -> None:
         self.example(row, task)
 
     @override
-    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+    def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         example = self.example(row, task)
         return () if example is None else tuple(self.texts(example))
 
     @override
-    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         _Examples(self, source, task).selected()
 
-    def _identity(self, source: Source, task: configuration.Task) -> dict[str, str | int | float]:
+    def _identity(self, source: Source, task: TaskConfig) -> Facts:
         return {
             "task": task.name,
             **selection_identity(task),
@@ -260,7 +249,7 @@ class DatasetTask(Task, Generic[Example]):
         self,
         origin: Origin,
         examples: _Examples[Example],
-        identity: Mapping[str, str | int | float],
+        identity: Facts,
         cache: Path,
         report: Callable[[str], None],
     ) -> Path:
@@ -281,7 +270,7 @@ class DatasetTask(Task, Generic[Example]):
 class _Examples(Generic[Example]):
     """A run's examples, read at most once and only when the cache lacks something."""
 
-    def __init__(self, task: DatasetTask[Example], source: RowSource, config: configuration.Task) -> None:
+    def __init__(self, task: DatasetTask[Example], source: RowSource, config: TaskConfig) -> None:
         self._task, self._source, self._config = task, source, config
         self._selected: dict[str, list[Example]] | None = None
         self.notes: list[str] = []
@@ -327,7 +316,7 @@ class _Examples(Generic[Example]):
                 seen.setdefault(key, part)
         return {part: kept[part] for part in parts}
 
-    def told_of_cut(self, part: str, tokens: TokenSet) -> str:
+    def cut_line(self, part: str, tokens: TokenSet) -> str:
         limit = self._config.max_length
         own = self._config.own(OwnFields)
         if isinstance(own, CutFields) and own.too_long == "error":
@@ -337,8 +326,8 @@ class _Examples(Generic[Example]):
                 "task.too_long: cut"
             )
         share = f"{tokens.cut.sum()} of {len(tokens)} examples ({100 * tokens.cut.mean():.1f} %)"
-        told = f"{part}: {share} have more than {limit} tokens and are truncated"
-        return told if limit == MAX_LENGTH else f"{told}; raise task.max_length to avoid this"
+        line = f"{part}: {share} have more than {limit} tokens and are truncated"
+        return line if limit == MAX_LENGTH else f"{line}; raise task.max_length to avoid this"
 
     def _place(self, example: Example) -> str:
         texts = list(self._task.texts(example))
@@ -369,9 +358,7 @@ class _Examples(Generic[Example]):
         return examples
 
 
-def drawn(
-    parts: Mapping[str, Sequence[Drawn]], stratum: Callable[[Drawn], int], task: configuration.Task
-) -> dict[str, list[Drawn]]:
+def drawn(parts: Parts[Drawn], stratum: Callable[[Drawn], int], task: TaskConfig) -> dict[str, list[Drawn]]:
     """Returns the parts, cut to the requested sizes; see `balanced_subset`.
 
     Parts are given in the units that sizes count; `stratum` is what the draw balances.
@@ -386,11 +373,11 @@ def drawn(
     return chosen
 
 
-def _examples_of(part: str, task: configuration.Task) -> int | None:
+def _examples_of(part: str, task: TaskConfig) -> int | None:
     return task.examples_of(part) or task.info.default_examples.get(part)
 
 
-def contents(row: Row, task: configuration.Task) -> tuple[str, ...]:
+def contents(row: Row, task: TaskConfig) -> tuple[str, ...]:
     """Returns the field `text`, and `text_pair` where the task reads it and the row has it."""
     pair = "text_pair" in task.info.columns and (
         "text_pair" in task.columns or row.fields.get("text_pair") is not None
@@ -410,9 +397,7 @@ def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
             )
 
 
-def same_answer(
-    parts: Mapping[str, Sequence[Example]], answer: Callable[[Example], str], advice: str
-) -> Iterator[str]:
+def same_answer(parts: Parts[Example], answer: Callable[[Example], str], advice: str) -> Iterator[str]:
     """Yields a line for each part whose examples all have the same answer, such as `label 1`.
 
     Raises:
@@ -439,7 +424,7 @@ class Pace:
             self._report(f"{self._what} {done} of {self._total} {self._unit}")
 
 
-def selection_identity(task: configuration.Task) -> dict[str, str | int | float]:
+def selection_identity(task: TaskConfig) -> Facts:
     """Returns what decides which examples of the dataset a run sees."""
     return {
         **{f"{part}_examples": _examples_of(part, task) or "all" for part in (TRAIN, VALIDATION, TEST)},
@@ -450,6 +435,6 @@ def selection_identity(task: configuration.Task) -> dict[str, str | int | float]
     }
 
 
-def overlap_policy(task: configuration.Task) -> Literal["error", "drop", "allow"]:
+def overlap_policy(task: TaskConfig) -> Literal["error", "drop", "allow"]:
     """Returns what happens to an example that is in two parts."""
     return task.overlap or ("allow" if task.test == "none" else "drop")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from trainers import config as configuration
+from trainers.config import Task as TaskConfig
 from trainers.data.allowance import Allowance, Spent, within
 from trainers.data.formats import HEADERLESS, Row, ending, read_lines
 from trainers.data.layouts import SourcePart
@@ -49,7 +49,7 @@ class FirstRows:
         return iter(self.parts[part])
 
 
-def mistakes_in(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> Sequence[str]:
+def mistakes_in(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> Sequence[str]:
     """Returns what a run of the task would refuse in a file or folder, one line for each mistake.
 
     No link may lead out of `roots`; empty = anywhere.
@@ -64,7 +64,7 @@ def mistakes_in(path: Path, task: configuration.Task, *, roots: Sequence[Path] =
     return []
 
 
-def longest_example(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> int:
+def longest_example(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> int:
     """Returns how many tokens the longest of the first training examples has at least.
 
     With any tokenizer a word with a letter or digit is a token or more, and special tokens stand before and
@@ -80,7 +80,7 @@ def longest_example(path: Path, task: configuration.Task, *, roots: Sequence[Pat
     return min(longest, task.max_length)
 
 
-def first_rows(path: Path, task: configuration.Task, *, roots: Sequence[Path] = ()) -> FirstRows:
+def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> FirstRows:
     try:
         with within(Allowance(LOOK_BYTES, LOOK_S, roots)):
             sources = parts_at(path, task)
@@ -213,7 +213,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
     columns: Mapping[str | int, str] = {}
     if best is not None:
         parts = _contents(best, count)
-        sample = _sample(best.path, configuration.Task.model_validate({**best.task, "path": str(best.path)}))
+        sample = _sample(best.path, TaskConfig.model_validate({**best.task, "path": str(best.path)}))
         columns = {} if sample is None else {one.name: _kind(one) for one in sample.columns}
     names = list(parts)
     shared = {
@@ -257,7 +257,7 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
     refused: dict[str, str] = {}
     for name, info in TASKS.items():
         try:
-            sample = _sample(path, configuration.Task(name=name, path=str(path)))
+            sample = _sample(path, TaskConfig(name=name, path=str(path)))
         except BadDataError as error:
             refused[name] = str(error)
             continue
@@ -266,7 +266,7 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
             refused[name] = f"no columns for {', '.join(info.columns)}"
             continue
         try:
-            task = configuration.Task.model_validate({"name": name, "path": str(path), **guess.fields})
+            task = TaskConfig.model_validate({"name": name, "path": str(path), **guess.fields})
         except ValidationError as error:
             refused[name] = str(error.errors()[0]["msg"])
             continue
@@ -278,7 +278,7 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
     return found, refused
 
 
-def _sample(path: Path, task: configuration.Task) -> Sample | None:
+def _sample(path: Path, task: TaskConfig) -> Sample | None:
     if not task.headerless and (rows := _without_header(path, task)):
         pass
     else:
@@ -294,7 +294,7 @@ def _sample(path: Path, task: configuration.Task) -> Sample | None:
     return Sample(columns, _lists(path))
 
 
-def _without_header(path: Path, task: configuration.Task) -> list[Row]:
+def _without_header(path: Path, task: TaskConfig) -> list[Row]:
     """Returns the rows of delimited files whose first line is a row; none where it names the columns."""
     headerless = task.model_copy(update={"columns": {task.info.columns[0]: 0}})
     try:
@@ -311,7 +311,7 @@ def _without_header(path: Path, task: configuration.Task) -> list[Row]:
     return [] if looks_like_a_header([cell.strip() for cell in cells[0]], cells[1:]) else rows
 
 
-def _mostly_usable(path: Path, task: configuration.Task) -> bool:
+def _mostly_usable(path: Path, task: TaskConfig) -> bool:
     rules, usable = build(task.name), 0
     try:
         rows = [
@@ -327,7 +327,7 @@ def _mostly_usable(path: Path, task: configuration.Task) -> bool:
     return 2 * usable > len(rows)
 
 
-def _first_rows(path: Path, task: configuration.Task) -> list[Row]:
+def _first_rows(path: Path, task: TaskConfig) -> list[Row]:
     rows: list[Row] = []
     try:
         with within(_allowance()):
@@ -370,7 +370,7 @@ def _kind(column: Column) -> str:
 
 
 def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]:
-    task = configuration.Task.model_validate({**proposal.task, "path": str(proposal.path)})
+    task = TaskConfig.model_validate({**proposal.task, "path": str(proposal.path)})
     root = proposal.path if proposal.path.is_dir() else proposal.path.parent
     with within(Allowance(_ALL_BYTES, _ALL_S)):
         return {
@@ -379,7 +379,7 @@ def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]
         }
 
 
-def _read_part(source: SourcePart, task: configuration.Task, root: Path, count: CountTokens) -> PartContents:
+def _read_part(source: SourcePart, task: TaskConfig, root: Path, count: CountTokens) -> PartContents:
     rules = build(task.name)
     files = [str(file.relative_to(root)) for file in source.files[:_SHOWN]]
     if len(source.files) > _SHOWN:
@@ -427,7 +427,7 @@ def _usable_rows(rows: Iterator[Row], part: PartContents) -> Iterator[Row]:
         part.mistakes.append(str(error))
 
 
-def _has_empty_text(row: Row, task: configuration.Task) -> bool:
+def _has_empty_text(row: Row, task: TaskConfig) -> bool:
     values = [row.fields[name] for name in task.info.columns if name in row.fields]
     return any(isinstance(value, str) and not value.strip() for value in values)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
 from trainers.checkpoints.predictions import LabelCounts
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError, BadSpecError
 from trainers.model_kinds.heads import IGNORED, ClassHead, Head
-from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.scores import calibration_error, class_loss, classification, decisions, matthews
@@ -55,9 +55,7 @@ class ClassScoring:
         probability = logits.float().softmax(1).gather(1, predicted[:, None])[:, 0]
         return torch.stack([predicted.float(), probability], 1)
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         predicted = observed[:, 0].astype(np.int64)
         scores = classification(predicted, self._labels, len(self._classes))
         # Each text has one prediction and one label.
@@ -66,7 +64,7 @@ class ClassScoring:
         scores["calibration_error"] = calibration_error(observed[:, 1], predicted == self._labels)
         return {name: scores[name] for name in scores if self._declared is None or name in self._declared}
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         predicted = observed[:, 0].astype(np.int64)
         return Judged(
             np.arange(len(predicted)),
@@ -90,9 +88,7 @@ class SeveralLabelsScoring:
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return logits.float().sigmoid()
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         predicted, labels = observed > 0.5, self._labels == 1
         return {
             **decisions(predicted, labels),
@@ -102,7 +98,7 @@ class SeveralLabelsScoring:
             ),
         }
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """A text is right when all of its labels are."""
         predicted, labels = observed > 0.5, self._labels == 1
         return Judged(
@@ -143,20 +139,20 @@ class Classification(DatasetTask[Labelled]):
     A preset is a subclass with its own `fields`, and perhaps other spellings of its labels.
     """
 
-    def fields(self, task: configuration.Task) -> LabelFields:
+    def fields(self, task: TaskConfig) -> LabelFields:
         return task.own(LabelFields)
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         own = self.fields(task)
         return {"multi_label": own.multi_label, "labels": json.dumps(own.labels)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Labelled | None:
+    def example(self, row: Row, task: TaskConfig) -> Labelled | None:
         content = contents(row, task)
         written = _several(row) if self.fields(task).multi_label else [row.label("label")]
         return Labelled(content, tuple(dict.fromkeys(self.named(one, row, task) for one in written)))
 
-    def named(self, written: str | int, row: Row, task: configuration.Task) -> str:
+    def named(self, written: str | int, row: Row, task: TaskConfig) -> str:
         """Returns the name of a class: as it is listed, by its position in the list, or as written."""
         name, labels = str(written).strip(), self.fields(task).labels
         if not name:
@@ -178,9 +174,7 @@ class Classification(DatasetTask[Labelled]):
         return example.content
 
     @override
-    def draw(
-        self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
-    ) -> dict[str, list[Labelled]]:
+    def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         known = {label for one in parts[TRAIN] for label in one.labels}
         require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
         for part, examples in parts.items():
@@ -195,7 +189,7 @@ class Classification(DatasetTask[Labelled]):
         return with_classes(super().draw(parts, task), classes)
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterator[str]:
+    def review(self, parts: Parts[Labelled], task: TaskConfig) -> Iterator[str]:
         def answer(one: Labelled) -> str:
             return f"label {', '.join(one.labels)}" if one.labels else "no label"
 
@@ -207,11 +201,7 @@ class Classification(DatasetTask[Labelled]):
 
     @override
     def tokenise(
-        self,
-        examples: Sequence[Labelled],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         """Labels are (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
         numbers = {name: number for number, name in enumerate(examples[0].classes)}
@@ -223,11 +213,9 @@ class Classification(DatasetTask[Labelled]):
             labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
         pairs = len(examples[0].content) > 1
         texts: Any = [one.content if pairs else one.content[0] for one in examples]
-        return tokenise(texts, labels, tokenizer, task.max_length, told)
+        return tokenise(texts, labels, tokenizer, task.max_length, progress)
 
-    def describe(
-        self, folder: Path, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
-    ) -> None:
+    def describe(self, folder: Path, parts: Parts[Labelled], task: TaskConfig) -> None:
         described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
         (folder / _CLASSES).write_text(json.dumps(described), encoding="utf-8")
 
@@ -237,7 +225,7 @@ class Classification(DatasetTask[Labelled]):
         return ClassHead(tuple(described["classes"]), described["multi_label"])
 
     @override
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
         wanted = self.fields(task).class_weights
         if wanted is None or part != TRAIN:
             return tokens
@@ -255,7 +243,7 @@ class Classification(DatasetTask[Labelled]):
         return tokens.weighted(by_label(tokens.labels, weights))
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         head = self.head(folder)
         if head.multi_label:
             return SeveralLabelsScoring(tokens.labels, head.classes)
@@ -275,9 +263,7 @@ class Classification(DatasetTask[Labelled]):
         return each.masked_fill(batch.labels == IGNORED, 0.0).sum() / logits.shape[1]
 
 
-def with_classes(
-    parts: Mapping[str, Sequence[Labelled]], classes: tuple[str, ...]
-) -> dict[str, list[Labelled]]:
+def with_classes(parts: Parts[Labelled], classes: tuple[str, ...]) -> dict[str, list[Labelled]]:
     return {part: [replace(one, classes=classes) for one in chosen] for part, chosen in parts.items()}
 
 

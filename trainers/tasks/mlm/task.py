@@ -9,19 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
 from trainers.config import RunConfig
+from trainers.config import Task as TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
@@ -33,7 +32,7 @@ from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import Judged, Prepared, Task
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy
 from trainers.tasks.mlm import MaskFields
 from trainers.tasks.scores import cross_entropies
@@ -113,16 +112,16 @@ class Mlm(Task):
         )
 
     @override
-    def check_row(self, row: Row, task: configuration.Task) -> None:
+    def check_row(self, row: Row, task: TaskConfig) -> None:
         _text_of(row)
 
     @override
-    def texts_of(self, row: Row, task: configuration.Task) -> Sequence[str]:
+    def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         text = _text_of(row)
         return () if text is None else (text,)
 
     @override
-    def check_parts(self, source: RowSource, task: configuration.Task) -> None:
+    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         corpus = _Corpus(source, task)
         for part in corpus.parts:
             if next(corpus.texts(part), None) is None:
@@ -176,13 +175,11 @@ class GuessScoring:
             of_sequences.index_add_(0, batch.guessed // batch.labels.shape[1], torch.cat(found))
         return of_sequences
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         guesses, right, reciprocal, _ = observed.astype(np.float64).sum(0)
         return {"accuracy": float(right / guesses), "mrr": float(reciprocal / guesses)}
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the right guesses of each sequence, and all of them; its loss is the score."""
         guesses, right, _, loss = observed.astype(np.float64).T
         return Judged(
@@ -201,14 +198,14 @@ class _Corpus:
     seed), then a validation part of the training part.
     """
 
-    def __init__(self, source: RowSource, task: configuration.Task) -> None:
+    def __init__(self, source: RowSource, task: TaskConfig) -> None:
         self._source, self._task = source, task
         self._divided = VALIDATION not in source.parts
         self._rule = split_rule(source.parts, task.test)
         self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
 
-    def identity(self, source: Source) -> dict[str, str | int | float]:
+    def identity(self, source: Source) -> Facts:
         task = self._task
         return {
             "task": task.name,
@@ -327,16 +324,12 @@ def _sequence_names(tokens: TokenSet) -> list[str]:
     return names
 
 
-def _wanted(task: configuration.Task, part: str) -> int:
+def _wanted(task: TaskConfig, part: str) -> int:
     return task.examples_of(part) or task.info.default_examples[part]
 
 
 def _tokenizer_file(
-    origin: Origin,
-    corpus: _Corpus,
-    identity: Mapping[str, str | int | float],
-    cache: Path,
-    report: Callable[[str], None],
+    origin: Origin, corpus: _Corpus, identity: Facts, cache: Path, report: Callable[[str], None]
 ) -> Path:
     if isinstance(origin, Folder):
         return tokenizers.file_in(origin.path)
@@ -362,7 +355,7 @@ def _pack(
     source: _Apart,
     part: str,
     tokenizer: Tokenizer,
-    task: configuration.Task,
+    task: TaskConfig,
     folder: Path,
     report: Callable[[str], None],
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.model_kinds.heads import Head, NumberHead
-from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
 from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
 from trainers.tasks.regression import NumberFields
 
@@ -43,9 +43,7 @@ class NumberScoring:
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return logits.float() if self._range is None else logits.float().clamp(*self._range)
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         predicted = observed[:, 0].astype(np.float64)
         return {
             "pearson": pearson(predicted, self._labels),
@@ -53,7 +51,7 @@ class NumberScoring:
             "rmse": rmse(predicted, self._labels),
         }
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the numbers, and what each text contributes to Pearson's correlation.
 
         That is its first-order effect (the influence function), so that the contributions' mean is the
@@ -117,11 +115,11 @@ class Scored:
 class Regression(DatasetTask[Scored]):
     """The number of a text or a pair of texts, by least squares."""
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         return {"label_range": json.dumps(task.own(NumberFields).label_range)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Scored:
+    def example(self, row: Row, task: TaskConfig) -> Scored:
         number = row.number("label")
         allowed = task.own(NumberFields).label_range
         if allowed is not None and not allowed[0] <= number <= allowed[1]:
@@ -138,30 +136,24 @@ class Regression(DatasetTask[Scored]):
         return example.content
 
     @override
-    def draw(
-        self, parts: Mapping[str, Sequence[Scored]], task: configuration.Task
-    ) -> dict[str, list[Scored]]:
+    def draw(self, parts: Parts[Scored], task: TaskConfig) -> dict[str, list[Scored]]:
         require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
         return super().draw(parts, task)
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Scored]], task: configuration.Task) -> Iterator[str]:
+    def review(self, parts: Parts[Scored], task: TaskConfig) -> Iterator[str]:
         return same_answer(parts, lambda one: f"label {one.number:g}", "add examples with other numbers")
 
     @override
     def tokenise(
-        self,
-        examples: Sequence[Scored],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Scored], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         labels = np.array([one.number for one in examples], dtype=np.float32)
         pairs = len(examples[0].content) > 1
         texts: Any = [one.content if pairs else one.content[0] for one in examples]
-        return tokenise(texts, labels, tokenizer, task.max_length, told)
+        return tokenise(texts, labels, tokenizer, task.max_length, progress)
 
-    def describe(self, folder: Path, parts: Mapping[str, Sequence[Scored]], task: configuration.Task) -> None:
+    def describe(self, folder: Path, parts: Parts[Scored], task: TaskConfig) -> None:
         numbers = np.array([one.number for one in parts[TRAIN]])
         found = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
         (folder / _STATISTICS).write_text(json.dumps(found), encoding="utf-8")
@@ -172,13 +164,13 @@ class Regression(DatasetTask[Scored]):
         return NumberHead(found["mean"], 2.0 ** round(math.log2(found["deviation"])))
 
     @override
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: configuration.Task) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
         """Returns the part with the factor of squared errors that makes them likelihoods."""
         assert isinstance(head, NumberHead)
         return tokens.weighted(np.full(len(tokens), 0.5 / head.scale**2, dtype=np.float32))
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         return NumberScoring(tokens.labels, task.own(NumberFields).label_range)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -9,7 +9,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainers.data.tokens import TokenSet
-from trainers.tasks.base import Judged
+from trainers.tasks.base import Carried, Judged, Observed
 from trainers.tasks.squad_v2.windows import Question
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Candidates:
     null_scores: npt.NDArray[np.float32]  # (Q,) score of no answer: the lowest of the question's windows
 
 
-def merge_windows(observed: npt.NDArray[np.float32], data: TokenSet) -> Candidates:
+def merge_windows(observed: Observed, data: TokenSet) -> Candidates:
     """Returns the candidates of all windows of each question together; `observed` is of `best_spans`."""
     question, chars_at, chars = (data.columns[name] for name in ("question", "chars_at", "chars"))
     first_window = np.flatnonzero(np.diff(question, prepend=-1))
@@ -226,7 +226,7 @@ class SpanScoring:
     def units(self) -> int:
         return int(self._data.columns["question"][-1]) + 1
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the answer given, empty = none, and the right ones."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         given = [
@@ -239,9 +239,7 @@ class SpanScoring:
         scores = with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
         return Judged(np.arange(len(given)), scores, given, self._questions.texts)
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
         golds = self._questions.golds
         has_answer = np.array([gold.has_answer for gold in golds])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_groups
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head, SpanHead
-from trainers.tasks.base import Scoring
+from trainers.tasks.base import Facts, Parts, Progress, Scoring
 from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
@@ -38,7 +38,7 @@ class SquadV2(DatasetTask[Question]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Question:
+    def example(self, row: Row, task: TaskConfig) -> Question:
         number = str(row.label("id")).strip()
         if not number:
             raise row.refusal("id", "empty; give every question a unique id")
@@ -62,13 +62,11 @@ class SquadV2(DatasetTask[Question]):
     def texts(self, example: Question) -> Iterable[str]:
         return example.text, example.context
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         return {"stride": _stride(task)}
 
     @override
-    def divide(
-        self, parts: Mapping[str, list[Question]], task: configuration.Task
-    ) -> dict[str, list[Question]]:
+    def divide(self, parts: Mapping[str, list[Question]], task: TaskConfig) -> dict[str, list[Question]]:
         for questions in parts.values():
             _refuse_duplicates(questions)
         return super().divide(parts, task)
@@ -97,12 +95,12 @@ class SquadV2(DatasetTask[Question]):
         return [one.id for one in examples]
 
     @override
-    def hold_out(self, whole: Sequence[Question], task: configuration.Task) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[Question], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole articles, or contexts where there is one article."""
         return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Question]], task: configuration.Task) -> Iterable[str]:
+    def review(self, parts: Parts[Question], task: TaskConfig) -> Iterable[str]:
         for part, questions in parts.items():
             answered = sum(map(self.stratum, questions))
             if answered in (0, len(questions)):
@@ -110,17 +108,11 @@ class SquadV2(DatasetTask[Question]):
                 yield f"{part}: of {len(questions)} questions {share}"
 
     def tokenise(
-        self,
-        examples: Sequence[Question],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Question], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
-        return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), told)
+        return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), progress)
 
-    def describe(
-        self, folder: Path, parts: Mapping[str, Sequence[Question]], task: configuration.Task
-    ) -> None:
+    def describe(self, folder: Path, parts: Parts[Question], task: TaskConfig) -> None:
         for part, questions in parts.items():
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
@@ -130,7 +122,7 @@ class SquadV2(DatasetTask[Question]):
         return SpanHead()
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         questions = GoldQuestions(folder / f"{part}.{_QUESTIONS}")
         return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
 
@@ -146,7 +138,7 @@ class SquadV2(DatasetTask[Question]):
         return cross_entropies(scores, batch.labels.flatten()).sum() / 2
 
 
-def _stride(task: configuration.Task) -> int:
+def _stride(task: TaskConfig) -> int:
     return task.own(SpanFields).stride or min(_STRIDE, task.max_length // 3)
 
 

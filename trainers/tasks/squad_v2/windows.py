@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from trainers.data.tokens import TokenSet, frame_of, token_dtype
 from trainers.errors import BadDataError
+from trainers.tasks.base import Progress
 
 _CHUNK = 1024
 
@@ -90,11 +91,7 @@ def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
 
 
 def tokenise_windows(
-    questions: Sequence[Question],
-    tokenizer: Tokenizer,
-    max_length: int,
-    stride: int,
-    told: Callable[[int], None],
+    questions: Sequence[Question], tokenizer: Tokenizer, max_length: int, stride: int, progress: Progress
 ) -> TokenSet:
     """Returns all windows of all questions, those of one question one after the other.
 
@@ -149,7 +146,7 @@ def tokenise_windows(
                 second_at.append(len(head))
                 of_question.append(i)
                 chars_at.append(begin - shift)
-        told(start + len(chunk))
+        progress(start + len(chunk))
     return TokenSet(
         np.concatenate(pieces),
         np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),

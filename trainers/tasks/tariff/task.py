@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
 from trainers.checkpoints.predictions import LabelCounts
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_by_text, normal
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED
-from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import UNSEEN, Classification, Labelled, with_classes
 from trainers.tasks.dataset import drawn, same_answer
@@ -43,14 +43,14 @@ class Tariff(Classification):
     left_out = "the code has fewer digits than task.level"
 
     @override
-    def fields(self, task: configuration.Task) -> LabelFields:
+    def fields(self, task: TaskConfig) -> LabelFields:
         return _FIELDS
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         return {"level": _level(task)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Labelled | None:
+    def example(self, row: Row, task: TaskConfig) -> Labelled | None:
         text = row.text("text")
         written = row.label("code")
         if not isinstance(written, str):
@@ -71,7 +71,7 @@ class Tariff(Classification):
         return int(example.labels[0])
 
     @override
-    def hold_out(self, whole: Sequence[Labelled], task: configuration.Task) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[Labelled], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out texts with all their codes."""
         spellings: dict[str, int] = {}
         texts = [spellings.setdefault(normal(one.content[0]), len(spellings)) for one in whole]
@@ -84,15 +84,13 @@ class Tariff(Classification):
         )
 
     @override
-    def draw(
-        self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task
-    ) -> dict[str, list[Labelled]]:
+    def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         """Draws examples; classes are the codes of the training part, others may have further ones."""
         chosen = drawn(parts, self.stratum, task)
         return with_classes(chosen, tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Labelled]], task: configuration.Task) -> Iterator[str]:
+    def review(self, parts: Parts[Labelled], task: TaskConfig) -> Iterator[str]:
         level = _level(task)
         yield from same_answer(
             parts,
@@ -109,18 +107,14 @@ class Tariff(Classification):
 
     @override
     def tokenise(
-        self,
-        examples: Sequence[Labelled],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
-        tokens = super().tokenise(examples, tokenizer, task, told)
+        tokens = super().tokenise(examples, tokenizer, task, progress)
         codes = np.array([self.stratum(one) for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         codes = [int(code) for code in self.head(folder).classes]
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
@@ -153,7 +147,7 @@ class CodeScoring:
         """Returns (B, 5) the likeliest classes, best first; fewer when there are fewer."""
         return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         return Judged(
@@ -171,9 +165,7 @@ class CodeScoring:
     def _name(self, code: int) -> str:
         return f"{code:0{self._level}d}"
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         likeliest = self._codes[observed.astype(np.int64)]
         every = np.union1d(self._codes, self._right)
         scores = classification(
@@ -188,5 +180,5 @@ class CodeScoring:
         return scores
 
 
-def _level(task: configuration.Task) -> int:
+def _level(task: TaskConfig) -> int:
     return task.own(CodeFields).level

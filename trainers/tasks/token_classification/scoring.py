@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.model_kinds.heads import IGNORED
-from trainers.tasks.base import Judged
+from trainers.tasks.base import Carried, Judged, Observed
 from trainers.tasks.token_classification import OUTSIDE
 
 if TYPE_CHECKING:
@@ -146,16 +146,14 @@ class EntityScoring:
         missing = max(0, self._width - found.shape[1])
         return functional.pad(found, (0, missing), value=-1)[:, : self._width].float()
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         counts, right = EntityCounts(), 0
         for true, predicted in self._sentences(observed):
             counts.add(true, predicted)
             right += sum(ours == theirs for ours, theirs in zip(true, predicted, strict=True))
         return {**counts.scores(), "tag_accuracy": right / max(1, len(self._tags))}
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the tags, and what each text contributes to the F1.
 
         F1 is a ratio of sums; a text's share is its first-order effect on it (the delta method), so that the
@@ -179,7 +177,7 @@ class EntityScoring:
             ),
         )
 
-    def _sentences(self, observed: npt.NDArray[np.float32]) -> list[tuple[list[str], list[str]]]:
+    def _sentences(self, observed: Observed) -> list[tuple[list[str], list[str]]]:
         outside = self._classes.index(OUTSIDE)
         found: list[tuple[list[str], list[str]]] = []
         start = 0

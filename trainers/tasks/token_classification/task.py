@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -11,14 +11,14 @@ import numpy as np
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
+from trainers.config import Task as TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.tokens import TokenSet, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
-from trainers.tasks.base import Scoring
+from trainers.tasks.base import Facts, Parts, Progress, Scoring
 from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.token_classification import OUTSIDE, TagFields, is_tag
@@ -53,11 +53,11 @@ class Tagged:
 class TokenClassification(DatasetTask[Tagged]):
     """A tag of each word, which its first piece learns; further pieces of a word learn nothing."""
 
-    def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
+    def settings(self, task: TaskConfig) -> Facts:
         return {"labels": json.dumps(task.own(TagFields).labels)}
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Tagged:
+    def example(self, row: Row, task: TaskConfig) -> Tagged:
         if row.fields.get("tokens") is None and row.fields.get("text") is not None:
             return _of_spans(row)
         return _of_tags(row, task.own(TagFields).labels)
@@ -69,9 +69,7 @@ class TokenClassification(DatasetTask[Tagged]):
         return (example.text,)
 
     @override
-    def draw(
-        self, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task
-    ) -> dict[str, list[Tagged]]:
+    def draw(self, parts: Parts[Tagged], task: TaskConfig) -> dict[str, list[Tagged]]:
         listed = task.own(TagFields).labels or ()
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         for part, examples in parts.items():
@@ -90,7 +88,7 @@ class TokenClassification(DatasetTask[Tagged]):
         }
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task) -> Iterator[str]:
+    def review(self, parts: Parts[Tagged], task: TaskConfig) -> Iterator[str]:
         for part, examples in parts.items():
             if not any(map(self.stratum, examples)):
                 line = f"{part}: no example ({len(examples)}) has an entity"
@@ -100,11 +98,7 @@ class TokenClassification(DatasetTask[Tagged]):
 
     @override
     def tokenise(
-        self,
-        examples: Sequence[Tagged],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Tagged], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         """Returns labels of tokens, and the flat columns `tag`, `words` and `seen` that scoring needs."""
         tokenizer.no_padding()
@@ -133,7 +127,7 @@ class TokenClassification(DatasetTask[Tagged]):
                 of_tokens[before + first[inside]] = tags[inside]
                 labels.append(of_tokens)
                 seen.append(inside)
-            told(start + len(chunk))
+            progress(start + len(chunk))
         return TokenSet(
             np.concatenate([one.tokens for one in parts]),
             ends_of(np.concatenate([one.lengths for one in parts])),
@@ -147,7 +141,7 @@ class TokenClassification(DatasetTask[Tagged]):
             token_labels=np.concatenate(labels),
         )
 
-    def describe(self, folder: Path, parts: Mapping[str, Sequence[Tagged]], task: configuration.Task) -> None:
+    def describe(self, folder: Path, parts: Parts[Tagged], task: TaskConfig) -> None:
         (folder / _CLASSES).write_text(json.dumps(parts[TRAIN][0].classes), encoding="utf-8")
 
     @override
@@ -155,7 +149,7 @@ class TokenClassification(DatasetTask[Tagged]):
         return TokenHead(tuple(json.loads((folder / _CLASSES).read_text(encoding="utf-8"))))
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         columns = tokens.columns
         return EntityScoring(columns["tag"], columns["words"], columns["seen"], self.head(folder).classes)
 

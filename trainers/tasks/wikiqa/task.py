@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers import config as configuration
+from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead, Head
-from trainers.tasks.base import Judged, Scoring
+from trainers.tasks.base import Carried, Judged, Observed, Parts, Progress, Scoring
 from trainers.tasks.dataset import DatasetTask, drawn, same_answer
 from trainers.tasks.scores import class_loss
 
@@ -140,7 +140,7 @@ class WikiQa(DatasetTask[Pair]):
     spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
     @override
-    def example(self, row: Row, task: configuration.Task) -> Pair:
+    def example(self, row: Row, task: TaskConfig) -> Pair:
         question = row.text(_named(row, "question", "Question"))
         sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
         name = _named(row, "label", "Label")
@@ -170,7 +170,7 @@ class WikiQa(DatasetTask[Pair]):
         return dict.fromkeys(pair.key for pair in examples)
 
     @override
-    def hold_out(self, whole: Sequence[Pair], task: configuration.Task) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[Pair], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole questions, with the same share of answerable ones."""
         numbers = _numbered(whole)
         answerable = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
@@ -180,7 +180,7 @@ class WikiQa(DatasetTask[Pair]):
         return np.flatnonzero(~inside), np.flatnonzero(inside)
 
     @override
-    def draw(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> dict[str, list[Pair]]:
+    def draw(self, parts: Parts[Pair], task: TaskConfig) -> dict[str, list[Pair]]:
         questions = {part: _by_question(pairs) for part, pairs in parts.items()}
         chosen = drawn(questions, _answerable, task)
         for part, several in chosen.items():
@@ -192,20 +192,16 @@ class WikiQa(DatasetTask[Pair]):
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
     @override
-    def review(self, parts: Mapping[str, Sequence[Pair]], task: configuration.Task) -> Iterable[str]:
+    def review(self, parts: Parts[Pair], task: TaskConfig) -> Iterable[str]:
         return same_answer(parts, lambda pair: f"label {pair.label}", "add sentences of the other label")
 
     @override
     def tokenise(
-        self,
-        examples: Sequence[Pair],
-        tokenizer: Tokenizer,
-        task: configuration.Task,
-        told: Callable[[int], None],
+        self, examples: Sequence[Pair], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         labels = np.array([pair.label for pair in examples], dtype=np.int64)
         pairs = [(pair.question, pair.sentence) for pair in examples]
-        tokens = tokenise(pairs, labels, tokenizer, task.max_length, told)
+        tokens = tokenise(pairs, labels, tokenizer, task.max_length, progress)
         return replace(tokens, columns={**tokens.columns, "question": _numbered(examples)})
 
     @override
@@ -213,7 +209,7 @@ class WikiQa(DatasetTask[Pair]):
         return ClassHead(_CLASSES)
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -237,9 +233,7 @@ class RankingScoring:
         """Returns (B, 1) by how much the logit of the answers' class is the larger."""
         return logits.float().diff(dim=1)
 
-    def score(
-        self, observed: npt.NDArray[np.float32], carried: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         """The threshold carried over is a probability."""
         scores = observed[:, 0].astype(np.float64)
         likely = _probability(scores)
@@ -255,7 +249,7 @@ class RankingScoring:
             of_class = positive_class(likely, self._labels, threshold)
         return {**ranking(scores, self._labels, self._questions), **of_class, "threshold": threshold}
 
-    def judge(self, observed: npt.NDArray[np.float32], carried: Mapping[str, float]) -> Judged:
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns each question's sentences from 0, best first, and those that answer."""
         questions, precisions = average_precisions(observed[:, 0], self._labels, self._questions)
         ranked: list[list[int]] = []
