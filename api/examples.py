@@ -9,10 +9,10 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.analysis.results import Recommendation
 from service.domain.records import ExperimentDetail, ExperimentStatus, Points
 from service.domain.serialization import Serializable
 

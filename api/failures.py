@@ -21,7 +21,7 @@ from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.login.returning import login_instead
 from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, respond
-from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
+from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
 from service.config.logs import about
 from service.db.errors import (

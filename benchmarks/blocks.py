@@ -20,12 +20,11 @@ import numpy.typing as npt
 from scipy import special
 
 from benchmarks.families import ALPHA, Array, judge
-from service.analysis.candidates import label_of
 from service.analysis.claims import Family
 from service.analysis.effects import effects, orthonormal_contrasts
+from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
-from service.analysis.resolution import Resolution
-from service.analysis.uncertainty import of_blocks
+from service.analysis.uncertainty import Resolution, of_blocks
 
 GRIDS = ((2, 2, 2), (2, 3), (4, 3))
 """Values of each axis."""

@@ -31,8 +31,9 @@ from scipy import special
 from statsmodels.stats.power import TTestPower
 
 from service.analysis.claims import Family, UnitScores
-from service.analysis.resolution import UNKNOWN_EXAMPLES, Resolution
 from service.analysis.uncertainty import (
+    UNKNOWN_EXAMPLES,
+    Resolution,
     Uncertainty,
     of_pairs,
     of_two_samples,

@@ -27,8 +27,7 @@ from scipy import special
 from benchmarks.families import ALPHA, Array, shares, times
 from benchmarks.simulated import open_store, sweep
 from service.analysis.claims import equal_pairs_left
-from service.analysis.resolution import Resolution
-from service.analysis.uncertainty import of_pairs
+from service.analysis.uncertainty import Resolution, of_pairs
 from service.config.settings import Settings
 from service.domain.records import Run
 from service.output.report import gather, markdown

@@ -21,11 +21,11 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Recommendation,
     ScoreAnswer,
+    Selection,
     SpeedupAnswer,
 )
-from service.analysis.results import Recommendation
-from service.analysis.selection import Selection
 
 if TYPE_CHECKING:
     from service.analysis.question import Question

@@ -5,6 +5,6 @@ line and the report alike; `run_table` is what an answer rests on. What cannot b
 `AnalysisError` in one line that names what is missing.
 """
 
-from service.analysis.errors import AnalysisError
+from service.analysis.answers import AnalysisError
 
 __all__ = ["AnalysisError"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.analysis.candidates import label_of
-from service.analysis.errors import AnalysisError
+from service.analysis.answers import AnalysisError
+from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import Column
 from service.domain.records import Run
@@ -34,8 +34,8 @@ def configurations(
     configuration. Failures are kept with their reasons, and runs without a figure by number. A seed that ran
     more than once, as over several experiments, counts with its mean.
     """
-    found = {metric: columns(metric).tolist() for metric in metrics}
-    return [_configuration(runs, positions, found) for positions in cells]
+    values = {metric: columns(metric).tolist() for metric in metrics}
+    return [_configuration(runs, positions, values) for positions in cells]
 
 
 def _configuration(
@@ -50,7 +50,7 @@ def _configuration(
     having: dict[str, dict[int, tuple[int, ...]]] = {}
     absent: dict[str, tuple[int, ...]] = {}
     for metric, column in columns.items():
-        found: dict[int, list[float]] = {}
+        of_seeds: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
         missing = []
         # Measured and modelled energy never share a number.
@@ -60,11 +60,11 @@ def _configuration(
             if mixed or value != value:
                 missing.append(run.id)
             else:
-                found.setdefault(run.seed, []).append(value)
+                of_seeds.setdefault(run.seed, []).append(value)
                 ids.setdefault(run.seed, []).append(run.id)
         figures[metric] = {
             seed: values[0] if len(values) == 1 else statistics.fmean(values)
-            for seed, values in found.items()
+            for seed, values in of_seeds.items()
         }
         having[metric] = {seed: tuple(of) for seed, of in ids.items()}
         if missing:
@@ -108,13 +108,13 @@ class Side:
 
         Seeds are left out unless all their runs have scores, on the same units.
         """
-        found: dict[int, Mapping[str, float]] = {}
+        scores: dict[int, Mapping[str, float]] = {}
         for seed, cells in self.runs.get(metric, {}).items():
             of_cells = [_mean_scores([read(id) for id in ids]) for ids in cells]
             mean = _mean_scores(of_cells)
             if mean is not None:
-                found[seed] = mean
-        return found
+                scores[seed] = mean
+        return scores
 
 
 def _mean_scores(scores: Sequence[Mapping[str, float] | None]) -> Mapping[str, float] | None:
@@ -147,54 +147,74 @@ def sides(
             Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, _of_one_cell(c))
             for c in configurations
         ], []
-    points = [{axis: members[0].point.get(axis) for axis in axes} for members in groups.values()]
-    values: list[dict[str, dict[int, float]]] = [{} for _ in groups]
-    behind: list[dict[str, dict[int, list[Sequence[int]]]]] = [{} for _ in groups]
-    lacking: dict[str, list[str]] = {}
+    members = list(groups.values())
+    averages: dict[str, list[_Average]] = {}
+    left_out: dict[str, list[str]] = {}
     for metric in metrics:
-        cells = [
-            {
-                _part(c.point, others): (c.point, c.figures[metric], c.runs.get(metric, {}))
-                for c in members
-                if c.figures.get(metric)
-            }
-            for members in groups.values()
-        ]
-        # A side without any result has no claim; the others are compared without it.
-        having = [side for side in cells if side]
-        common = [key for side in having[:1] for key in side if all(key in other for other in having)]
-        everywhere = dict.fromkeys(key for side in cells for key in side)
-        if not common:
-            if everywhere:
-                raise AnalysisError(
-                    f"no value of {', '.join(others)} has {metric} for every {', '.join(axes)}; "
-                    "compare configurations instead"
-                )
-            continue
-        for key in everywhere:
-            if key not in common:
-                named = _named(cells, key, others)
-                lacking.setdefault(f"{named} is left out, because not every side has its", []).append(metric)
-        for number, side in enumerate(cells):
-            if not side:
-                continue
-            of_seeds = [side[key][1] for key in common]
-            every = dict.fromkeys(seed for of_cell in of_seeds for seed in of_cell)
-            whole = [seed for seed in every if all(seed in of_cell for of_cell in of_seeds)]
-            values[number][metric] = {
-                seed: statistics.fmean(of_cell[seed] for of_cell in of_seeds) for seed in whole
-            }
-            behind[number][metric] = {seed: [side[key][2].get(seed, ()) for key in common] for seed in whole}
-            partial = [str(seed) for seed in every if seed not in whole]
-            if partial:
-                label = label_of(points[number])
-                said = f"{label}: seed {', '.join(partial)} did not finish on every side and is left out of"
-                lacking.setdefault(said, []).append(metric)
-    found = [
-        Side(label_of(point), point, {metric: of.get(metric, {}) for metric in metrics}, runs)
-        for point, of, runs in zip(points, values, behind, strict=True)
+        averages[metric], reasons = _averages(members, axes, others, metric)
+        for reason in reasons:
+            left_out.setdefault(reason, []).append(metric)
+    points = [{axis: group[0].point.get(axis) for axis in axes} for group in members]
+    every = [
+        Side(
+            label_of(point),
+            point,
+            {metric: of_sides[number].values for metric, of_sides in averages.items()},
+            {metric: of_sides[number].runs for metric, of_sides in averages.items() if of_sides[number].runs},
+        )
+        for number, point in enumerate(points)
     ]
-    return found, [f"{said} {', '.join(of)}" for said, of in lacking.items()]
+    return every, [f"{reason} {', '.join(names)}" for reason, names in left_out.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Average:
+    """A side's means over cells by seed, and the ids of the runs behind them, of each cell."""
+
+    values: Mapping[int, float] = field(default_factory=dict)
+    runs: Mapping[int, Sequence[Sequence[int]]] = field(default_factory=dict)
+
+
+def _averages(
+    members: Sequence[Sequence[Configuration]], axes: Sequence[str], others: Sequence[str], metric: str
+) -> tuple[list[_Average], list[str]]:
+    """Averages one metric of each side over the cells that all have; also returns what was left out."""
+    sides = [{_part(c.point, others): c for c in group if c.figures.get(metric)} for group in members]
+    # A side without any result has no claim; the others are compared without it.
+    having = [side for side in sides if side]
+    if not having:
+        return [_Average() for _ in sides], []
+    common = [key for key in having[0] if all(key in side for side in having)]
+    if not common:
+        raise AnalysisError(
+            f"no value of {', '.join(others)} has {metric} for every {', '.join(axes)}; "
+            "compare configurations instead"
+        )
+    uncommon = {key: cell for side in having for key, cell in side.items() if key not in common}
+    reasons = [
+        f"{_label(cell, others)} is left out, because not every side has its" for cell in uncommon.values()
+    ]
+    averages = []
+    for group, side in zip(members, sides, strict=True):
+        if not side:
+            averages.append(_Average())
+            continue
+        cells = [side[key] for key in common]
+        seeds = dict.fromkeys(seed for cell in cells for seed in cell.figures[metric])
+        whole = [seed for seed in seeds if all(seed in cell.figures[metric] for cell in cells)]
+        averages.append(
+            _Average(
+                {seed: statistics.fmean(cell.figures[metric][seed] for cell in cells) for seed in whole},
+                {seed: [cell.runs.get(metric, {}).get(seed, ()) for cell in cells] for seed in whole},
+            )
+        )
+        partial = [str(seed) for seed in seeds if seed not in whole]
+        if partial:
+            reasons.append(
+                f"{_label(group[0], axes)}: seed {', '.join(partial)} did not finish on every side and is "
+                "left out of"
+            )
+    return averages, reasons
 
 
 def _of_one_cell(configuration: Configuration) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
@@ -209,8 +229,5 @@ def _part(point: Mapping[str, Any], axes: Sequence[str]) -> str:
     return json.dumps([point.get(axis) for axis in axes])
 
 
-def _named(
-    cells: Sequence[Mapping[str, tuple[Mapping[str, Any], Any, Any]]], key: str, others: Sequence[str]
-) -> str:
-    point = next(side[key][0] for side in cells if key in side)
-    return label_of({axis: point.get(axis) for axis in others})
+def _label(configuration: Configuration, axes: Sequence[str]) -> str:
+    return label_of({axis: configuration.point.get(axis) for axis in axes})

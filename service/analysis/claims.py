@@ -5,7 +5,7 @@ The rules, stated so that they can be argued with:
 - Seeds that both sides ran are paired when every seed of the smaller side is among them and there
   are at least two; a paired comparison removes what a seed does to both sides alike.
 - Paired: t-test of the differences. Unpaired: Welch's t-test. Both two-sided, with a variance between
-  seeds that is at least what the figure's steps cause (`service.analysis.resolution`): seeds that
+  seeds that is at least what the figure's steps cause (`service.analysis.uncertainty`): seeds that
   happen to agree are not evidence.
 - Where both sides' scores of each example are known, examples are a source of error besides seeds, and a
   claim needs both (`service.analysis.uncertainty`).
@@ -37,15 +37,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.errors import AnalysisError
-from service.analysis.resolution import Resolution, resolution_of
-from service.analysis.results import Claim, Test, Verdict
+from service.analysis.answers import AnalysisError, Claim, Test, Verdict
 from service.analysis.uncertainty import (
+    Resolution,
     Uncertainty,
     of_pairs,
     of_two_samples,
     relative_interval,
     residual_square,
+    resolution_of,
     with_examples,
 )
 from trainers.metrics import Better

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from service.analysis.answers import ComparedRow, ComparisonAnswer
+from service.analysis.ranking import label_of
 from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread
+from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
 if TYPE_CHECKING:
@@ -24,73 +26,14 @@ Figures: TypeAlias = "npt.NDArray[np.float64]"
 Column = Callable[[str], Figures]
 
 
-class ComparedRun(Protocol):
-    """The part of a run that a comparison reads."""
-
-    @property
-    def cell(self) -> str: ...
-
-    @property
-    def point(self) -> dict[str, Any]: ...
-
-    @property
-    def state(self) -> RunState: ...
-
-    @property
-    def failure_class(self) -> Any: ...
-
-    @property
-    def energy_provenance(self) -> str | None:
-        """`counter`, `sampled` or `modelled`; None until known."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One combination of axis values.
-
-    Attributes:
-        point: values of the chosen axes, in their order.
-        figures: spread by metric name; None when no run has the figure.
-        finished: runs with a result (succeeded, or stopped early).
-        planned: runs in all.
-        incomplete: runs with a result that ended early.
-        failures: Number of failed runs by failure class.
-        energy_provenance: Origin of the row's energy; `mixed` leaves the energy out,
-            because measured and modelled energy never share a number.
-    """
-
-    point: dict[str, Any]
-    figures: dict[str, Spread | None]
-    finished: int
-    planned: int
-    incomplete: int
-    failures: dict[str, int]
-    energy_provenance: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """All rows, in grid order.
-
-    `best` has the position of the row with the best mean by metric, absent when fewer than two rows have the
-    figure; a better mean is not yet a proven difference.
-    """
-
-    axes: tuple[str, ...]
-    metrics: tuple[Metric, ...]
-    rows: tuple[Row, ...]
-    best: dict[str, int]
-
-
 def compare(
-    runs: Iterable[ComparedRun],
+    runs: Iterable[Run],
     *,
     by: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = DEFAULT_METRICS,
     column: Column | None = None,
-) -> Comparison:
-    """Sets runs in grid order side by side.
+) -> ComparisonAnswer:
+    """Sets runs in grid order side by side, without claims and notes.
 
     Args:
         by: Axes that make the rows; None = all axes that any run has.
@@ -116,7 +59,7 @@ def compare(
         _row(axes, [runs[position] for position in members], figures)
         for members, figures in zip(grouped.values(), spreads, strict=True)
     )
-    return Comparison(axes, chosen, rows, _best(rows, chosen))
+    return ComparisonAnswer(axes, chosen, rows, _best(rows, chosen), claims=(), notes=())
 
 
 def _hashable(value: Any) -> Any:
@@ -124,7 +67,7 @@ def _hashable(value: Any) -> Any:
     return (type(value), value) if isinstance(value, str | int | float | bool | None) else json.dumps(value)
 
 
-def _column(runs: Sequence[ComparedRun], name: str) -> Figures:
+def _column(runs: Sequence[Run], name: str) -> Figures:
     import numpy as np
 
     return np.array([getattr(run, name) for run in runs], dtype=float)
@@ -137,7 +80,7 @@ def _metric(name: str) -> Metric:
     raise ValueError(f"unknown metric '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
 
 
-def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str, Spread | None]) -> Row:
+def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread | None]) -> ComparedRow:
     results = [run for run in members if run.state in RUN_STATES_WITH_RESULT]
     failures: dict[str, int] = {}
     for run in members:
@@ -148,8 +91,10 @@ def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str,
     provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
     if provenance == "mixed" and "energy_kwh" in figures:
         figures["energy_kwh"] = None
-    return Row(
-        point={name: members[0].point.get(name) for name in axes},
+    point = {name: members[0].point.get(name) for name in axes}
+    return ComparedRow(
+        label=label_of(point),
+        point=point,
         figures=figures,
         finished=len(results),
         planned=len(members),
@@ -160,7 +105,7 @@ def _row(axes: Sequence[str], members: Sequence[ComparedRun], figures: dict[str,
 
 
 def _spreads(
-    runs: Sequence[ComparedRun], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
+    runs: Sequence[Run], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
 ) -> list[dict[str, Spread | None]]:
     import numpy as np
 
@@ -176,11 +121,11 @@ def _spreads(
     spreads: list[dict[str, Spread | None]] = [{} for _ in groups]
     for metric in metrics:
         values = column(metric.name)
-        taken = (cell_of >= 0) & np.isfinite(values)
-        of, found = cell_of[taken], values[taken]
+        counted = (cell_of >= 0) & np.isfinite(values)
+        of, figures = cell_of[counted], values[counted]
         count = np.bincount(of, minlength=len(numbers))
-        mean = np.bincount(of, found, len(numbers)) / np.maximum(count, 1)
-        square = np.bincount(of, (found - mean[of]) ** 2, len(numbers))
+        mean = np.bincount(of, figures, len(numbers)) / np.maximum(count, 1)
+        square = np.bincount(of, (figures - mean[of]) ** 2, len(numbers))
         has = count > 0
         cells = np.bincount(group_of[has], minlength=len(groups))
         means = np.bincount(group_of[has], mean[has], len(groups)) / np.maximum(cells, 1)
@@ -196,7 +141,7 @@ def _spreads(
     return spreads
 
 
-def _best(rows: Sequence[Row], metrics: Sequence[Metric]) -> dict[str, int]:
+def _best(rows: Sequence[ComparedRow], metrics: Sequence[Metric]) -> dict[str, int]:
     best: dict[str, int] = {}
     for metric in metrics:
         means = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from service.analysis.resolution import REPEATABILITY
+from service.analysis.uncertainty import REPEATABILITY
 from service.domain.records import Run
 from service.domain.states import RunState
 

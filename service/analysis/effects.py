@@ -23,14 +23,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from service.analysis.candidates import label_of
+from service.analysis.answers import AnalysisError, Claim, Effects, LevelEffect, Scale, Term
 from service.analysis.cells import Side, sides
 from service.analysis.claims import Family
-from service.analysis.errors import AnalysisError
+from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
-from service.analysis.resolution import Resolution, resolution_of
-from service.analysis.results import Claim, Effects, LevelEffect, Scale, Term
-from service.analysis.uncertainty import of_blocks
+from service.analysis.uncertainty import Resolution, of_blocks, resolution_of
 from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]

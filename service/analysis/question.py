@@ -15,13 +15,18 @@ from functools import partial
 from typing import Any
 
 from service.analysis.answers import (
+    AnalysisError,
+    BadQuestion,
+    Claim,
     ComparedRow,
     ComparisonAnswer,
+    Definitions,
     EffectsAnswer,
     FittedEffects,
     FrontierAnswer,
     FrontierMember,
     KernelRow,
+    Recommendation,
     ScoreAnswer,
     Scored,
     SpeedupAnswer,
@@ -29,17 +34,13 @@ from service.analysis.answers import (
     TestedPair,
     TimeTo,
 )
-from service.analysis.candidates import label_of
 from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
-from service.analysis.comparison import Comparison, compare
+from service.analysis.comparison import compare
 from service.analysis.effects import effects, sentences
-from service.analysis.errors import AnalysisError, BadQuestion
-from service.analysis.frontier import frontier
+from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
 from service.analysis.recommend import Configuration, recommend
-from service.analysis.results import Claim, Definitions, Recommendation
 from service.analysis.rows import Rows, is_at
-from service.analysis.score import OCCUPANCY, STRATEGIES, rank, sensitivity, strategies
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.hardware import nearest
@@ -111,32 +112,7 @@ class Question(Rows):
                 raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
         axes = self._axes(by) if by or pair is None else tuple(pair[0])
         table = compare(self.run_table.runs, by=axes, metrics=chosen, column=self._column)
-        shared = Counter(
-            label_of({axis: run.point.get(axis) for axis in axes})
-            for run in self.run_table.runs
-            if run.id in self.run_table.shared
-        )
-        causes: dict[str, list[tuple[Neighbour, ...]]] = {}
-        for run in self.run_table.runs:
-            if run.id in self.run_table.disturbed:
-                label = label_of({axis: run.point.get(axis) for axis in axes})
-                causes.setdefault(label, []).append(self.run_table.disturbed[run.id])
-        rows = tuple(
-            ComparedRow(
-                label_of(row.point),
-                row.point,
-                row.figures,
-                row.finished,
-                row.planned,
-                row.incomplete,
-                row.failures,
-                row.energy_provenance,
-                shared[label_of(row.point)],
-                len(causes.get(label_of(row.point), ())),
-                counted(causes.get(label_of(row.point), ())),
-            )
-            for row in table.rows
-        )
+        rows = self._with_company(table)
         tested: tuple[TestedPair, ...] = ()
         notes = self._notes(chosen)
         if claims or pair is not None:
@@ -147,13 +123,32 @@ class Question(Rows):
         if kernels is not None and not kernels:
             notes.append("no run was profiled on a GPU; submit with telemetry.profile_steps, such as 5")
         launched = tuple(self._kernels(rows, kernels or {}))
-        best = self._best(table)
+        best = dict(self._best(table))
         for pair_of in tested:
             if pair_of.claim is not None and pair_of.claim.verdict in _LOSER:
                 worse = getattr(pair_of, _LOSER[pair_of.claim.verdict])
                 if pair_of.metric in best and rows[best[pair_of.metric]].label == worse:
                     del best[pair_of.metric]
-        return ComparisonAnswer(table.axes, table.metrics, rows, best, tested, tuple(notes), launched)
+        return replace(table, rows=rows, best=best, claims=tested, notes=tuple(notes), kernels=launched)
+
+    def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
+        """Counts in each row the runs that shared a device or were disturbed."""
+        shared: Counter[str] = Counter()
+        causes: dict[str, list[tuple[Neighbour, ...]]] = {}
+        for run in self.run_table.runs:
+            label = label_of({axis: run.point.get(axis) for axis in table.axes})
+            shared[label] += run.id in self.run_table.shared
+            if run.id in self.run_table.disturbed:
+                causes.setdefault(label, []).append(self.run_table.disturbed[run.id])
+        return tuple(
+            replace(
+                row,
+                shared=shared[row.label],
+                disturbed=len(causes.get(row.label, ())),
+                disturbed_by=counted(causes.get(row.label, ())),
+            )
+            for row in table.rows
+        )
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
         """Yields the kernels with the most time of each row, with means over its profiled runs."""
@@ -175,7 +170,7 @@ class Question(Rows):
                 count = sum(kernel in kernels[run.id] for run in runs)
                 yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
-    def _best(self, table: Comparison) -> dict[str, int]:
+    def _best(self, table: ComparisonAnswer) -> Mapping[str, int]:
         """Returns the row of the best mean by metric, over the cells that all rows have.
 
         The means in the table may be over unlike cells, or over runs that were stopped early.

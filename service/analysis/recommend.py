@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from service.analysis.answers import AnalysisError, Claim, Recommendation
 from service.analysis.claims import Family
-from service.analysis.errors import AnalysisError
-from service.analysis.results import Claim, Recommendation
 from service.analysis.words import correction_words
 from service.domain.metrics import MARGINS
 from trainers.metrics import Better

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.candidates import Candidate, label_of
+from service.analysis.answers import AnalysisError, BadQuestion, Criterion
 from service.analysis.cells import Side, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
-from service.analysis.errors import AnalysisError, BadQuestion
+from service.analysis.ranking import Candidate, label_of
 from service.analysis.recommend import Configuration, Constraint
-from service.analysis.resolution import Resolution, resolution_of
-from service.analysis.results import Criterion
 from service.analysis.run_table import Column, RunTable
+from service.analysis.uncertainty import Resolution, resolution_of
 from service.analysis.words import metric_of
 from service.domain.formats import axis_value
 from service.domain.headlines import answer_headlines, headline, shared_headline

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.errors import AnalysisError, NotComparable
+from service.analysis.answers import AnalysisError, NotComparable
 from service.domain.metrics import finite
 from service.domain.neighbours import Neighbour
 from service.domain.records import Experiment, Run

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from service.analysis.overhead import Share
+from service.analysis.answers import EVERYTHING, Selection
 from service.analysis.run_table import Facts, RunTable, UnitScores, no_scores
-from service.analysis.selection import EVERYTHING, Selection
 from service.db import run_table_statements
 from service.domain.grid import AxisValue
+from service.domain.ledger import Sum
 from service.domain.neighbours import disturbances
 from service.domain.records import PointRow, Run
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.fields import axis_names
 from service.store import Store
 from service.store.reading import as_float
@@ -69,7 +70,7 @@ def read_run_table(
     disturbed = disturbances(runs)
     left_out = {run.id for run in runs if run.id in disturbed} if selection.undisturbed else frozenset()
     if selection.with_overhead:
-        shares = {id: Share.of(store.ledger(id).total, store.run_counts(id)) for id in ids}
+        shares = {id: OverheadShare.of(store.ledger(id).total, store.run_counts(id)) for id in ids}
         runs = [shares[run.experiment_id].added_to(run) for run in runs]
         summaries = {
             run.id: shares[run.experiment_id].added_to_summary(summaries[run.id])
@@ -174,3 +175,31 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+_TIMES = ("total_time_s", "train_time_s")
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadShare:
+    time_s: float
+    cost_usd: float
+
+    @classmethod
+    def of(cls, total: Sum, counts: Mapping[RunState, int]) -> OverheadShare:
+        results = max(1, sum(counts.get(state, 0) for state in RUN_STATES_WITH_RESULT))
+        return cls(total.overhead_s / results, total.overhead_usd / results)
+
+    def added_to(self, run: Run) -> Run:
+        """Figures that the run lacks stay unknown."""
+        added = self._added({name: getattr(run, name) for name in (*_TIMES, "cost_usd")})
+        return replace(run, **added)  # type: ignore[arg-type]
+
+    def added_to_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        return {**summary, **self._added(summary)}
+
+    def _added(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        shares = {**dict.fromkeys(_TIMES, self.time_s), "cost_usd": self.cost_usd}
+        return {
+            name: figures[name] + share for name, share in shares.items() if figures.get(name) is not None
+        }

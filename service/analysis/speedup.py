@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from service.analysis.answers import Ratio, TimeToTarget
-from service.analysis.resolution import Resolution
-from service.analysis.uncertainty import relative_interval
-from trainers.metrics import Better
+from service.analysis.uncertainty import Resolution, relative_interval
+from trainers.figures import Better
 
 _REPEATABLE = Resolution(None)
 

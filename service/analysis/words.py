@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from service.analysis.errors import BadQuestion
-from service.analysis.results import Claim
+from service.analysis.answers import BadQuestion, Claim
 from service.config.hardware import nearest
 from service.domain.metrics import METRICS, Metric, better_of
 

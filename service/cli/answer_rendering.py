@@ -16,6 +16,7 @@ from trainers.telemetry.kernels import KERNEL_FIGURES
 
 if TYPE_CHECKING:
     from service.analysis.answers import (
+        Claim,
         EffectsAnswer,
         FrontierAnswer,
         FrontierMember,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         SpeedupAnswer,
         TestedPair,
     )
-    from service.analysis.results import Claim
 
 _MARKS = {"A is better": "green", "B is better": "green", "equivalent": "cyan", "undecided": "yellow"}
 

@@ -60,7 +60,7 @@ def assigned(texts: Sequence[str] | None, option: str) -> dict[str, float]:
     Raises:
         Failure: for anything else.
     """
-    from service.analysis.errors import BadQuestion
+    from service.analysis.answers import BadQuestion
     from service.analysis.words import assignments
 
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.analysis.selection import Selection
+from service.analysis.answers import Selection
 from service.cli.asking import (
     Filter,
     Metrics,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.analysis.selection import Selection
+from service.analysis.answers import Selection
 from service.cli.asking import (
     Filter,
     Metrics,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from service.analysis.selection import Selection
+from service.analysis.answers import Selection
 from service.cli.asking import Filter, Targets, Undisturbed, WithOverhead, asking, experiments
 from service.cli.connection import connected
 from service.cli.exits import ExitCode, Failure

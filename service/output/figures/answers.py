@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.analysis.answers import FittedEffects, FrontierAnswer, FrontierMember, ScoreAnswer
-from service.analysis.candidates import label_of
+from service.analysis.ranking import label_of
 from service.domain.formats import Scale, point_text, scale_for, title
 from service.domain.records import Run
 from service.output.figures.figure import (

@@ -10,10 +10,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.analysis.candidates import label_of
-from service.analysis.errors import AnalysisError, BadQuestion
+from service.analysis.answers import AnalysisError, BadQuestion, Selection
+from service.analysis.ranking import label_of
 from service.analysis.run_tables import with_their_differences
-from service.analysis.selection import Selection
 from service.domain.formats import point_text, scale_for
 from service.domain.neighbours import disturbances
 from service.domain.records import Run

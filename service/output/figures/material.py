@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from service.analysis.answers import EffectsAnswer, FrontierAnswer
-from service.analysis.candidates import label_of
-from service.analysis.errors import AnalysisError
+from service.analysis.answers import (
+    EVERYTHING,
+    AnalysisError,
+    EffectsAnswer,
+    FrontierAnswer,
+    Recommendation,
+    Selection,
+)
 from service.analysis.question import Question
-from service.analysis.results import Recommendation
+from service.analysis.ranking import label_of
 from service.analysis.run_table import RunTable, UnitScores, no_scores
 from service.analysis.run_tables import read_run_table
-from service.analysis.selection import EVERYTHING, Selection
 from service.domain.ledger import Ledger
 from service.domain.records import Run
 from service.domain.states import RunState

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from service.analysis.errors import AnalysisError, BadQuestion
+from service.analysis.answers import AnalysisError, BadQuestion
 from service.config.hardware import nearest
 from service.output.figures import answers, curves, parallel, times
 from service.output.figures.figure import Figure, FigureInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.analysis.candidates import label_of
+from service.analysis.ranking import label_of
 from service.domain.formats import figure as figure_text
 from service.domain.formats import point_text, scale_for
 from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 import yaml
 
 from service.analysis.answers import (
+    EVERYTHING,
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Recommendation,
     ScoreAnswer,
+    Selection,
     SpeedupAnswer,
     TestedPair,
 )
-from service.analysis.results import Recommendation
+from service.analysis.ranking import STRATEGIES
 from service.analysis.run_table import RunTable, UnitScores, no_scores
 from service.analysis.run_tables import read_curves, read_kernels
-from service.analysis.score import STRATEGIES
-from service.analysis.selection import EVERYTHING, Selection
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.analysis.candidates import label_of
+from service.analysis.answers import Claim
 from service.analysis.drift import drifts
-from service.analysis.results import Claim
+from service.analysis.ranking import label_of
 from service.domain.formats import (
     axis_value,
     duration,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.analysis.answers import AnalysisError
 from service.analysis.cells import cells_of, configurations, sides
-from service.analysis.errors import AnalysisError
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import RunTable
 from service.domain.records import Run

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
-from service.analysis.candidates import Candidate
-from service.analysis.frontier import frontier
+from service.analysis.ranking import Candidate, frontier
 
 
 def test_a_dominated_configuration_names_who_dominates_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.analysis.errors import BadQuestion
+from service.analysis.answers import BadQuestion
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
 from service.domain.records import PointRow, Run

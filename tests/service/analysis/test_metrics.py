@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.analysis.score import STRATEGIES
+from service.analysis.ranking import STRATEGIES
 from service.domain.metrics import DEFAULT_METRICS, MARGINS, METRICS, better_of
 from service.output.figures.material import CURVES, TIME_PARTS
 from trainers.metrics import DECLARED

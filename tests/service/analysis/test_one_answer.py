@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from service.analysis.errors import AnalysisError
+from service.analysis.answers import AnalysisError, Claim
 from service.analysis.question import Question
-from service.analysis.results import Claim
 from service.analysis.run_table import RunTable
 from service.domain.metrics import better_of
 from service.domain.records import Run

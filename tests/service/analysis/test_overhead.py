@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.analysis.overhead import Share
+from service.analysis.run_tables import OverheadShare
 from service.domain.ledger import Sum
 from service.domain.records import Run
 from service.domain.states import RunState
@@ -20,16 +20,19 @@ def a_run(**figures: float | None) -> Run:
 
 def test_each_run_with_a_result_has_the_same_share() -> None:
     counts = {RunState.succeeded: 3, RunState.stopped: 1, RunState.failed: 6}
-    assert Share.of(TOTAL, counts) == Share(10.0, 0.5)
+    assert OverheadShare.of(TOTAL, counts) == OverheadShare(10.0, 0.5)
 
 
 def test_a_share_is_in_time_and_cost_and_nowhere_else() -> None:
     run = a_run(total_time_s=20.0, train_time_s=15.0, cost_usd=1.0, accuracy=0.9, energy_kwh=3.0)
-    with_share = Share(10.0, 0.5).added_to(run)
+    with_share = OverheadShare(10.0, 0.5).added_to(run)
     assert (with_share.total_time_s, with_share.train_time_s, with_share.cost_usd) == (30.0, 25.0, 1.5)
     assert (with_share.accuracy, with_share.energy_kwh) == (0.9, 3.0)
-    assert Share(10.0, 0.5).added_to_summary({"cost_usd": 1.0, "f1": 0.8}) == {"cost_usd": 1.5, "f1": 0.8}
+    assert OverheadShare(10.0, 0.5).added_to_summary({"cost_usd": 1.0, "f1": 0.8}) == {
+        "cost_usd": 1.5,
+        "f1": 0.8,
+    }
 
 
 def test_a_figure_that_a_run_lacks_stays_unknown() -> None:
-    assert Share(10.0, 0.5).added_to(a_run(total_time_s=None)).total_time_s is None
+    assert OverheadShare(10.0, 0.5).added_to(a_run(total_time_s=None)).total_time_s is None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
+from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
 from service.domain.neighbours import Neighbour

@@ -21,16 +21,13 @@ from statsmodels.stats.power import TTestIndPower, TTestPower
 from statsmodels.stats.weightstats import ttost_ind, ttost_paired
 from statsmodels.tools import add_constant
 
-from service.analysis.candidates import Candidate
+from service.analysis.answers import Criterion
 from service.analysis.claims import Family, compare, holm
 from service.analysis.comparison import compare as side_by_side
 from service.analysis.drift import drift
-from service.analysis.frontier import frontier
-from service.analysis.resolution import Resolution
-from service.analysis.results import Criterion
-from service.analysis.score import rank
+from service.analysis.ranking import Candidate, frontier, rank
 from service.analysis.speedup import ratio
-from service.analysis.uncertainty import of_pairs, residual_square, with_examples
+from service.analysis.uncertainty import Resolution, of_pairs, residual_square, with_examples
 from service.domain.metrics import Metric
 from tests.service.analysis.building import run
 

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from service.analysis.answers import Effects
 from service.analysis.cells import Side
 from service.analysis.claims import Family
 from service.analysis.drift import drift
 from service.analysis.effects import effects
 from service.analysis.recommend import Configuration
-from service.analysis.resolution import (
+from service.analysis.speedup import ratio
+from service.analysis.uncertainty import (
     REPEATABILITY,
     UNKNOWN_EXAMPLES,
     Resolution,
     decimal_step,
     resolution_of,
 )
-from service.analysis.results import Effects
-from service.analysis.speedup import ratio
 
 
 @pytest.mark.parametrize(

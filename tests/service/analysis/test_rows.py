@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.analysis.candidates import Candidate, label_of, matrix
-from service.analysis.errors import AnalysisError, BadQuestion, NotComparable
-from service.analysis.resolution import Resolution
+from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
+from service.analysis.ranking import Candidate, label_of, matrix
 from service.analysis.rows import Rows, is_at
 from service.analysis.run_table import RunTable
+from service.analysis.uncertainty import Resolution
 from service.domain.metrics import MARGINS, Metric
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.records import Run

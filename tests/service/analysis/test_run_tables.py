@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from service.analysis.answers import Selection
 from service.analysis.run_tables import (
     read_curves,
     read_kernels,
@@ -13,7 +14,6 @@ from service.analysis.run_tables import (
     with_differing_fields,
     with_their_differences,
 )
-from service.analysis.selection import Selection
 from service.domain.records import MeasurementRow
 from service.domain.states import RunState
 from service.scheduling.queue import Queue

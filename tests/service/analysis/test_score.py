@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
-from service.analysis.candidates import Candidate
-from service.analysis.results import Criterion, Definitions
-from service.analysis.score import STRATEGIES, normalised, rank, sensitivity, strategies
+from service.analysis.answers import Criterion, Definitions
+from service.analysis.ranking import STRATEGIES, Candidate, normalised, rank, sensitivity, strategies
 
 AS_PUBLISHED = strategies(Definitions.published)
 METRICS = ("train_time_s", "cost_usd", "energy_kwh", "sm_occupancy_wall_pct")

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from service.analysis.answers import TimeToTarget
+from service.analysis.answers import AnalysisError, BadQuestion, Claim, TimeToTarget
 from service.analysis.claims import Family, compare
-from service.analysis.errors import AnalysisError, BadQuestion
 from service.analysis.question import Question, claim_words
 from service.analysis.recommend import Configuration, Constraint, recommend
-from service.analysis.resolution import Resolution
-from service.analysis.results import Claim
 from service.analysis.speedup import ratio, times_to_target
+from service.analysis.uncertainty import Resolution
 from service.analysis.words import assignments, metric_of, one_assignment
 from service.domain.metrics import Metric
 from tests.service.analysis.building import run_table

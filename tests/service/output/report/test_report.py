@@ -12,8 +12,7 @@ import plotly.graph_objects
 import pytest
 
 from benchmarks.simulated import sweep
-from service.analysis.errors import AnalysisError
-from service.analysis.selection import Selection
+from service.analysis.answers import AnalysisError, Selection
 from service.domain.formats import title
 from service.domain.records import PointRow
 from service.output.figures.figure import PALETTE, unit_of

@@ -8,15 +8,18 @@ weight at which the winner changes is found exactly, as a corner of a lower enve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from service.analysis.candidates import Candidate, Matrix, matrix
-from service.analysis.errors import AnalysisError
-from service.analysis.results import Criterion, Definitions, WeightRange
+from service.analysis.answers import AnalysisError, Criterion, Definitions, WeightRange
+from service.domain.formats import axis_value
+from trainers.figures import Better
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +180,83 @@ def _check(criteria: Sequence[Criterion]) -> None:
     names = [criterion.metric for criterion in criteria]
     if len(set(names)) < len(names):
         raise AnalysisError("a metric has two weights; give each metric one")
+
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration: its label and its figures by metric name, in the metric's unit."""
+
+    label: str
+    values: Mapping[str, float | None]
+
+
+def label_of(point: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{axis}={axis_value(value)}" for axis, value in point.items()) or "the only configuration"
+    )
+
+
+def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
+    """Returns the values as an array (candidates, metrics).
+
+    Raises:
+        AnalysisError: a candidate lacks a metric or has NaN there; all such are named, none is dropped.
+    """
+    if not candidates:
+        raise AnalysisError("there is nothing to compare: no run has a result")
+    if not metrics:
+        raise AnalysisError("no metrics given; name at least one")
+    values = np.array(
+        [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
+    )
+    absent = np.argwhere(~np.isfinite(values))
+    if len(absent):
+        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
+    return values
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The undominated configurations and, for each other one, the members that dominate it.
+
+    A dominator is at least as good on every metric and better on one; naming members is enough, because
+    domination is transitive.
+    """
+
+    members: tuple[str, ...]
+    dominated: Mapping[str, tuple[str, ...]]
+
+
+def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> Frontier:
+    """Returns the Pareto set over `metrics`; equal configurations are all members."""
+    values = matrix(candidates, list(metrics))
+    costs = values * np.array([1.0 if better == "lower" else -1.0 for better in metrics.values()])
+    on_frontier = np.ones(len(costs), dtype=bool)
+    # In lexicographic order a point is dominated only by points before it.
+    order = np.lexsort(costs.T[::-1])
+    kept: list[int] = []
+    for row in order:
+        members = costs[kept]
+        beaten = (members <= costs[row]).all(axis=1) & (members < costs[row]).any(axis=1)
+        if beaten.any():
+            on_frontier[row] = False
+        else:
+            kept.append(int(row))
+    member_rows = np.flatnonzero(on_frontier)
+    members = costs[member_rows]
+    dominated: dict[str, tuple[str, ...]] = {}
+    for row in np.flatnonzero(~on_frontier).tolist():
+        by = (members <= costs[row]).all(axis=1) & (members < costs[row]).any(axis=1)
+        dominated[candidates[row].label] = tuple(
+            candidates[other].label for other in member_rows[by].tolist()
+        )
+    return Frontier(tuple(candidates[row].label for row in member_rows.tolist()), dominated)
