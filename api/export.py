@@ -19,8 +19,8 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from service.domain.access import EVERYTHING, Visibility
+from service.domain.formats import TableFormat
 from service.domain.records import Page, Run
-from service.output.tables import TableFormat
 from service.store import Store
 
 _PAGE_SIZE = 1000

@@ -1,7 +1,7 @@
 """What Prometheus reads: requests from memory, experiments, runs and the queue from the store.
 
 Schedulers and recorders have no port; what they measure comes from the store as well, see
-`service.domain.figures`.
+`service.domain.process_metrics`.
 Each application has its own registry, so that two in one process do not add up.
 """
 
@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.domain import figures as stored
-from service.domain.figures import FIGURES, FigureKind, Series
+from service.domain import process_metrics as stored
+from service.domain.process_metrics import FIGURES, MetricKind, Series
 from service.store.figures import QueueAge
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -139,8 +139,8 @@ def _families(series: Sequence[Series]) -> Iterator[Metric]:
         yield family
 
 
-_FAMILIES: Mapping[FigureKind, Callable[..., Any]] = {
-    FigureKind.counter: CounterMetricFamily,
-    FigureKind.histogram: HistogramMetricFamily,
-    FigureKind.gauge: GaugeMetricFamily,
+_FAMILIES: Mapping[MetricKind, Callable[..., Any]] = {
+    MetricKind.counter: CounterMetricFamily,
+    MetricKind.histogram: HistogramMetricFamily,
+    MetricKind.gauge: GaugeMetricFamily,
 }

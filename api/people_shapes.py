@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.db.errors import BadValue
 from service.domain.access import NAME_PATTERN, USER_PATTERN, Role, Scope, UserKind
-from service.domain.durations import seconds_of
+from service.domain.formats import seconds_of
 from service.domain.people import LONGEST_NOTES, MOST_TAGS
 
 

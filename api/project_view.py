@@ -10,7 +10,7 @@ from api.access import Caller, refuse_submission
 from api.problems import ProblemError
 from service.config.document import Problem, SpecError
 from service.domain.access import UserKind
-from service.domain.spending import month_of
+from service.domain.shares import month_of
 from service.specs.experiment import ExperimentSpec
 from service.specs.project_limits import (
     NO_LIMITS,

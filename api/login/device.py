@@ -26,8 +26,8 @@ from api.routes.pages import file
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, too_many
 from service.db.errors import Conflict, NotFound
 from service.domain.access import Actor, Scope
+from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S, DeviceGrant
 from service.domain.serialization import to_json
-from service.domain.sessions import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S, DeviceGrant
 from service.store.sessions import Approval, Polled
 
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from api.problems import ProblemError, declared
 from api.routes.pages import file
 from api.throttle import LOGIN, OIDC, Throttle, address_key
 from service.domain.access import Action, UserKind
+from service.domain.people import IDLE_S, PUBLIC_ID_LENGTH, Whoami
 from service.domain.serialization import to_json
-from service.domain.sessions import IDLE_S, PUBLIC_ID_LENGTH, Whoami
 from service.store.principals import Refused
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from api.identity import Identity, Via
 from api.login import cookies
 from api.problems import ProblemError
 from service.domain.access import Actor
-from service.domain.sessions import IDLE_S, LASTING_S, OpenSession
+from service.domain.people import IDLE_S, LASTING_S, OpenSession
 from service.store import Store
 
 CSRF_HEADER = "Stillhouse-CSRF"

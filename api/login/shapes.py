@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.domain.people import Session
 from service.domain.serialization import Serializable
-from service.domain.sessions import Session
 
 
 class PastedToken(BaseModel):

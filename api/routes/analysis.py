@@ -305,9 +305,8 @@ def report_experiment(
     also: Also = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
-    from service.output.predictions import known_labels, known_scores
     from service.output.report import gather, html, markdown
-    from service.output.traces import traced_step
+    from service.output.run_files import known_labels, known_scores, traced_step
 
     ids = [experiment_id, *(also or ())]
     contents = gather(
@@ -335,7 +334,7 @@ def _question(
     from service.analysis.question import Question
     from service.analysis.run_table import no_scores
     from service.analysis.run_tables import read_run_table
-    from service.output.predictions import known_scores
+    from service.output.run_files import known_scores
 
     ids = [experiment_id, *(also or ())]
     scores = no_scores if settings is None else partial(known_scores, store, settings)

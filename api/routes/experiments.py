@@ -34,6 +34,7 @@ from api.shapes import Priority
 from api.stream import EventStream, parse_event_number
 from service.db.errors import NotFound
 from service.domain.access import Action
+from service.domain.formats import TableFormat
 from service.domain.ledger import Ledger
 from service.domain.records import (
     DeletedExperiment,
@@ -48,7 +49,6 @@ from service.domain.records import (
 )
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState, RunState
-from service.output.tables import TableFormat
 from service.scheduling.queue import Queue
 from service.store import Store, StoreOutage, Unconfirmed, UnusableDatabase
 

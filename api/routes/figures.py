@@ -1,6 +1,6 @@
 """Figures of experiments as plotly JSON: the same functions draw those of a report.
 
-`service.output.figures` lists the kinds; this module knows how a request names one.
+`service.output.plots` lists the kinds; this module knows how a request names one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from fastapi.responses import Response
 from api.deps import ExperimentId, SettingsDep, StoreDep
 from api.problems import declared
 from api.routes.analysis import Also, Metrics, Selected, Strategy, Weights
-from service.output.figures.figure import Choices, Figure
-from service.output.figures.options import MOST_CURVES, Band, By, Options, XAxis
+from service.output.plots.plot import MOST_CURVES, Band, By, Choices, Options, Plot, XAxis
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
 
@@ -26,14 +25,14 @@ _PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable
 @router.get("/{experiment_id}/figures", responses=declared("not-found"), summary="List figures")
 def list_figures(experiment_id: ExperimentId, store: StoreDep, also: Also = None) -> Choices:
     """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
-    from service.output.figures.choices import choices
+    from service.output.plots.registry import choices
 
     return choices(store, [experiment_id, *(also or ())])
 
 
 @router.get(
     "/{experiment_id}/figures/{figure}",
-    response_model=Figure,
+    response_model=Plot,
     responses=_PROBLEMS,
     summary="Get a figure",
 )
@@ -79,10 +78,9 @@ def get_figure(
     Long series come averaged over ranges of steps; the note says so.
     """
     from service.analysis.words import assignments
-    from service.output.figures.material import Material
-    from service.output.figures.registry import drawn
-    from service.output.predictions import known_labels
-    from service.output.traces import traced_step
+    from service.output.plots.material import Material
+    from service.output.plots.registry import drawn
+    from service.output.run_files import known_labels, traced_step
 
     material = Material(
         store,

@@ -13,9 +13,8 @@ from api.problems import ProblemError, declared
 from service.config.document import Problem
 from service.db.errors import NotFound
 from service.domain.access import NAME_PATTERN
-from service.domain.notices import Delivery, NewSubscription, Subscription
+from service.domain.notices import Delivery, NewSubscription, Subscription, Topic
 from service.domain.records import Items
-from service.domain.topics import Topic
 from service.notices import subscribing
 from service.notices.channels import CHANNELS
 from service.notices.errors import BadSubscription

@@ -18,10 +18,10 @@ from api.people_shapes import NewUser, TokenRequest, UserChange
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import Action
+from service.domain.formats import TableFormat
 from service.domain.people import AuditPage, AuditRow, NewToken, Token, User
 from service.domain.records import Items
 from service.domain.serialization import to_json
-from service.output.tables import TableFormat
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
 

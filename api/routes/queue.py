@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query
 from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
 from api.problems import declared
 from service.config.hardware import HardwareEntry
-from service.domain.holding import HeldDevices
 from service.domain.records import Items, QueueListing
-from service.domain.shares import Share
+from service.domain.shares import HeldDevices, Share
 from service.scheduling.cluster import Cluster
 from service.scheduling.queue import pools_of
 from service.scheduling.shares import shares

@@ -10,8 +10,8 @@ from fastapi.responses import Response
 from api.deps import RunId, SettingsDep, StoreDep
 from api.problems import ProblemError, declared
 from service.domain.records import Items
-from service.output.checkpoints import SavedCheckpoint, saved_checkpoints
 from service.output.model_folder import read_model_card
+from service.output.run_files import SavedCheckpoint, saved_checkpoints
 from service.specs.models import NoModel
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])

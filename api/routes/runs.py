@@ -25,6 +25,7 @@ from api.deps import (
 )
 from api.problems import ProblemError, declared
 from api.stream import EventStream, Place
+from service.domain.formats import TableFormat
 from service.domain.ledger import Account
 from service.domain.records import (
     Attempt,
@@ -38,9 +39,15 @@ from service.domain.records import (
     RunSummary,
 )
 from service.output.model_folder import open_model
-from service.output.predictions import NoPredictions, json_lines, predictions_file, raw
-from service.output.tables import TableFormat
-from service.output.traces import NoTrace, read_kernel_trace, read_trace
+from service.output.run_files import (
+    NoPredictions,
+    NoTrace,
+    json_lines,
+    predictions_file,
+    raw,
+    read_kernel_trace,
+    read_trace,
+)
 from service.specs.models import NoModel
 from service.store.series import MOST_POINTS
 

@@ -16,7 +16,7 @@ from api.problems import CATALOGUE, ProblemError, declared
 from api.shapes import Health, Readiness
 from service.db import migrate
 from service.db.errors import StoreError
-from service.domain.figures import series_of
+from service.domain.process_metrics import series_of
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue, pools_of

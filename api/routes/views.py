@@ -12,8 +12,7 @@ from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import NAME_PATTERN, Action
-from service.domain.records import Items
-from service.domain.views import LONGEST_NAME, LONGEST_QUERY, View
+from service.domain.records import LONGEST_NAME, LONGEST_QUERY, Items, View
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"])
 

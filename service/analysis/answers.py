@@ -13,7 +13,7 @@ from typing import Literal
 from service.domain.grid import AxisValue
 from service.domain.metrics import Metric, Spread
 from service.domain.serialization import Number, Serializable
-from trainers.figures import Better
+from trainers.metrics import Better
 
 Point = Mapping[str, AxisValue]
 

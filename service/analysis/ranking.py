@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from service.analysis.answers import AnalysisError, Criterion, Definitions, WeightRange
 from service.domain.formats import axis_value
-from trainers.figures import Better
+from trainers.metrics import Better
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,16 @@ from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
 from service.analysis.words import metric_of
 from service.domain.formats import axis_value
-from service.domain.headlines import answer_headlines, headline, shared_headline
-from service.domain.metrics import MARGINS, Metric, better_of, default_metrics, evaluation_metrics
+from service.domain.metrics import (
+    MARGINS,
+    Metric,
+    answer_headlines,
+    better_of,
+    default_metrics,
+    evaluation_metrics,
+    headline,
+    shared_headline,
+)
 from service.domain.neighbours import DISTURBED_PCT, Neighbour, counted, in_words, of_time
 from service.domain.records import Run
 from service.domain.states import RunState

@@ -13,7 +13,7 @@ import numpy as np
 
 from service.analysis.answers import Ratio, TimeToTarget
 from service.analysis.uncertainty import Resolution, relative_interval
-from trainers.figures import Better
+from trainers.metrics import Better
 
 _REPEATABLE = Resolution(None)
 

@@ -34,8 +34,7 @@ def export_model(
     as_json: Json = False,
 ) -> None:
     """Write a run's model as a folder that transformers can load, with a model card of its figures."""
-    from service.output.model_archive import BrokenModel
-    from service.output.packed_model import NotPackable, fetch_packed
+    from service.output.model_archive import BrokenModel, NotPackable, fetch_packed
 
     found = reference(target)
     if not isinstance(found, RunRef):

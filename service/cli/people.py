@@ -12,7 +12,7 @@ import typer
 from service.cli.connection import connected
 from service.cli.output import Json, console, note, print_json, say
 from service.domain.access import Role, Scope
-from service.domain.durations import seconds_of
+from service.domain.formats import seconds_of
 
 if TYPE_CHECKING:
     from service.domain.people import AuditRow, Project, ProjectDetail, Token, User

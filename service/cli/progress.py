@@ -17,7 +17,7 @@ from rich.text import Text
 
 from service.cli.rendering import grid_table, score_text, state_text, step_text
 from service.domain.formats import axis_value, counts_text, duration, point_text, short_names, title
-from service.domain.headlines import headline, score, shared_headline
+from service.domain.metrics import headline, score, shared_headline
 from service.domain.states import TERMINAL_RUN_STATES, RunState
 
 if TYPE_CHECKING:

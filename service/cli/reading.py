@@ -15,7 +15,7 @@ from service.cli.connection import connected
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, json_text, note, print_json, say
 from service.cli.references import RunRef, experiment_reference, reference
-from service.output.tables import TableFormat
+from service.domain.formats import TableFormat
 
 if TYPE_CHECKING:
     from service.client import Client

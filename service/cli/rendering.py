@@ -26,7 +26,7 @@ from service.domain.formats import (
     short_names,
     title,
 )
-from service.domain.headlines import headline, score, shared_headline
+from service.domain.metrics import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.states import RUN_STATES_WITH_RESULT
 from service.fairness.explanations import duration_in_words

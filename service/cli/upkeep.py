@@ -13,7 +13,7 @@ import typer
 from service.cli.exits import ExitCode, Failure
 from service.cli.output import Json, console, note, print_json, say
 from service.cli.references import experiment_reference, is_reference
-from service.domain.durations import seconds_of
+from service.domain.formats import seconds_of
 
 if TYPE_CHECKING:
     from service.db.dump import Contents

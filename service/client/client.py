@@ -17,16 +17,16 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.analysis.results import Recommendation
 from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read
 from service.config.hardware import HardwareEntry
 from service.domain.access import Scope
 from service.domain.ledger import Account, Ledger
 from service.domain.notices import Delivery, NewSubscription, Subscription
-from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User
+from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User, Whoami
 from service.domain.records import (
     Attempt,
     DeletedExperiment,
@@ -45,7 +45,6 @@ from service.domain.records import (
     RunSummary,
 )
 from service.domain.serialization import adapter
-from service.domain.sessions import Whoami
 from service.domain.shares import ProjectUse, Share
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.output.model_archive import unpack

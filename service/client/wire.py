@@ -21,7 +21,7 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from service.analysis.selection import Selection
+from service.analysis.answers import Selection
 from service.client.credentials import token_for
 from service.config.document import Problem
 from service.config.settings import Settings

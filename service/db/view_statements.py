@@ -9,7 +9,7 @@ from sqlalchemy import Delete, Select, Update, func, select, update
 
 from service.db.schema import projects, views
 from service.domain.access import Visibility
-from service.domain.views import View
+from service.domain.records import View
 
 _v = views.c
 _VIEW = [_v[name] for name in View.__dataclass_fields__]

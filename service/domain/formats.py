@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from service.domain.metrics import Spread
@@ -168,3 +170,27 @@ def counts_text(counts: Mapping[Any, int]) -> str:
     order = ("succeeded", "stopped", "failed", "cancelled", "running", "starting", "paused", "queued")
     by_name = {str(getattr(name, "value", name)): count for name, count in counts.items()}
     return ", ".join(f"{by_name[name]} {name}" for name in order if by_name.get(name))
+
+
+class TableFormat(StrEnum):
+    """File format of an exported table of runs."""
+
+    csv = "csv"
+    """Comma-separated, a header line, UTF-8; cells that a spreadsheet would run begin with '."""
+    parquet = "parquet"
+    """Apache Parquet, typed columns, zstd."""
+    jsonl = "jsonl"
+    """One JSON object per line."""
+
+
+_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_of(text: str) -> float:
+    """Reads 12h, 90d, 8w."""
+    found = re.fullmatch(r"([1-9]\d{0,4})([hdw])", text)
+    if found is None:
+        raise ValueError(
+            f"{text[:40]!r} is not a length of time; write hours, days or weeks as 12h, 90d or 8w"
+        )
+    return int(found[1]) * _SECONDS[found[2]]

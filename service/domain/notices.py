@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from service.domain.events import EventKind
 from service.domain.records import StoredRecord
 from service.domain.serialization import Serializable
-from service.domain.topics import Topic
 
 
 class DeliveryState(StrEnum):
@@ -102,3 +102,35 @@ class Delivery(StoredRecord):
         pending = row["state"] is DeliveryState.pending
         values = {field.name: row[field.name] for field in fields(cls) if field.name != "kind"}
         return cls(**values | {"kind": body["type"], "next_s": row["next_s"] if pending else None})
+
+
+class Topic(StrEnum):
+    """What a subscription asks for."""
+
+    end = "end"
+    """An experiment ended, however."""
+    failure = "failure"
+    """An experiment failed."""
+    hold = "hold"
+    """A budget put an experiment, or a project's queue, on hold."""
+    budget = "budget"
+    """A project has used 80% or all of a month's budget."""
+    preemption = "preemption"
+    """A run gave its devices back to others at a checkpoint, and is queued again."""
+
+
+BUDGET_WARNED = "budget.warned"
+BUDGET_REACHED = "budget.reached"
+TEST = "notice.test"
+"""Sent on request to one subscription, whatever its topics."""
+
+TOPICS: Mapping[str, frozenset[Topic]] = {
+    EventKind.experiment_succeeded: frozenset({Topic.end}),
+    EventKind.experiment_cancelled: frozenset({Topic.end}),
+    EventKind.experiment_failed: frozenset({Topic.end, Topic.failure}),
+    EventKind.experiment_held: frozenset({Topic.hold}),
+    EventKind.run_preempted: frozenset({Topic.preemption}),
+    BUDGET_WARNED: frozenset({Topic.budget}),
+    BUDGET_REACHED: frozenset({Topic.budget, Topic.hold}),
+}
+"""The topics of each kind of message. Events of other kinds are told to no one."""

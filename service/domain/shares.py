@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from service.domain.serialization import Number, Serializable
-from service.domain.spending import Spending
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +78,97 @@ class ProjectUse(Serializable):
     """Those that are set now."""
     users: list[UserUse]
     """Who has used something, the most USD first."""
+
+
+_ROUNDING = 1e-6
+"""Shares of a device need not add up exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Devices of one hardware kind that an experiment may hold now.
+
+    Attributes:
+        devices: Most at a time; a run that shares its device counts as its part of it.
+        preemptible: Runs beyond it stop, with a checkpoint.
+        reason: Who holds or gets what else the experiment could use, in words; None = it has enough.
+    """
+
+    devices: float
+    preemptible: bool = True
+    reason: str | None = None
+
+    def covers(self, devices: float) -> bool:
+        return devices <= self.devices + _ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class Holder(Serializable):
+    """The experiment that holds devices."""
+
+    id: int
+    """Number of the experiment."""
+    name: str
+    """Name for people."""
+    owner: str
+    """Who submitted it."""
+    project: str
+    """Project that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDevices(Serializable):
+    """Devices that one experiment holds for one run at a time."""
+
+    pool: str
+    """Cluster that has the devices."""
+    hardware: str
+    """Name in the catalogue."""
+    devices: float
+    """How many; a part of one where runs share it."""
+    workers: int
+    """Worker processes on them."""
+    since_s: float
+    """When they were reserved, Unix time."""
+    node: str | None
+    """Node of the run's first worker; null = no run is on them, or it is not known."""
+    run_id: int | None
+    """Run that is on them; null = none, or of a project that the reader does not see."""
+    experiment: Holder | None
+    """Who holds them; null = an experiment of a project that the reader does not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A calendar month in UTC, such as `2026-11`; `end_s` belongs to the next month."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+def month_of(now_s: float) -> Month:
+    now = datetime.fromtimestamp(now_s, UTC)
+    start = datetime(now.year, now.month, 1, tzinfo=UTC)
+    end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
+    return Month(f"{start:%Y-%m}", start.timestamp(), end.timestamp())
+
+
+def month_named(name: str) -> Month:
+    """Raises `ValueError` where the name is not a month's."""
+    try:
+        return month_of(datetime.fromisoformat(f"{name}-01T00:00:00+00:00").timestamp())
+    except ValueError:
+        raise ValueError(f"{name!r} is not a month such as 2026-11") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Spending(Serializable):
+    """What devices took while they were held, lost work included."""
+
+    usd: float = 0.0
+    """Their price."""
+    kwh: float = 0.0
+    """Energy at their rated power."""
+    device_hours: float = 0.0
+    """Device time, in hours."""

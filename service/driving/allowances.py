@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from service.domain.allowance import Allowance
+from service.domain.shares import Allowance
 from service.driving.live_turns import LiveTurn, LiveTurns
 from service.fairness.rules import may_yield
 from service.scheduling.run_plan import Shape

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from service.config.hardware import Hardware
 from service.config.settings import Settings
-from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.records import Run
+from service.domain.shares import Allowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.driving.allowances import Allowances
 from service.driving.budget import BudgetLimit

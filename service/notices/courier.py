@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from service.config.settings import Settings
 from service.db.errors import StoreError
-from service.domain.figures import FigureBuffer
+from service.domain.process_metrics import MetricBuffer
 from service.notices.channels import CHANNELS
 from service.notices.errors import Undeliverable
 from service.store import Store
@@ -60,8 +60,8 @@ class Courier:
         figures: receives counts of delivered and failed attempts.
     """
 
-    def __init__(self, store: Store, settings: Settings, figures: FigureBuffer | None = None) -> None:
-        self._figures = figures or FigureBuffer()
+    def __init__(self, store: Store, settings: Settings, figures: MetricBuffer | None = None) -> None:
+        self._figures = figures or MetricBuffer()
         self._store = store
         self._settings = settings
         self._forgotten_s = float("-inf")

@@ -4,8 +4,7 @@ from collections.abc import Collection
 
 from service.config.settings import Settings
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notices import NewSubscription
-from service.domain.topics import Topic
+from service.domain.notices import NewSubscription, Topic
 from service.notices.channels import channel_named
 from service.notices.errors import BadSubscription
 from service.store import Store

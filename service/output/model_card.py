@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from service.domain.headlines import headline
+from service.domain.metrics import headline
 from service.domain.records import MeasurementRow, Run
 from trainers.data.paths import HUB
 from trainers.metrics import on_test

@@ -27,7 +27,7 @@ from service.planner.forecast import (
 )
 from service.specs.experiment import ExperimentSpec, read_stored
 from service.specs.fields import Budget
-from service.specs.model_config import student_flops
+from service.specs.model_fit import student_flops
 from service.specs.project_limits import UNITS
 from service.store import NotFound, Store
 

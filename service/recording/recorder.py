@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from service.domain.events import EventKind
-from service.domain.figures import FigureBuffer
+from service.domain.process_metrics import MetricBuffer
 from service.recording.report import Acknowledgement, Report, Started, merge
 from service.recording.spool import (
     Spool,
@@ -76,7 +76,7 @@ class Recorder:
         self._away_until_s = 0.0
         self._trouble: str | None = "the database has not been reached yet"
         self._closing = False
-        self._figures = FigureBuffer()
+        self._figures = MetricBuffer()
         self._figures_s = float("-inf")
         self._oldest_s: float | None = None
         """When the oldest report came that is not in the database, monotonic; None = there is none."""

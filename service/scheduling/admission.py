@@ -16,8 +16,7 @@ from service.config.settings import Settings
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
 from service.specs.data import data_problems, room_problems
 from service.specs.experiment import ExperimentSpec, RunPlan, validate
-from service.specs.model_config import layer_problems
-from service.specs.model_fit import model_problems
+from service.specs.model_fit import layer_problems, model_problems
 from service.specs.models import FindRun, reference_problems
 from service.specs.paths import Roots, path_problems
 from service.specs.reuse import FindEqual, Reuse, reusable

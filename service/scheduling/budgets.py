@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.domain.spending import Spending, month_of
-from service.domain.topics import BUDGET_REACHED, BUDGET_WARNED
+from service.domain.notices import BUDGET_REACHED, BUDGET_WARNED
+from service.domain.shares import Spending, month_of
 from service.specs.project_limits import UNITS, ProjectLimits, spent_budget
 from service.store import Store
 from service.store.projects import spent_of

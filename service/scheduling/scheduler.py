@@ -27,7 +27,7 @@ from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
-from service.domain.figures import FigureBuffer
+from service.domain.process_metrics import MetricBuffer
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState
 from service.notices.courier import Courier
@@ -118,7 +118,7 @@ class Scheduler:
         self._cluster: ClusterSnapshot | None = None
         self._heartbeat_s = float("-inf")
         self._figures_s = float("-inf")
-        self.figures = FigureBuffer()
+        self.figures = MetricBuffer()
         """What this scheduler measures, until it is stored."""
         store.database.observe_write = self._observe_write
 
@@ -393,7 +393,7 @@ class _NextLook:
 
 
 class _Pass:
-    def __init__(self, figures: FigureBuffer) -> None:
+    def __init__(self, figures: MetricBuffer) -> None:
         self.figures = figures
         self.claimed: list[int] = []
         self.submitted: list[int] = []

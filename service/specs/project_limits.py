@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.config.document import Problem
 from service.config.hardware import Hardware, lookup
 from service.domain.access import Role
-from service.domain.spending import Spending
+from service.domain.shares import Spending
 from service.specs.fields import PRIORITIES
 
 Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]

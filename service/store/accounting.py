@@ -19,11 +19,11 @@ from service.domain.ledger import (
     AttemptUsage,
     Ledger,
     Measured,
+    Prospect,
     account,
     charged_until_s,
     ledger,
 )
-from service.domain.prospects import Prospect
 from service.domain.records import ExperimentCost, Placement, Totals
 from service.store.base import StorePart, lock_experiment, read_experiment, read_run
 from trainers.telemetry.timeline import OVERHEAD

@@ -18,8 +18,8 @@ from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import Actor
 from service.domain.events import EventKind
+from service.domain.notices import TOPICS
 from service.domain.records import Experiment, Run
-from service.domain.topics import TOPICS
 
 
 @dataclass(frozen=True, slots=True)

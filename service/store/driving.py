@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from service.db import schema, share_statements, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
-from service.domain.allowance import Allowance
 from service.domain.events import EventKind
+from service.domain.shares import Allowance
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,

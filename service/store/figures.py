@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db import schema
-from service.domain.figures import FigureBuffer, FigureRow
+from service.domain.process_metrics import MetricBuffer, MetricRow
 from service.store.base import StorePart
 
 GAUGE_LASTS_S = 60.0
@@ -29,7 +29,7 @@ class QueueAge:
 
 
 class FigureRows(StorePart):
-    def add_figures(self, rows: Sequence[FigureRow], *, source: str) -> None:
+    def add_figures(self, rows: Sequence[MetricRow], *, source: str) -> None:
         """Adds sums to those of all processes, and replaces the gauges of the process `source`.
 
         Rows come in the order of their keys, so that two processes lock them in one order.
@@ -70,7 +70,7 @@ class FigureRows(StorePart):
                 for project, count, oldest_s in connection.execute(statement)
             ]
 
-    def figures(self) -> list[FigureRow]:
+    def figures(self) -> list[MetricRow]:
         """Sums, and the gauges of processes that live."""
         with self.database.read() as connection:
             since_s = self.database_time(connection) - GAUGE_LASTS_S
@@ -80,14 +80,14 @@ class FigureRows(StorePart):
                 .order_by(_f.name, _f.labels, _f.source)
             ).mappings()
             return [
-                FigureRow(row["name"], row["labels"], row["value"], is_gauge=row["source"] != "")
+                MetricRow(row["name"], row["labels"], row["value"], is_gauge=row["source"] != "")
                 for row in rows
             ]
 
 
 def count_in(connection: Connection, name: str, now: float, **labels: str) -> None:
     """Adds 1 to a counter in the transaction of what it counts."""
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.count(name, 1.0, **labels)
     for row in buffer.taken():
         values = {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now, "source": ""}

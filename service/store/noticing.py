@@ -23,8 +23,7 @@ from service.db import notice_statements as queries
 from service.db import schema
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notices import Delivery, DeliveryState, Subscription
-from service.domain.topics import TEST, TOPICS, Topic
+from service.domain.notices import TEST, TOPICS, Delivery, DeliveryState, Subscription, Topic
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from service.db import placement_statements, schema, statements
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
-from service.domain.holding import HeldDevices, Holder
 from service.domain.records import Placement
+from service.domain.shares import HeldDevices, Holder
 from service.store.base import (
     NewEvent,
     StorePart,

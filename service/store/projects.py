@@ -14,8 +14,7 @@ from service.db import access_statements, schema, share_statements, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
-from service.domain.shares import BudgetUse, ProjectUse, UserUse
-from service.domain.spending import Month, Spending, month_named, month_of
+from service.domain.shares import BudgetUse, Month, ProjectUse, Spending, UserUse, month_named, month_of
 from service.specs.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable

@@ -11,14 +11,14 @@ from sqlalchemy import Connection
 from service.db import schema, session_statements
 from service.db.errors import NotFound
 from service.domain.access import Action, Actor, Principal, Scope
-from service.domain.people import User
-from service.domain.sessions import (
+from service.domain.people import (
     GRANT_LASTS_S,
     POLL_EVERY_S,
     TOUCH_EVERY_S,
     DeviceGrant,
     OpenSession,
     Session,
+    User,
     public_id,
 )
 from service.store.audit import note_change

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from service.db import schema, statements, view_statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import LOCAL_ACTOR, Actor, Visibility
-from service.domain.views import MOST_VIEWS, View, canonical_query
+from service.domain.records import MOST_VIEWS, View, canonical_query
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 

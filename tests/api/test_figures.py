@@ -15,10 +15,10 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
-from service.output.figures.material import Material
-from service.output.figures.options import Options
-from service.output.figures.parallel import KIND
-from service.output.figures.registry import FIGURES, figures_of_report
+from service.output.plots.answers import KIND
+from service.output.plots.material import Material
+from service.output.plots.plot import Options
+from service.output.plots.registry import FIGURES, figures_of_report
 from service.store import Store
 from tests.api.conftest import BASE_URL
 

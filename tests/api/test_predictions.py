@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from service.config.settings import Settings
 from service.domain.states import RunState
-from service.output.predictions import NoPredictions, unit_scores
+from service.output.run_files import NoPredictions, unit_scores
 from service.specs.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.config.settings import Settings
-from service.output.traces import typical_step
+from service.output.run_files import typical_step
 from service.specs.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from service.db import schema, share_statements
-from service.domain.allowance import Allowance
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
+from service.domain.shares import Allowance
 from service.domain.states import ExperimentState
 from service.fairness.rules import USEFUL_S
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from service.domain.access import Actor
 from service.domain.events import EventKind
+from service.domain.notices import Topic
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.domain.topics import Topic
 from service.store import Conflict, Store
 from tests.conformance.building import Submit
 

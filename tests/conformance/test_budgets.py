@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.db import schema
-from service.domain.spending import month_of
+from service.domain.shares import month_of
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.specs.project_limits import ProjectLimits

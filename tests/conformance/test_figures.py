@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 
 from service.config.settings import Settings
-from service.domain.figures import FigureBuffer, Histogram, series_of
+from service.domain.process_metrics import Histogram, MetricBuffer, series_of
 from service.store import Store
 from service.store.figures import GAUGE_LASTS_S
 from tests.conformance.building import Submit
 
 
-def buffer_with(count: float, lag_s: float) -> FigureBuffer:
-    buffer = FigureBuffer()
+def buffer_with(count: float, lag_s: float) -> MetricBuffer:
+    buffer = MetricBuffer()
     buffer.count("stillhouse_adoptions_total", count)
     buffer.gauge("stillhouse_recorder_lag_seconds", lag_s)
     buffer.observe("stillhouse_commit_seconds", 0.002, process="recorder")

@@ -15,11 +15,10 @@ from sqlalchemy import Connection
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.events import EventKind
-from service.domain.figures import series_of
-from service.domain.notices import DeliveryState
+from service.domain.notices import BUDGET_WARNED, DeliveryState, Topic
+from service.domain.process_metrics import series_of
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.domain.topics import BUDGET_WARNED, Topic
 from service.store import Store
 from service.store.base import NewEvent, announce
 from tests.conformance.building import Submit, count

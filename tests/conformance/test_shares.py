@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.domain.access import Visibility
-from service.domain.shares import Share
-from service.domain.spending import month_of
+from service.domain.shares import Share, month_of
 from service.scheduling.queue import Queue
 from service.scheduling.shares import shares
 from service.specs.project_limits import ProjectLimits

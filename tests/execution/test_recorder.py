@@ -12,7 +12,7 @@ import pytest
 
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.domain.figures import FigureRow
+from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.recording.recorder import Recorder
@@ -43,7 +43,7 @@ class AwayStore:
         self.database = store.database
         self.away = False
         self.writes = 0
-        self.figures: list[FigureRow] = []
+        self.figures: list[MetricRow] = []
 
     def record(self, batch: RecordBatch) -> frozenset[tuple[int, int]]:
         if self.away:
@@ -61,7 +61,7 @@ class AwayStore:
             raise StoreUnavailable("locked")
         self.store.note(*args, **kwargs)  # type: ignore[arg-type]
 
-    def add_figures(self, rows: list[FigureRow], *, source: str) -> None:
+    def add_figures(self, rows: list[MetricRow], *, source: str) -> None:
         if self.away:
             raise StoreUnavailable("locked")
         self.figures += rows

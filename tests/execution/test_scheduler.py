@@ -10,7 +10,7 @@ import pytest
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import INFRASTRUCTURE_LIMIT
-from service.domain.figures import Histogram, series_of
+from service.domain.process_metrics import Histogram, series_of
 from service.domain.states import ExperimentState
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue

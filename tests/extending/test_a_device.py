@@ -16,7 +16,7 @@ from service.planner.preview import planned_runs
 from service.scheduling.cluster import ClusterNode, exclusive_holds
 from service.scheduling.run_plan import run_config, shapes_of
 from service.specs.experiment import validate
-from service.specs.model_config import student_flops
+from service.specs.model_fit import student_flops
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.device_kinds.backend import Backend

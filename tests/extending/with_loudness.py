@@ -77,11 +77,11 @@ def _known() -> dict[str, Any]:
     from service.config.hardware import CATALOGUE
     from service.domain.formats import figure
     from service.domain.metrics import MARGINS, better_of
-    from service.output.figures.material import CURVES
+    from service.output.plots.material import CURVES
     from service.planner.forecast import RunForecast, forecast_run
     from service.specs.experiment import json_schema, validate
     from service.specs.fields import axis_names
-    from service.specs.model_config import student_flops
+    from service.specs.model_fit import student_flops
     from trainers.config import Task
 
     def forecast(**fields: Any) -> dict[str, Any] | str:
@@ -109,7 +109,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
     """What two short runs report, and what a report says about them."""
     from service.analysis.question import Question
     from service.config.hardware import CATALOGUE
-    from service.domain.headlines import headline
+    from service.domain.metrics import headline
     from service.domain.states import ExperimentState, RunState
     from service.output.model_folder import open_model
     from service.output.report.contents import gather

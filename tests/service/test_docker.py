@@ -211,7 +211,7 @@ def test_every_panel_shows_metrics_that_the_api_exports(path: Path, exported: di
 
 
 def test_every_figure_is_on_a_dashboard() -> None:
-    from service.domain.figures import FIGURES
+    from service.domain.process_metrics import FIGURES
 
     shown = "".join(path.read_text(encoding="utf-8") for path in DASHBOARDS)
     assert [name for name in FIGURES if name not in shown] == []

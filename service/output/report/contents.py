@@ -27,10 +27,10 @@ from service.analysis.run_tables import read_curves, read_kernels
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
-from service.output.figures.figure import Figure
-from service.output.figures.material import ByLabel, Material, Unanswered, answered
-from service.output.figures.registry import figures_of_report
-from service.output.traces import TracedStep
+from service.output.plots.material import ByLabel, Material, Unanswered, answered
+from service.output.plots.plot import Plot
+from service.output.plots.registry import figures_of_report
+from service.output.run_files import TracedStep
 from service.store import Store
 from trainers.checkpoints.predictions import LabelCounts
 
@@ -70,7 +70,7 @@ class Contents:
     verdicts: tuple[TestedPair, ...] | Unanswered
     scores: Mapping[str, ScoreAnswer] | Unanswered
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
-    figures: tuple[Figure, ...]
+    figures: tuple[Plot, ...]
     caveats: tuple[str, ...]
     ledgers: tuple[Ledger, ...] = ()
     by_label: ByLabel | None = None

@@ -10,14 +10,16 @@ import base64
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 
 import jinja2
 
 from service.domain.formats import utc
+from service.output.plots.plot import Plot
 from service.output.report.contents import Contents
-from service.output.report.sections import Plot, sections
+from service.output.report.sections import Block, Bullets, Code, Paragraph, Table, sections
 
 _FOLDER = files("service.output.report")
 
@@ -32,7 +34,7 @@ class ReportPage:
 
 def html(contents: Contents) -> ReportPage:
     parts = sections(contents)
-    plots = [block.figure for part in parts for block in part.blocks if isinstance(block, Plot)]
+    plots = [block for part in parts for block in part.blocks if isinstance(block, Plot)]
     drawn = [{"id": plot.id, "data": plot.data, "layout": plot.layout} for plot in plots]
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     scripts = (_plotly(), _read("page.js")) if drawn else ()
@@ -78,3 +80,42 @@ def _read(name: str) -> str:
 def _plotly() -> str:
     """Not kept: a process that made one report may make no other."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def markdown(contents: Contents) -> str:
+    names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
+    lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
+    for section in sections(contents):
+        written = [line for block in section.blocks for line in _block(block)]
+        if written:
+            lines += ["", f"## {section.title}", *written]
+    return "\n".join(lines) + "\n"
+
+
+def _block(block: Block) -> Iterator[str]:
+    if isinstance(block, Plot):
+        return
+    yield ""
+    if isinstance(block, Paragraph):
+        yield f"**{_inline(block.text)}**" if block.strong else _inline(block.text)
+    elif isinstance(block, Bullets):
+        yield from (f"- {_inline(item)}" for item in block.items)
+    elif isinstance(block, Code):
+        fence = "```"
+        while fence in block.text:
+            fence += "`"
+        yield from (fence, block.text, fence)
+    elif isinstance(block, Table):
+        yield "| " + " | ".join(_cell(heading) for heading in block.headings) + " |"
+        marks = ["--:" if number in block.numbers else "---" for number in range(len(block.headings))]
+        yield "|" + "|".join(marks) + "|"
+        yield from ("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in block.rows)
+
+
+def _inline(text: str) -> str:
+    """Names of users cannot open a tag; stars and underscores stay readable."""
+    return " ".join(text.split()).replace("<", "&lt;").replace(" *", " \\*")
+
+
+def _cell(text: str) -> str:
+    return _inline(text).replace("|", "\\|")

@@ -24,8 +24,8 @@ from service.domain.metrics import finite
 from service.domain.neighbours import in_words
 from service.domain.records import Run
 from service.output import ledger_words
-from service.output.figures.figure import Figure
-from service.output.figures.material import Unanswered
+from service.output.plots.material import Unanswered
+from service.output.plots.plot import Plot
 from service.output.report.contents import MOST_ROWS, OF_SIGNS, Contents, description_of
 from trainers.tasks.info import NO_LOSS
 from trainers.telemetry.kernels import KERNEL_FIGURES
@@ -61,11 +61,6 @@ class Table:
     numbers: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    figure: Figure
-
-
 Block = Paragraph | Bullets | Code | Table | Plot
 
 
@@ -78,10 +73,9 @@ class ReportSection:
 
 def sections(contents: Contents) -> list[ReportSection]:
     """In the report's order; empty sections are left out."""
-    drawn = {figure.id: Plot(figure) for figure in contents.figures}
 
     def plots(prefix: str) -> list[Block]:
-        return [plot for id, plot in drawn.items() if id.startswith(prefix)]
+        return [plot for plot in contents.figures if plot.id.startswith(prefix)]
 
     found = [
         ReportSection("answer", "Answer", list(_answer(contents))),

@@ -13,7 +13,7 @@ from api.login.codes import normalised
 from api.login.device import GRANT_TYPE
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE
 from service.domain.access import Scope
-from service.domain.sessions import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S
+from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S
 from tests.api.conftest import TOKEN, files_up_to
 from tests.api.login.conftest import browser_of, log_in, secret_of
 

@@ -12,7 +12,7 @@ from pydantic import AnyHttpUrl, SecretStr
 from api.login.returning import safe_return
 from service.config.settings import Settings
 from service.domain.access import Scope
-from service.domain.sessions import IDLE_S, LASTING_S
+from service.domain.people import IDLE_S, LASTING_S
 from tests.api.conftest import SPEC, TOKEN
 from tests.api.login.conftest import HTTPS, browser_of, log_in, opened, secret_of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.domain.allowance import Allowance
 from service.domain.events import EventKind
+from service.domain.shares import Allowance
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.fairness.rules import USEFUL_S

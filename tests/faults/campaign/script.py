@@ -15,10 +15,10 @@ from typing import Any
 from service.config.settings import Settings
 from service.db.backup import back_up
 from service.domain.access import Actor, Role, Scope
-from service.domain.figures import FigureRow
+from service.domain.notices import Topic
+from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow, Placement
 from service.domain.states import ExperimentState, RunState
-from service.domain.topics import Topic
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
@@ -244,7 +244,7 @@ SCRIPT = (
             "ABCDEFGH", Approval("ada", Scope.read, None, t.now_s + 1e6), Actor("ada")
         ),
     ),
-    Step("figures", lambda t: t.store.add_figures([FigureRow("writes", "{}", 1.0, True)], source="script")),
+    Step("figures", lambda t: t.store.add_figures([MetricRow("writes", "{}", 1.0, True)], source="script")),
     Step("audit", lambda t: t.store.archive_project("nlp")),
     Step("delete", lambda t: t.store.delete(1)),
     Step("restore", lambda t: t.store.restore(1)),

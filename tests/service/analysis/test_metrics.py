@@ -9,7 +9,7 @@ import pytest
 
 from service.analysis.ranking import STRATEGIES
 from service.domain.metrics import DEFAULT_METRICS, MARGINS, METRICS, better_of
-from service.output.figures.material import CURVES, TIME_PARTS
+from service.output.plots.material import CURVES, TIME_PARTS
 from trainers.metrics import DECLARED
 
 SCORES = Path(__file__).parents[3] / "docs" / "metrics.md"

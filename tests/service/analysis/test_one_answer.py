@@ -21,7 +21,7 @@ from service.analysis.run_table import RunTable
 from service.domain.metrics import better_of
 from service.domain.records import Run
 from service.domain.states import RunState
-from service.output.figures import answers as figures
+from service.output.plots import answers as figures
 from tests.service.analysis.building import run
 
 EXPERIMENTS = 500

@@ -13,7 +13,7 @@ from benchmarks.postgresql import PostgreSQLServer
 from service.config.settings import Settings
 from service.db import roles, schema
 from service.db.errors import UnusableDatabase
-from service.domain.figures import FigureBuffer
+from service.domain.process_metrics import MetricBuffer
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
@@ -79,7 +79,7 @@ def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -
         assert not stale
     driver.finish_run(first.id, 1, RunState.succeeded, summary={"accuracy": 0.9})
     driver.finish_run(second.id, 1, RunState.failed, failure=(FailureClass.bug, "wrong"))
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.observe("stillhouse_commit_seconds", 0.01, process="recorder")
     driver.add_figures(buffer.taken(), source="experiment:1")
     driver.finish_experiment(submitted.id, experiment.attempt, ExperimentState.succeeded)

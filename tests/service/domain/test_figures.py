@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from service.domain.figures import FIGURES, FigureBuffer, FigureKind, FigureRow, Histogram, series_of
+from service.domain.process_metrics import FIGURES, Histogram, MetricBuffer, MetricKind, MetricRow, series_of
 
 COMMIT = "stillhouse_commit_seconds"
 
@@ -16,13 +16,13 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
     for name, info in FIGURES.items():
         assert re.fullmatch("stillhouse_[a-z_]+", name)
         assert name.rpartition("_")[2] in units
-        assert name.endswith("_total") == (info.kind is FigureKind.counter)
-        assert bool(info.buckets) == (info.kind is FigureKind.histogram)
+        assert name.endswith("_total") == (info.kind is MetricKind.counter)
+        assert bool(info.buckets) == (info.kind is MetricKind.histogram)
         assert list(info.buckets) == sorted(info.buckets)
 
 
 def test_a_histogram_counts_values_up_to_each_bound() -> None:
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     for value in (0.001, 0.002, 0.3, 99.0):
         buffer.observe(COMMIT, value, process="recorder")
     (series,) = series_of(buffer.taken())
@@ -35,7 +35,7 @@ def test_a_histogram_counts_values_up_to_each_bound() -> None:
 
 
 def test_what_the_database_did_not_take_is_counted_later() -> None:
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.count("stillhouse_adoptions_total")
     refused = buffer.taken()
     buffer.count("stillhouse_adoptions_total")
@@ -45,7 +45,7 @@ def test_what_the_database_did_not_take_is_counted_later() -> None:
 
 
 def test_gauges_are_told_again_until_they_change() -> None:
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.gauge("stillhouse_ray_up", 1.0, pool="default")
     assert buffer.taken() == buffer.taken()
 
@@ -53,13 +53,13 @@ def test_gauges_are_told_again_until_they_change() -> None:
 @pytest.mark.parametrize("name", ["stillhouse_adoptions_total", COMMIT])
 def test_a_figure_is_used_as_the_registry_has_it(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        FigureBuffer().gauge(name, 1.0)
+        MetricBuffer().gauge(name, 1.0)
     with pytest.raises(KeyError):
-        FigureBuffer().count("stillhouse_unknown_total")
+        MetricBuffer().count("stillhouse_unknown_total")
 
 
 def test_rows_are_in_the_order_of_their_keys_with_sums_before_gauges() -> None:
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.gauge("stillhouse_share_error_ratio", 0.5, project="b")
     buffer.gauge("stillhouse_budget_left_ratio", 0.25, unit="usd", project="a")
     buffer.count("stillhouse_preemptions_total", project="b")
@@ -77,41 +77,41 @@ def test_rows_are_in_the_order_of_their_keys_with_sums_before_gauges() -> None:
         ("stillhouse_preemptions_total", '{"project":"b"}', 1.0),
     ]
     gauges = [
-        FigureRow("stillhouse_budget_left_ratio", '{"project":"a","unit":"usd"}', 0.25, is_gauge=True),
-        FigureRow("stillhouse_share_error_ratio", '{"project":"b"}', 0.5, is_gauge=True),
+        MetricRow("stillhouse_budget_left_ratio", '{"project":"a","unit":"usd"}', 0.25, is_gauge=True),
+        MetricRow("stillhouse_share_error_ratio", '{"project":"b"}', 0.5, is_gauge=True),
     ]
-    assert buffer.taken() == [*(FigureRow(*row, is_gauge=False) for row in sums), *gauges]
+    assert buffer.taken() == [*(MetricRow(*row, is_gauge=False) for row in sums), *gauges]
     assert buffer.taken() == gauges
 
 
 def test_what_is_put_back_is_added_and_gauges_are_not() -> None:
-    buffer = FigureBuffer()
+    buffer = MetricBuffer()
     buffer.put_back(
         [
-            FigureRow("stillhouse_adoptions_total", "{}", 2.0, is_gauge=False),
-            FigureRow("stillhouse_adoptions_total", "{}", 3.0, is_gauge=False),
-            FigureRow("stillhouse_recorder_lag_seconds", "{}", 9.0, is_gauge=True),
+            MetricRow("stillhouse_adoptions_total", "{}", 2.0, is_gauge=False),
+            MetricRow("stillhouse_adoptions_total", "{}", 3.0, is_gauge=False),
+            MetricRow("stillhouse_recorder_lag_seconds", "{}", 9.0, is_gauge=True),
         ]
     )
-    assert buffer.taken() == [FigureRow("stillhouse_adoptions_total", "{}", 5.0, is_gauge=False)]
+    assert buffer.taken() == [MetricRow("stillhouse_adoptions_total", "{}", 5.0, is_gauge=False)]
 
 
 def test_rows_of_several_processes_are_one_series_and_unknown_ones_none() -> None:
     found = series_of(
         [
-            FigureRow("stillhouse_ray_up", '{"pool":"a"}', -2.0, is_gauge=True),
-            FigureRow("stillhouse_ray_up", '{"pool":"a"}', -1.0, is_gauge=True),
-            FigureRow("stillhouse_ray_up", '{"pool":"a"}', -3.0, is_gauge=True),
-            FigureRow("stillhouse_ray_up", '{"pool":"b"}', 1.0, is_gauge=True),
-            FigureRow("stillhouse_adoptions_total", "{}", 4.0, is_gauge=False),
-            FigureRow("stillhouse_of_another_release_total", "{}", 4.0, is_gauge=False),
-            FigureRow("stillhouse_gone_seconds_bucket", '{"le":"1.0"}', 4.0, is_gauge=False),
-            FigureRow("stillhouse_gone_seconds_sum", "{}", 4.0, is_gauge=False),
-            FigureRow(f"{COMMIT}_count", '{"process":"p"}', 3.0, is_gauge=False),
-            FigureRow(f"{COMMIT}_sum", '{"process":"p"}', 12.0, is_gauge=False),
-            FigureRow(f"{COMMIT}_bucket", '{"le":"+Inf","process":"p"}', 1.0, is_gauge=False),
-            FigureRow(f"{COMMIT}_bucket", '{"le":"0.001","process":"p"}', 2.0, is_gauge=False),
-            FigureRow(f"{COMMIT}_bucket", '{"le":"0.001","process":"q"}', 5.0, is_gauge=False),
+            MetricRow("stillhouse_ray_up", '{"pool":"a"}', -2.0, is_gauge=True),
+            MetricRow("stillhouse_ray_up", '{"pool":"a"}', -1.0, is_gauge=True),
+            MetricRow("stillhouse_ray_up", '{"pool":"a"}', -3.0, is_gauge=True),
+            MetricRow("stillhouse_ray_up", '{"pool":"b"}', 1.0, is_gauge=True),
+            MetricRow("stillhouse_adoptions_total", "{}", 4.0, is_gauge=False),
+            MetricRow("stillhouse_of_another_release_total", "{}", 4.0, is_gauge=False),
+            MetricRow("stillhouse_gone_seconds_bucket", '{"le":"1.0"}', 4.0, is_gauge=False),
+            MetricRow("stillhouse_gone_seconds_sum", "{}", 4.0, is_gauge=False),
+            MetricRow(f"{COMMIT}_count", '{"process":"p"}', 3.0, is_gauge=False),
+            MetricRow(f"{COMMIT}_sum", '{"process":"p"}', 12.0, is_gauge=False),
+            MetricRow(f"{COMMIT}_bucket", '{"le":"+Inf","process":"p"}', 1.0, is_gauge=False),
+            MetricRow(f"{COMMIT}_bucket", '{"le":"0.001","process":"p"}', 2.0, is_gauge=False),
+            MetricRow(f"{COMMIT}_bucket", '{"le":"0.001","process":"q"}', 5.0, is_gauge=False),
         ]
     )
     assert [(series.info.name, series.labels) for series in found] == [

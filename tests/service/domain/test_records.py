@@ -10,43 +10,39 @@ from typing import Any
 
 import pytest
 
-from service.domain.allowance import Allowance
-from service.domain.durations import seconds_of
 from service.domain.events import EventKind
-from service.domain.headlines import (
-    answer_headlines,
-    headline,
-    is_on_test,
-    score,
-    shared_headline,
-)
+from service.domain.formats import seconds_of
+from service.domain.ledger import Prospect
 from service.domain.metrics import (
     DEFAULT_METRICS,
     MARGINS,
     METRICS,
+    answer_headlines,
     better_of,
     default_metrics,
     evaluation_metrics,
     figure_of,
     finite,
+    headline,
+    is_on_test,
     scale_of,
+    score,
+    shared_headline,
 )
-from service.domain.notices import Delivery, DeliveryState, Subscription
-from service.domain.prospects import Prospect
+from service.domain.notices import Delivery, DeliveryState, Subscription, Topic
+from service.domain.people import Session, public_id
 from service.domain.records import (
     Experiment,
     ExperimentStatus,
     MetricSeries,
     NewSeries,
     PointRow,
+    canonical_query,
     tags_text,
 )
 from service.domain.serialization import Number, Serializable, adapter, to_json
-from service.domain.sessions import Session, public_id
-from service.domain.spending import month_named, month_of
+from service.domain.shares import Allowance, month_named, month_of
 from service.domain.states import ExperimentState, RunState
-from service.domain.topics import Topic
-from service.domain.views import canonical_query
 from trainers.metrics import DECLARED
 
 # -- Rows ------------------------------------------------------------------------------------

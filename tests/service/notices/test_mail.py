@@ -11,8 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.config.settings import MailSecurity, Settings
-from service.domain.notices import DeliveryState
-from service.domain.topics import Topic
+from service.domain.notices import DeliveryState, Topic
 from service.notices.channels import CHANNELS
 from service.notices.courier import Courier
 from service.notices.errors import BadSubscription, Undeliverable

@@ -18,8 +18,7 @@ import pytest
 
 from service.config.hosts import AllowedHosts
 from service.config.settings import Settings
-from service.domain.notices import DeliveryState, NewSubscription
-from service.domain.topics import Topic
+from service.domain.notices import DeliveryState, NewSubscription, Topic
 from service.notices import courier as couriers
 from service.notices.channels import CHANNELS
 from service.notices.courier import ATTEMPTS, Courier, retry_in_s

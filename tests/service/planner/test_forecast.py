@@ -11,7 +11,7 @@ from service.config.hardware import CATALOGUE
 from service.planner.forecast import SETUP_S, Cell, Past, Span, forecast, forecast_run, too_small
 from service.planner.forecasting import forecast_of
 from service.specs.experiment import ExperimentSpec, validate
-from service.specs.model_config import student_flops
+from service.specs.model_fit import student_flops
 from service.store import Store
 
 BASE = student_flops("base", ())

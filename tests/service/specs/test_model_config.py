@@ -10,7 +10,7 @@ import pytest
 from service.config.hardware import CATALOGUE
 from service.planner.forecasting import forecast_of
 from service.specs.experiment import validate
-from service.specs.model_config import student_flops
+from service.specs.model_fit import student_flops
 from service.store import Store
 from trainers.telemetry.flops import FlopCount
 

@@ -15,8 +15,8 @@ from benchmarks.simulated import sweep
 from service.analysis.answers import AnalysisError, Selection
 from service.domain.formats import title
 from service.domain.records import PointRow
-from service.output.figures.figure import PALETTE, unit_of
-from service.output.figures.material import TIME_PARTS, Unanswered
+from service.output.plots.material import TIME_PARTS, Unanswered
+from service.output.plots.plot import PALETTE, unit_of
 from service.output.report import Contents, gather, html, markdown
 from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep

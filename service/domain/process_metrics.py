@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 
-class FigureKind(StrEnum):
+class MetricKind(StrEnum):
     """How values combine over time and over processes."""
 
     counter = "counter"
@@ -32,7 +32,7 @@ _WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 
 
 
 @dataclass(frozen=True, slots=True)
-class FigureInfo:
+class MetricInfo:
     """One metric, as Prometheus knows it.
 
     Attributes:
@@ -42,94 +42,94 @@ class FigureInfo:
     """
 
     name: str
-    kind: FigureKind
+    kind: MetricKind
     described: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
 
-FIGURES: Mapping[str, FigureInfo] = MappingProxyType(
+FIGURES: Mapping[str, MetricInfo] = MappingProxyType(
     {
         info.name: info
         for info in (
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_claim_seconds",
-                FigureKind.histogram,
+                MetricKind.histogram,
                 "Time that claiming an experiment from the queue takes a scheduler.",
                 buckets=_FAST_S,
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_queue_wait_seconds",
-                FigureKind.histogram,
+                MetricKind.histogram,
                 "Time that experiments were queued before they were claimed, without delays before a retry.",
                 ("project",),
                 _WAITS_S,
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_scheduler_pass_seconds",
-                FigureKind.histogram,
+                MetricKind.histogram,
                 "Time that a pass of a scheduler takes.",
                 buckets=_FAST_S,
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_lease_lapses_total",
-                FigureKind.counter,
+                MetricKind.counter,
                 "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_adoptions_total",
-                FigureKind.counter,
+                MetricKind.counter,
                 "Lapsed leases that a scheduler took over.",
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_silent_drivers_stopped_total",
-                FigureKind.counter,
+                MetricKind.counter,
                 "Jobs that were stopped because their driver stayed silent.",
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_preemptions_total",
-                FigureKind.counter,
+                MetricKind.counter,
                 "Runs that gave their devices back at a checkpoint.",
                 ("project",),
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_share_error_ratio",
-                FigureKind.gauge,
+                MetricKind.gauge,
                 "Part of recent use minus the part entitled to, of projects that have work.",
                 ("project",),
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_budget_left_ratio",
-                FigureKind.gauge,
+                MetricKind.gauge,
                 "Part of this month's budget that is left; below 0 it is overspent.",
                 ("project", "unit"),
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_ray_up",
-                FigureKind.gauge,
+                MetricKind.gauge,
                 "Whether Ray answered a scheduler's last look at its pool's cluster.",
                 ("pool",),
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_commit_seconds",
-                FigureKind.histogram,
+                MetricKind.histogram,
                 "Time of a write to the database, from its begin to its commit.",
                 ("process",),
                 _FAST_S,
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_recorder_lag_seconds",
-                FigureKind.gauge,
+                MetricKind.gauge,
                 "Age of the oldest report that an experiment's recorder has not stored in the database yet.",
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_spool_bytes",
-                FigureKind.gauge,
+                MetricKind.gauge,
                 "Size of the points that wait for the database on the disk of a recorder's node.",
             ),
-            FigureInfo(
+            MetricInfo(
                 "stillhouse_message_deliveries_total",
-                FigureKind.counter,
+                MetricKind.counter,
                 "Attempts to deliver a message to a subscriber, by channel and outcome.",
                 ("channel", "outcome"),
             ),
@@ -142,7 +142,7 @@ _SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 
 
 @dataclass(frozen=True, slots=True)
-class FigureRow:
+class MetricRow:
     """One number in the database: a series of a metric, or a part of a histogram's series.
 
     Attributes:
@@ -157,7 +157,7 @@ class FigureRow:
     is_gauge: bool
 
 
-class FigureBuffer:
+class MetricBuffer:
     """Metrics of one process that are not in the database yet; thread-safe."""
 
     def __init__(self) -> None:
@@ -166,12 +166,12 @@ class FigureBuffer:
         self._gauges: dict[tuple[str, str], float] = {}
 
     def count(self, name: str, by: float = 1.0, **labels: str) -> None:
-        self._checked(name, FigureKind.counter, labels)
+        self._checked(name, MetricKind.counter, labels)
         with self._lock:
             self._add(name, labels, by)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        info = self._checked(name, FigureKind.histogram, labels)
+        info = self._checked(name, MetricKind.histogram, labels)
         place = bisect_left(info.buckets, value)
         bound = repr(info.buckets[place]) if place < len(info.buckets) else "+Inf"
         with self._lock:
@@ -180,21 +180,21 @@ class FigureBuffer:
             self._add(name + _SUM, labels, value)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        self._checked(name, FigureKind.gauge, labels)
+        self._checked(name, MetricKind.gauge, labels)
         with self._lock:
             self._gauges[name, _text(labels)] = value
 
-    def taken(self) -> list[FigureRow]:
+    def taken(self) -> list[MetricRow]:
         """Returns all values as rows, in the order of their keys, and forgets the sums."""
         with self._lock:
             sums, self._sums = self._sums, {}
             gauges = dict(self._gauges)
         return [
-            *(FigureRow(*key, value, is_gauge=False) for key, value in sorted(sums.items())),
-            *(FigureRow(*key, value, is_gauge=True) for key, value in sorted(gauges.items())),
+            *(MetricRow(*key, value, is_gauge=False) for key, value in sorted(sums.items())),
+            *(MetricRow(*key, value, is_gauge=True) for key, value in sorted(gauges.items())),
         ]
 
-    def put_back(self, rows: list[FigureRow]) -> None:
+    def put_back(self, rows: list[MetricRow]) -> None:
         """Restores sums that could not be stored."""
         with self._lock:
             for row in rows:
@@ -207,7 +207,7 @@ class FigureBuffer:
         self._sums[key] = self._sums.get(key, 0.0) + by
 
     @staticmethod
-    def _checked(name: str, kind: FigureKind, labels: Mapping[str, str]) -> FigureInfo:
+    def _checked(name: str, kind: MetricKind, labels: Mapping[str, str]) -> MetricInfo:
         info = FIGURES[name]
         if info.kind is not kind or set(labels) != set(info.labels):
             raise ValueError(f"{name} is a {info.kind} with the labels {info.labels}, not {tuple(labels)}")
@@ -224,12 +224,12 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    info: FigureInfo
+    info: MetricInfo
     labels: Mapping[str, str]
     value: float | Histogram
 
 
-def series_of(rows: list[FigureRow]) -> list[Series]:
+def series_of(rows: list[MetricRow]) -> list[Series]:
     """Combines rows of the database; metrics that this release does not know are left out."""
     found: list[Series] = []
     sums: dict[str, dict[str, float]] = {}
@@ -245,7 +245,7 @@ def series_of(rows: list[FigureRow]) -> list[Series]:
                 buckets.setdefault((name, _text(labels)), {})[bound] = row.value
             elif part == "sum" and name in FIGURES:
                 sums.setdefault(name, {})[row.labels] = row.value
-        elif info.kind is FigureKind.gauge:
+        elif info.kind is MetricKind.gauge:
             key = row.name, row.labels
             gauges[key] = max(row.value, gauges.get(key, row.value))
         else:

@@ -9,8 +9,10 @@ WebGL and parallel coordinates need `eval`, which the page forbids.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from service.domain.formats import title
@@ -26,7 +28,7 @@ Layout = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure(Serializable):
+class Plot(Serializable):
     """One plot: plain data for plotly, without colours of a theme."""
 
     id: str
@@ -42,7 +44,7 @@ class Figure(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class FigureInfo(Serializable):
+class PlotInfo(Serializable):
     """A kind of figure, as the API lists it."""
 
     id: str
@@ -73,7 +75,7 @@ class Drawable(Serializable):
 class Choices(Serializable):
     """What can be drawn of some experiments."""
 
-    figures: list[FigureInfo]
+    figures: list[PlotInfo]
     """Kinds of figures."""
     points: list[Drawable]
     """Metrics that have curves."""
@@ -139,3 +141,74 @@ def faded(colour: str, opacity: float = 0.18) -> str:
     """The colour with transparency."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+MOST_CURVES = 400
+"""Most curves of one figure."""
+
+
+class XAxis(StrEnum):
+    """What a curve is drawn over."""
+
+    step = "step"
+    """Optimizer updates."""
+    time = "time"
+    """Time of the run's attempts, without waits between them."""
+    tokens = "tokens"
+    """Tokens without padding."""
+    cost = "cost"
+    """Price of the devices x time."""
+    energy = "energy"
+    """Energy, at the run's mean power."""
+
+
+class By(StrEnum):
+    """What a line stands for."""
+
+    cell = "cell"
+    """A configuration: the mean over its seeds, with a band."""
+    run = "run"
+    """One run."""
+
+
+class Band(StrEnum):
+    """What a band around a mean shows."""
+
+    sd = "sd"
+    """One standard deviation between seeds to each side."""
+    range = "range"
+    """From the least to the greatest seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The chosen options; each kind of plot reads some of them.
+
+    Attributes:
+        metric: Figures that are drawn; none = those of the report.
+        over: Figures over which the frontier is found; none = those that are drawn.
+        by: What a line or a point stands for; None = the kind's own choice.
+        smooth: Weight of earlier values in the exponentially weighted mean; 0 = as measured.
+        max_curves: Most lines; None = the kind's own choice.
+        unfinished: Include runs that have not ended, or not well.
+        strategy: Named weighting of scores.
+        weight: The user's own weights by metric.
+        run: Run of which a step is drawn.
+    """
+
+    metric: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    x: XAxis = XAxis.step
+    by: By | None = None
+    band: Band = Band.sd
+    smooth: float = 0.0
+    max_curves: int | None = None
+    unfinished: bool = True
+    strategy: str | None = None
+    weight: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    run: int | None = None
+
+    def given(self) -> list[str]:
+        """Names of the options that differ from their defaults."""
+        plain = Options()
+        return [one.name for one in fields(self) if getattr(self, one.name) != getattr(plain, one.name)]

@@ -28,9 +28,9 @@ from service.analysis.run_tables import read_run_table
 from service.domain.ledger import Ledger
 from service.domain.records import Run
 from service.domain.states import RunState
-from service.output.figures import curves
-from service.output.figures.options import Options
-from service.output.traces import TracedStep
+from service.output.plots import curves
+from service.output.plots.plot import Options
+from service.output.run_files import TracedStep
 from service.store import Store
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.metrics import SCORES

@@ -6,7 +6,8 @@ function that draws one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,17 +16,19 @@ import numpy as np
 
 from service.analysis.answers import AnalysisError, BadQuestion
 from service.config.hardware import nearest
-from service.output.figures import answers, curves, parallel, times
-from service.output.figures.figure import Figure, FigureInfo
-from service.output.figures.material import CURVES, Material, Unanswered
-from service.output.figures.options import By, Options
+from service.domain.formats import title
+from service.domain.metrics import better_of
+from service.output.plots import answers, curves, times
+from service.output.plots.material import CURVES, Material, Unanswered
+from service.output.plots.plot import By, Choices, Drawable, Options, Plot, PlotInfo, unit_of
+from service.store import Store
 
 _MOST_LINES = 10_000
 """Most lines of parallel coordinates."""
 
 
 @dataclass(frozen=True, slots=True)
-class FigureKind:
+class PlotKind:
     """A kind of plot.
 
     Attributes:
@@ -40,11 +43,11 @@ class FigureKind:
     title: str
     about: str
     reads: tuple[str, ...]
-    draw: Callable[[Material, Options], Figure]
+    draw: Callable[[Material, Options], Plot]
     of_report: Callable[[Material], Iterable[Options]] = lambda material: ()
 
 
-def _curve(material: Material, options: Options) -> Figure:
+def _curve(material: Material, options: Options) -> Plot:
     if not options.metric and (names := material.point_names):
         first = next((name for name in CURVES if name in names), names[0])
         options = replace(options, metric=(first,))
@@ -58,7 +61,7 @@ def _report_curves(material: Material) -> Iterator[Options]:
             yield Options(metric=(name,), unfinished=False)
 
 
-def _trade_off(material: Material, options: Options) -> Figure:
+def _trade_off(material: Material, options: Options) -> Plot:
     if options.metric and not 2 <= len(options.metric) <= 3:
         raise BadQuestion(
             "metric", "a trade-off shows two or three figures; name metric twice or three times"
@@ -86,7 +89,7 @@ def _report_trade_offs(material: Material) -> Iterator[Options]:
                 yield Options(metric=(name, judged), over=tuple(names))
 
 
-def _effect(material: Material, options: Options) -> Figure:
+def _effect(material: Material, options: Options) -> Plot:
     if len(options.metric) > 1:
         raise BadQuestion("metric", "effects are drawn of one figure; name one metric")
     if not options.metric:
@@ -107,11 +110,11 @@ def _report_effects(material: Material) -> Iterator[Options]:
         yield from (Options(metric=(item.model.metric,)) for item in material.effects.items)
 
 
-def _score(material: Material, options: Options) -> Figure:
+def _score(material: Material, options: Options) -> Plot:
     return answers.score(material.question.score(strategy=options.strategy, weights=options.weight or None))
 
 
-def _parallel(material: Material, options: Options) -> Figure:
+def _parallel(material: Material, options: Options) -> Plot:
     question, table = material.question, material.run_table
     metrics = list(
         dict.fromkeys(question.metric(name) for name in options.metric) or material.frontier().metrics
@@ -121,37 +124,37 @@ def _parallel(material: Material, options: Options) -> Figure:
         runs = answers.runs_by_label(table.finished)
         places = {label: at for at, label in enumerate(runs)}
         members = sorted([*answer.members, *answer.others], key=lambda member: places[member.label])
-        return parallel.of_cells(members[:_MOST_LINES], metrics, runs)
+        return answers.of_cells(members[:_MOST_LINES], metrics, runs)
     known = np.logical_or.reduce([np.isfinite(table.column(metric.name)) for metric in metrics])
     finished = {run.id for run in table.finished}
     positions = [at for at in np.flatnonzero(known).tolist() if table.runs[at].id in finished][:_MOST_LINES]
     if not positions:
         raise AnalysisError(f"no run has {' or '.join(metric.name for metric in metrics)} yet")
-    return parallel.of_runs(table, positions, metrics)
+    return answers.of_runs(table, positions, metrics)
 
 
-def _confusion(material: Material, options: Options) -> Figure:
+def _confusion(material: Material, options: Options) -> Plot:
     del options
     if material.by_label is None or not material.by_label.counts.confusion:
         raise AnalysisError("no run kept counts by label of its test part")
     return answers.confusion(material.by_label)
 
 
-def _breakdown(material: Material, options: Options) -> Figure:
+def _breakdown(material: Material, options: Options) -> Plot:
     del options
     if not material.breakdown:
         raise AnalysisError("no run has reported where its time went yet")
     return times.breakdown(material.breakdown, material.run_table.finished)
 
 
-def _money(material: Material, options: Options) -> Figure:
+def _money(material: Material, options: Options) -> Plot:
     del options
     if not any(ledger.total.cost_usd for ledger in material.ledgers):
         raise AnalysisError("nothing has been paid for yet")
     return times.money(material.ledgers, material.run_table.runs)
 
 
-def _step(material: Material, options: Options) -> Figure:
+def _step(material: Material, options: Options) -> Plot:
     runs = {run.id: run for run in material.run_table.runs}
     chosen = options.run if options.run is not None else next(iter(material.steps), None)
     if chosen is None or chosen not in material.steps:
@@ -160,7 +163,7 @@ def _step(material: Material, options: Options) -> Figure:
     return times.step(runs[chosen], material.steps[chosen])
 
 
-def _timeline(material: Material, options: Options) -> Figure:
+def _timeline(material: Material, options: Options) -> Plot:
     del options
     started = [run for run in material.run_table.runs if run.started_s is not None]
     if not started:
@@ -173,11 +176,11 @@ def _once(material: Material) -> tuple[Options, ...]:
     return (Options(),)
 
 
-FIGURES: Mapping[str, FigureKind] = MappingProxyType(
+FIGURES: Mapping[str, PlotKind] = MappingProxyType(
     {
         kind.id: kind
         for kind in (
-            FigureKind(
+            PlotKind(
                 "curve",
                 "Curves",
                 "How a metric develops over steps, time, tokens, cost or energy.",
@@ -185,7 +188,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _curve,
                 _report_curves,
             ),
-            FigureKind(
+            PlotKind(
                 "tradeoff",
                 "Trade-off",
                 "Two or three figures against each other, and which configurations nothing beats.",
@@ -193,7 +196,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _trade_off,
                 _report_trade_offs,
             ),
-            FigureKind(
+            PlotKind(
                 "effect",
                 "Effects",
                 "What each value of each axis changes.",
@@ -201,21 +204,21 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _effect,
                 _report_effects,
             ),
-            FigureKind(
+            PlotKind(
                 "parallel",
                 "Parallel coordinates",
                 "Axes and figures of every run side by side.",
                 ("metric", "by"),
                 _parallel,
             ),
-            FigureKind(
+            PlotKind(
                 "score",
                 "Scores",
                 "Configurations by a weighted sum of figures.",
                 ("strategy", "weight"),
                 _score,
             ),
-            FigureKind(
+            PlotKind(
                 "confusion",
                 "Confusion matrix",
                 "Which labels of the test part the recommended configuration mixes up.",
@@ -223,7 +226,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _confusion,
                 _once,
             ),
-            FigureKind(
+            PlotKind(
                 "breakdown",
                 "Time of a run",
                 "Which parts a run's time has, by configuration.",
@@ -231,7 +234,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _breakdown,
                 _once,
             ),
-            FigureKind(
+            PlotKind(
                 "step",
                 "One step",
                 "What each worker did in one step of a run.",
@@ -239,7 +242,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _step,
                 lambda material: [Options(run=id) for id in material.steps],
             ),
-            FigureKind(
+            PlotKind(
                 "timeline",
                 "Time line",
                 "When each run ran.",
@@ -247,7 +250,7 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
                 _timeline,
                 _once,
             ),
-            FigureKind(
+            PlotKind(
                 "money",
                 "Money",
                 "What was paid for: work that counts, lost work, overhead and waiting.",
@@ -260,13 +263,13 @@ FIGURES: Mapping[str, FigureKind] = MappingProxyType(
 """By id, in the order of the report."""
 
 
-def kind_of(id: str) -> FigureKind:
+def kind_of(id: str) -> PlotKind:
     if id not in FIGURES:
         raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
     return FIGURES[id]
 
 
-def drawn(id: str, material: Material, options: Options) -> Figure:
+def drawn(id: str, material: Material, options: Options) -> Plot:
     """Returns one plot.
 
     Raises:
@@ -281,9 +284,9 @@ def drawn(id: str, material: Material, options: Options) -> Figure:
     return kind.draw(material, options)
 
 
-def figures_of_report(material: Material) -> list[Figure]:
+def figures_of_report(material: Material) -> list[Plot]:
     """In the report's order; what cannot be drawn is left out."""
-    found: list[Figure] = []
+    found: list[Plot] = []
     for kind in FIGURES.values():
         # Where there is no answer, a section of the report says why.
         with suppress(AnalysisError):
@@ -293,5 +296,23 @@ def figures_of_report(material: Material) -> list[Figure]:
     return found
 
 
-def listed() -> list[FigureInfo]:
-    return [FigureInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()]
+def listed() -> list[PlotInfo]:
+    return [PlotInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()]
+
+
+def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
+    ids = list(dict.fromkeys(experiment_ids))
+    axes: dict[str, None] = {}
+    for id in ids:
+        _, canonical = store.experiment_spec(id)
+        axes |= dict.fromkeys(json.loads(canonical)["search"]["axes"])
+    return Choices(
+        listed(),
+        [_drawable(name) for name in store.point_names(ids)],
+        [_drawable(name) for name in store.figure_names(ids)],
+        list(axes),
+    )
+
+
+def _drawable(name: str) -> Drawable:
+    return Drawable(name, title(name), unit_of(name), better_of(name))

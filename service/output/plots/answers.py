@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from service.analysis.answers import FittedEffects, FrontierAnswer, FrontierMember, ScoreAnswer
 from service.analysis.ranking import label_of
-from service.domain.formats import Scale, point_text, scale_for, title
+from service.analysis.run_table import Column, RunTable
+from service.domain.formats import Scale, axis_value, point_text, scale_for, short_names, title
+from service.domain.metrics import Metric
 from service.domain.records import Run
-from service.output.figures.figure import (
+from service.output.plots.material import ByLabel
+from service.output.plots.plot import (
     PALETTE,
     SYMBOLS,
-    Figure,
+    Plot,
     Trace,
     axis_title,
     capitalised,
     layout,
     rounded,
+    rounded_or_gap,
     unit_of,
     with_legend,
     word,
 )
-from service.output.figures.material import ByLabel
 
 COSTS = ("total_time_s", "cost_usd", "energy_kwh")
 """What a report draws accuracy against."""
@@ -42,7 +48,7 @@ def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 def trade_off(
     answer: FrontierAnswer, drawn: Sequence[str], runs: Mapping[str, Sequence[int]], *, judged_by_all: bool
-) -> Figure:
+) -> Plot:
     """Plots two figures against each other, and a third as colour.
 
     Args:
@@ -94,7 +100,7 @@ def trade_off(
             "colorscale": [[0, PALETTE[4]], [1, PALETTE[0]]],
             "colorbar": {"title": {"text": _scaled(third, scales[third]), "side": "right"}, "thickness": 14},
         }
-    return Figure(
+    return Plot(
         f"tradeoff-{word(across)}" if judged_by_all else "tradeoff",
         caption,
         data,
@@ -164,7 +170,7 @@ def _left_out(left_out: Mapping[str, str]) -> str:
     return f"{len(left_out):,} configurations are left out; the first, {label}: {reason}."
 
 
-def effect(item: FittedEffects) -> Figure:
+def effect(item: FittedEffects) -> Plot:
     model = item.model
     ratio = model.scale == "ratio"
     factor = 100.0 if ratio else 1.0
@@ -193,7 +199,7 @@ def effect(item: FittedEffects) -> Figure:
     unit = "%" if ratio else unit_of(model.metric)
     shape = layout(f"change of {title(model.metric)} ({unit})", "", height=120 + 44 * len(rows))
     shape["xaxis"]["zeroline"] = True
-    return Figure(
+    return Plot(
         f"effect-{word(model.metric)}",
         f"Effect of each value on {title(model.metric)} relative to the first value of its axis, "
         "averaged over the other axes, with 95% intervals, each for itself. An interval that includes "
@@ -208,7 +214,7 @@ def _level_name(axis: str, level: Any, baseline: Any) -> str:
     return f"{point_text({axis: level})} against {point_text({axis: baseline}).partition('=')[2]}"
 
 
-def score(answer: ScoreAnswer) -> Figure:
+def score(answer: ScoreAnswer) -> Plot:
     """Plots the parts of each configuration's score, the best on top."""
     shown = answer.ranking[:MOST_SCORED]
     names = [point_text(ranked.point) or "the only configuration" for ranked in shown]
@@ -230,7 +236,7 @@ def score(answer: ScoreAnswer) -> Figure:
     shape |= {"barmode": "relative"}
     shape["yaxis"]["autorange"] = "reversed"
     more = len(answer.ranking) - len(shown)
-    return Figure(
+    return Plot(
         "score",
         "Weighted sum of each figure's share of its largest value; lower is better, and figures of which "
         "more is better count negatively. The best configuration is on top.",
@@ -245,7 +251,7 @@ def score(answer: ScoreAnswer) -> Figure:
     )
 
 
-def confusion(found: ByLabel) -> Figure:
+def confusion(found: ByLabel) -> Plot:
     """Plots the confusion matrix, each row as shares of its true label."""
     counts = found.counts
     shares = [
@@ -272,7 +278,7 @@ def confusion(found: ByLabel) -> Figure:
     ticks = {"tickmode": "array", "tickvals": places, "ticktext": [_short(label) for label in counts.labels]}
     shape["xaxis"] |= {**ticks, "showgrid": False, "constrain": "domain"}
     shape["yaxis"] |= {**ticks, "showgrid": False, "autorange": "reversed"}
-    return Figure(
+    return Plot(
         "confusion",
         "Confusion matrix of the test part: each row is a true label, and its colours are the shares of the "
         "labels that were predicted for it.",
@@ -283,3 +289,84 @@ def confusion(found: ByLabel) -> Figure:
 
 def _short(label: str) -> str:
     return label if len(label) <= 24 else f"{label[:23]}…"
+
+
+KIND = "parallel"
+"""`type` of the trace."""
+
+
+def of_runs(run_table: RunTable, positions: Sequence[int], metrics: Sequence[Metric]) -> Plot:
+    """Returns a line per finished run among `positions`."""
+    runs = [run_table.runs[at] for at in positions]
+    columns = {metric.name: run_table.column(metric.name)[list(positions)] for metric in metrics}
+    return _figure(
+        [run.point for run in runs],
+        columns,
+        metrics,
+        [[run.id] for run in runs],
+        [f"run:{run.id} {point_text(run.point)} seed={run.seed}" for run in runs],
+        "one line per run",
+    )
+
+
+def of_cells(
+    members: Sequence[FrontierMember], metrics: Sequence[Metric], runs: Mapping[str, Sequence[int]]
+) -> Plot:
+    """Returns a line per configuration through the means over its seeds."""
+    columns = {metric.name: np.array([m.values[metric.name] for m in members]) for metric in metrics}
+    return _figure(
+        [member.point for member in members],
+        columns,
+        metrics,
+        [list(runs.get(member.label, ())) for member in members],
+        [point_text(member.point) or "the only configuration" for member in members],
+        "one line per configuration, means over its seeds",
+    )
+
+
+def _figure(
+    points: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Column],
+    metrics: Sequence[Metric],
+    runs: list[list[int]],
+    texts: list[str],
+    what: str,
+) -> Plot:
+    axes = list(dict.fromkeys(axis for point in points for axis in point))
+    names = short_names(axes)
+    dimensions = [_axis(axis, names[axis], [point.get(axis) for point in points]) for axis in axes]
+    for metric in metrics:
+        values = columns[metric.name].tolist()
+        scale = scale_for(metric.name, values)
+        dimensions.append(
+            {
+                "name": metric.name,
+                "label": f"{title(metric.name)} ({scale.unit})" if scale.unit else axis_title(metric.name),
+                "values": rounded_or_gap(value * scale.factor for value in values),
+                "ticks": None,
+                "better": metric.better,
+            }
+        )
+    trace = {"type": KIND, "dimensions": dimensions, "runs": runs, "text": texts}
+    better = ", ".join(f"{title(metric.name)} ({metric.better} is better)" for metric in metrics)
+    return Plot(KIND, f"Axes and figures side by side, {what}: {better}.", [trace], {"height": 420})
+
+
+def _axis(name: str, label: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Returns an axis' dimension: each value has its own place, in grid order."""
+    places: dict[str, int] = {}
+    for value in values:
+        places.setdefault(json.dumps(value), len(places))
+    ticks = [axis_value(json.loads(value)) for value in places]
+    numbers = [json.loads(value) for value in places]
+    if all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        ranked = sorted(range(len(numbers)), key=lambda at: numbers[at])
+        places = {json.dumps(numbers[at]): rank for rank, at in enumerate(ranked)}
+        ticks = [axis_value(numbers[at]) for at in ranked]
+    return {
+        "name": name,
+        "label": label,
+        "values": [places[json.dumps(value)] for value in values],
+        "ticks": ticks,
+        "better": None,
+    }

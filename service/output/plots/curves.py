@@ -17,12 +17,17 @@ from service.domain.formats import point_text, scale_for
 from service.domain.neighbours import disturbances
 from service.domain.records import Run
 from service.domain.states import RunState
-from service.output.figures.figure import (
+from service.output.plots.plot import (
     DASHES,
+    MOST_CURVES,
     PALETTE,
     SYMBOLS,
-    Figure,
+    Band,
+    By,
+    Options,
+    Plot,
     Trace,
+    XAxis,
     axis_title,
     capitalised,
     faded,
@@ -32,7 +37,6 @@ from service.output.figures.figure import (
     with_legend,
     word,
 )
-from service.output.figures.options import MOST_CURVES, Band, By, Options, XAxis
 from service.store import Store
 from service.store.curves import Bucket, Rates
 
@@ -220,7 +224,7 @@ _BANDS = {
 _BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
 
 
-def draw(found: CurveSet, options: Options) -> Figure:
+def draw(found: CurveSet, options: Options) -> Plot:
     single = options.by is By.run
     drawn = sum(map(len, found.curves.values())) if single else len(found.curves)
     data = [*(_runs(found, options) if single else _cells(found, options))]
@@ -244,7 +248,7 @@ def draw(found: CurveSet, options: Options) -> Figure:
     shape["hoverlabel"] = {"namelength": -1}
     if len(names) > _MOST_NAMED:
         shape["showlegend"] = False
-    return Figure(
+    return Plot(
         f"curve-{word(found.metric)}",
         f"{capitalised(found.metric)} over {_OVER[options.x]}: {what}.{smoothed}",
         data,

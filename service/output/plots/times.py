@@ -10,10 +10,10 @@ from service.domain.formats import figure as figure_text
 from service.domain.formats import point_text, scale_for
 from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger
 from service.domain.records import Run
-from service.output.figures.figure import PALETTE, Figure, Trace, layout, rounded, with_legend
-from service.output.figures.material import TIME_PARTS
 from service.output.ledger_words import PARTS
-from service.output.traces import TracedStep
+from service.output.plots.material import TIME_PARTS
+from service.output.plots.plot import PALETTE, Plot, Trace, layout, rounded, with_legend
+from service.output.run_files import TracedStep
 
 MOST_BARS = 100
 """Configurations, or runs, that one figure has a bar for."""
@@ -49,7 +49,7 @@ _MOST_TIMED = 500
 """Runs that the time line shows one by one."""
 
 
-def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Figure:
+def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Plot:
     """Plots the parts of a run's time, in mean seconds by label of the configuration."""
     points = {label_of(run.point): run.point for run in runs}
     labels = list(found)[:MOST_BARS]
@@ -73,7 +73,7 @@ def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> 
     shape |= {"barmode": "stack"}
     shape["yaxis"]["autorange"] = "reversed"
     left = len(found) - len(labels)
-    return Figure(
+    return Plot(
         "breakdown",
         "Breakdown of the time of a run, mean over seeds.",
         data,
@@ -86,7 +86,7 @@ def _mark(phase: str) -> dict[str, Any]:
     return {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
 
 
-def timeline(runs: Sequence[Run], now_s: float) -> Figure:
+def timeline(runs: Sequence[Run], now_s: float) -> Plot:
     """Plots when each run ran; bars of unfinished runs end at `now_s`."""
     begun = (
         sorted(runs, key=lambda run: run.started_s or 0.0)[:_MOST_TIMED] if len(runs) > _MOST_TIMED else runs
@@ -130,7 +130,7 @@ def timeline(runs: Sequence[Run], now_s: float) -> Figure:
         "showticklabels": not dense,
     }
     shape |= {"bargap": 0.15, "barmode": "overlay"}
-    return Figure(
+    return Plot(
         "timeline",
         "When each run ran, from first start to end, including waits between attempts.",
         data,
@@ -139,7 +139,7 @@ def timeline(runs: Sequence[Run], now_s: float) -> Figure:
     )
 
 
-def step(run: Run, traced: TracedStep) -> Figure:
+def step(run: Run, traced: TracedStep) -> Plot:
     """Plots one step of a run: a row per worker, a bar per phase; waiting stands out."""
     data: list[Trace] = []
     for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in traced.bars)]):
@@ -167,7 +167,7 @@ def step(run: Run, traced: TracedStep) -> Figure:
     shape["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*traced.rows]}
     shape |= {"bargap": 0.2, "barmode": "overlay"}
     point = point_text(run.point)
-    return Figure(
+    return Plot(
         f"step-{run.id}",
         f"Step {traced.step} of run:{run.id}{f' ({point})' if point else ''}, a step of median duration: "
         "each worker's timeline. `stillhouse trace` has all traced steps.",
@@ -176,7 +176,7 @@ def step(run: Run, traced: TracedStep) -> Figure:
     )
 
 
-def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Figure:
+def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:
     """Plots the charges by configuration: work that counts, lost work, overhead, and waiting."""
     of_run = {account.run_id: account.total for ledger in ledgers for account in ledger.runs}
     cells: dict[str, dict[str, float]] = {}
@@ -221,7 +221,7 @@ def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Figure:
     shape = layout(f"cost ({scale.unit}), sum over seeds", "", height=150 + 26 * len(names))
     shape |= {"barmode": "stack"}
     shape["yaxis"]["autorange"] = "reversed"
-    return Figure(
+    return Plot(
         "money",
         "What was paid for, summed over seeds and attempts: work that a result holds, work that was lost, "
         f"and overhead that no configuration caused. All together: {figure_text('cost_usd', paid)}.",

@@ -5,16 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from service.config.settings import Settings
 from service.domain.records import Run
+from service.domain.serialization import Serializable
 from service.domain.states import TERMINAL_RUN_STATES
 from service.specs.models import checkpoints_of
 from service.store import Store
+from trainers.checkpoints import manifest, predictions
 from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
+from trainers.checkpoints.predictions import LabelCounts
+from trainers.checkpoints.predictions import NoPredictions as NoPredictions
 
 
 class NoTrace(Exception):
@@ -139,3 +144,127 @@ def traced_step(settings: Settings, run: Run) -> TracedStep | None:
         return None if path is None else typical_step(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return None
+
+
+CHUNK_BYTES = 1 << 20
+
+
+def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
+    """Returns the Parquet file of a run's predictions, or of the run that it reuses.
+
+    Raises:
+        NotFound: the run does not exist.
+        NoPredictions: it has none, or not yet, or its files are not on this machine.
+    """
+    run = store.run(run_id)
+    folder = checkpoints_of(settings, store.source_of(run))
+    try:
+        if (file := newest_file(folder, predictions.PREDICTIONS)) is not None:
+            return file
+    except OSError as error:
+        raise NoPredictions(
+            f"run {run_id}: {error.filename} cannot be read ({error.strerror or error})"
+        ) from None
+    if json.loads(store.run_config(run_id))["task"].get("test") == "none":
+        raise NoPredictions(f"run {run_id} has no test part; submit it with task.test: auto")
+    if run.state in TERMINAL_RUN_STATES:
+        raise NoPredictions(f"run {run_id} is {run.state} and left no {predictions.PREDICTIONS} in {folder}")
+    raise NoPredictions(f"run {run_id} is {run.state}; its test part is scored at its end")
+
+
+def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
+    """Returns each test unit's share of a run's headline, by the unit's name.
+
+    `source` is the run that was trained: of a run that reuses another, that other one (`Store.source_of`).
+    """
+    folder = checkpoints_of(settings, source)
+    try:
+        file = newest_file(folder, predictions.PREDICTIONS)
+    except OSError as error:
+        raise NoPredictions(f"{error.filename}: cannot be read ({error.strerror or error})") from None
+    if file is None:
+        raise NoPredictions(f"run {source.id} has no {predictions.PREDICTIONS} in {folder}")
+    return predictions.unit_scores(file)
+
+
+def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
+    """Returns the same for any run; None where there are none on this machine."""
+    try:
+        return unit_scores(settings, store.source_of(run))
+    except NoPredictions:
+        return None
+
+
+def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | None:
+    """Returns a run's counts by label on the test part; None where there are none on this machine."""
+    try:
+        file = newest_file(checkpoints_of(settings, store.source_of(run)), predictions.PREDICTIONS)
+        return None if file is None else predictions.read_record(file).labels
+    except (NoPredictions, OSError):
+        return None
+
+
+def json_lines(file: Path) -> Iterator[bytes]:
+    """Yields JSON lines with `unit`, `score`, `prediction`, `truth`."""
+    for one in predictions.read(file):
+        row = {"unit": one.unit, "score": one.score, "prediction": one.prediction, "truth": one.truth}
+        yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def raw(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise NoPredictions(f"{file}: cannot be read ({error.strerror or error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint(Serializable):
+    """A checkpoint of a run that is on the disk."""
+
+    attempt: int
+    """Attempt that saved it."""
+    step: int
+    """Last optimizer update that it holds."""
+    best: bool
+    """Whether it is of the best evaluation."""
+    saved_s: float | None
+    """When it was complete, Unix time; null = not known."""
+    size_bytes: int | None
+    """Size of its files; null = its manifest cannot be read."""
+    problem: str | None
+    """What is wrong with it, by its manifest and the sizes of its files; null = nothing."""
+    path: str
+    """Its folder on the machine of the service."""
+
+
+def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:
+    """Returns the newest first; none where the run's folder is not on this machine."""
+    folder = checkpoints_of(settings, store.source_of(store.run(run_id)))
+    best = manifest.read_best(folder)
+    found = []
+    try:
+        listed = manifest.checkpoints_in(folder)
+    except OSError:
+        return []
+    for checkpoint in listed:
+        path = checkpoint.path(folder)
+        try:
+            size = sum(int(sealed["size"]) for sealed in manifest.sealed_files(path).values())
+            saved_s = (path / manifest.MANIFEST).stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            size, saved_s = None, None
+        found.append(
+            SavedCheckpoint(
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+                best=best is not None and best.path == path,
+                saved_s=saved_s,
+                size_bytes=size,
+                problem=manifest.glance(path),
+                path=str(path),
+            )
+        )
+    return found
