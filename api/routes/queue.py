@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
 from api.problems import declared
-from service.config.hardware import HardwareEntry
+from service.config.hardware import Hardware
 from service.domain.records import Items, QueueListing
 from service.domain.shares import HeldDevices, Share
 from service.scheduling.cluster import Cluster
@@ -44,9 +44,9 @@ def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
 
 
 @router.get("/hardware", responses=declared(), summary="List the hardware catalogue")
-async def list_hardware(catalogue: CatalogueDep) -> Items[HardwareEntry]:
+async def list_hardware(catalogue: CatalogueDep) -> Items[Hardware]:
     """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
-    return Items([HardwareEntry.of(entry, catalogue) for entry in catalogue.values()])
+    return Items(list(catalogue.values()))
 
 
 @router.get("/cluster/held", responses=declared(), summary="List the devices that are held")

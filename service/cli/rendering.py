@@ -35,7 +35,7 @@ from service.specs.project_limits import UNITS
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparedRow, ComparisonAnswer
-    from service.config.hardware import HardwareEntry
+    from service.config.hardware import Hardware
     from service.domain.outlook import StartForecast
     from service.domain.records import (
         Attempt,
@@ -553,12 +553,12 @@ def use_table(use: ProjectUse) -> Table:
     return table
 
 
-def hardware_table(entries: Sequence[HardwareEntry]) -> Table:
+def hardware_table(entries: Sequence[Hardware]) -> Table:
     """The catalogue, one device per row; `hardware_sheet` has the sources."""
     names = ("GiB", "GB/s", "W", "fp32", "tf32", "fp16", "bf16", "USD/h")
     table = grid_table("name", *names, right=names)
     for entry in entries:
-        peaks = entry.peak_tflops or {}
+        peaks = {str(precision): peak for precision, peak in (entry.peak_tflops or {}).items()}
         table.add_row(
             " = ".join((entry.name, *entry.aliases)),
             _figure(entry.memory_gib),
@@ -571,7 +571,7 @@ def hardware_table(entries: Sequence[HardwareEntry]) -> Table:
     return table
 
 
-def hardware_sheet(entry: HardwareEntry) -> Table:
+def hardware_sheet(entry: Hardware) -> Table:
     """All that is known of a device, with its sources."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

@@ -22,7 +22,7 @@ from service.analysis.answers import (
     SpeedupAnswer,
 )
 from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read
-from service.config.hardware import HardwareEntry
+from service.config.hardware import Hardware
 from service.domain.access import Scope
 from service.domain.ledger import Account, Ledger
 from service.domain.notices import Delivery, NewSubscription, Subscription
@@ -181,7 +181,7 @@ class Client(Wire):
     _summary = Operation(RunSummary, "GET /runs/{id}/summary")
 
     # The installation.
-    hardware = Operation(list[HardwareEntry], "GET /hardware")
+    hardware = Operation(list[Hardware], "GET /hardware")
     cluster = Operation(Cluster, "GET /cluster")
     shares = Operation(list[Share], "GET /shares")
     whoami = Operation(Whoami, "GET /whoami")

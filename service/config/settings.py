@@ -162,8 +162,9 @@ class Settings(BaseSettings):
         own: dict[str, Hardware] = {}
         try:
             for name, entry in parse(path.read_bytes()).items():
+                aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
                 own[name] = Hardware.model_validate(
-                    {"name": name, **entry} if isinstance(entry, dict) else entry
+                    {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
                 )
         except SpecError as error:
             raise ValueError(f"{path}: {error}") from None
@@ -171,4 +172,9 @@ class Settings(BaseSettings):
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, (name, *first["loc"])))
             raise ValueError(f"{path}: {field}: {first['msg']}") from None
-        return {**CATALOGUE, **own}
+        merged = {**CATALOGUE, **own}
+        for name, hardware in merged.items():
+            if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
+                names = tuple(alias for alias in hardware.aliases if alias not in own)
+                merged[name] = hardware.model_copy(update={"aliases": names})
+        return merged

@@ -20,7 +20,7 @@ from trainers.config.parallel import (
     Strategy,
     require_layers,
 )
-from trainers.config.run import SHARERS, DevicePricing, RunConfig, Workspace
+from trainers.config.run import SHARERS, DevicePricing, DeviceRates, RunConfig, Workspace
 from trainers.config.section import Identifier, Section
 from trainers.config.task import MAX_LENGTH, Task
 from trainers.config.training import TrainingSections
@@ -37,6 +37,7 @@ __all__ = [
     "Checkpointing",
     "Compression",
     "DevicePricing",
+    "DeviceRates",
     "Distillation",
     "Evaluation",
     "Identifier",

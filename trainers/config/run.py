@@ -14,24 +14,18 @@ SHARERS = 4
 """Most runs on one device, or on the CPUs of one run, where they may share it; each pays for its part."""
 
 
-class DevicePricing(Section):
-    """What the hardware of a run costs, for the cost and energy figures."""
+class DeviceRates(Section):
+    """Price, power and peaks of one device, as its entry in the catalogue has them."""
 
-    hardware: str
-    """Name of the hardware in the catalogue."""
     device: Annotated[str, NameIn(DEVICE_KINDS)]
-    """Kind of the devices that workers use."""
+    """Kind of the device."""
     price_usd_per_hour: float = Field(ge=0.0)
-    """Price of one device, in USD per hour."""
+    """List price of one device, in USD per hour."""
     price_date: str
     """Date of the price, ISO 8601."""
     tdp_w: float = Field(gt=0.0)
     """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
     power limit."""
-    devices_per_worker: int = Field(default=1, ge=1)
-    """Devices that one worker occupies: its reserved CPUs of a kind counted in CPUs, else 1."""
-    shared: bool = False
-    """Other runs may use the devices at the same time: their counters are not this run's alone."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
     """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
     bandwidth_gb_s: float | None = Field(default=None, gt=0.0)
@@ -40,13 +34,24 @@ class DevicePricing(Section):
     """Names that the device's driver gives it, without the maker's; empty = not checked."""
 
     @property
+    def kind(self) -> DeviceKind:
+        return DEVICE_KINDS[self.device]
+
+
+class DevicePricing(DeviceRates):
+    """What the hardware of a run costs, for the cost and energy figures."""
+
+    hardware: str
+    """Name of the hardware in the catalogue."""
+    devices_per_worker: int = Field(default=1, ge=1)
+    """Devices that one worker occupies: its reserved CPUs of a kind counted in CPUs, else 1."""
+    shared: bool = False
+    """Other runs may use the devices at the same time: their counters are not this run's alone."""
+
+    @property
     def charged_devices(self) -> float:
         """Devices that a worker is charged for: a share of those that are shared."""
         return self.devices_per_worker / SHARERS if self.shared else self.devices_per_worker
-
-    @property
-    def kind(self) -> DeviceKind:
-        return DEVICE_KINDS[self.device]
 
 
 class Workspace(Section):
