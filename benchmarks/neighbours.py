@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.options import Benchmark
-from service.workers.neighbour_watch import LOOK_S
-from service.workers.processes import MARK, ProcessTable, mark_of
+from service.workers.neighbour_watch import LOOK_S, MARK, ProcessTable, mark_of
 
 BENCHMARK = Benchmark(
     "neighbours", __doc__, fields=("first_look_ms", "look_ms", "worst_look_ms", "share_of_core_pct")

@@ -48,7 +48,7 @@ from service.db import migrate, schema
 from service.db.engine import Database
 from service.driving.driver import RENEWALS, LeaseRenewal
 from service.driving.sweep import Sweep
-from service.recording.assignment import Ending, Ready, Turn
+from service.recording.mailbox import Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue

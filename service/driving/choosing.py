@@ -2,29 +2,269 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from service.config.hardware import find
+from service.config.document import SpecError
+from service.config.hardware import Hardware, find
 from service.domain.events import EventKind
+from service.domain.formats import point_text
+from service.domain.grid import Point
 from service.domain.records import Run
-from service.domain.states import RunState
-from service.driving.allowances import Allowances
-from service.driving.budget import BudgetLimit
-from service.driving.live_turns import LiveTurns
+from service.domain.states import TERMINAL_RUN_STATES, RunState
+from service.driving.limits import Allowances, BudgetLimit, ClusterRoom, RoomLeft
 from service.driving.pruning import data_key, does_not_fit
-from service.driving.queued_runs import Group, QueuedRuns
-from service.driving.room import ClusterRoom, RoomLeft
-from service.driving.source_models import SourceModels
-from service.driving.suggestions import Suggestions
-from service.driving.sweep_context import SweepContext
+from service.driving.sweep_context import LiveTurns, SweepContext
 from service.scheduling.run_plan import Shape
-from service.specs.models import NoModel
-from service.store import Conflict, QueuedRun
+from service.search.protocol import Outcome, Suggestion
+from service.specs.experiment import ExperimentSpec
+from service.specs.models import NoModel, Reference, checkpoint_of, reference
+from service.store import Conflict, NotFound, QueuedRun, Store
+from trainers.checkpoints.manifest import verify
 from trainers.config import Precision
 from trainers.errors import FailureClass
+
+
+@dataclass(slots=True)
+class Group:
+    """Queued runs of which either all could start now, or none.
+
+    Attributes:
+        sample: a run of the group when its cell was first read; use only what is constant in a cell.
+        started: whether they had attempts that trained.
+        runs: by id, in the order of measurement.
+    """
+
+    sample: Run
+    started: bool
+    runs: dict[int, QueuedRun] = field(default_factory=dict)
+
+
+class QueuedRuns:
+    """Queued runs without a turn, as of the last `read`.
+
+    Args:
+        decides: returns everything that decides whether the runs of a cell can start.
+    """
+
+    def __init__(
+        self, context: SweepContext, live: LiveTurns, decides: Callable[[Run], tuple[object, ...]]
+    ) -> None:
+        self._context, self._live, self._decides = context, live, decides
+        self._monotonic = context.store.monotonic
+        self._listed_s = float("-inf")
+        self._places = context.spec.places()
+        self._cells: dict[str, tuple[Run, tuple[object, ...]]] = {}
+        self._groups: list[Group] = []
+
+    def __bool__(self) -> bool:
+        return any(group.runs for group in self._groups)
+
+    def __iter__(self) -> Iterator[tuple[QueuedRun, Run]]:
+        """Iterates over all runs, each with a sample of its cell."""
+        for group in self._groups:
+            for run in tuple(group.runs.values()):
+                yield run, self._cells[run.cell][0]
+
+    @property
+    def age_s(self) -> float:
+        return self._monotonic() - self._listed_s
+
+    def read(self) -> None:
+        listed_s = self._monotonic()
+        queued = self._context.store.queued_runs(self._context.experiment_id)
+        self._live.keep_queued({run.id for run in queued})
+        waiting = [run for run in queued if run.id not in self._live]
+        self._read_cells({run.cell: run.id for run in waiting})
+        waiting.sort(key=lambda run: self._places[run.place_in_grid])
+        groups: dict[tuple[object, ...], Group] = {}
+        for run in waiting:
+            sample, decides = self._cells[run.cell]
+            key = (run.started, decides)
+            if key not in groups:
+                groups[key] = Group(sample, run.started)
+            groups[key].runs[run.id] = run
+        self._groups, self._listed_s = list(groups.values()), listed_s
+
+    def ready(self) -> list[tuple[QueuedRun, Group]]:
+        """Returns the first run of each group whose delay is over, in the order of measurement."""
+        first = ((next(self._ready(group), None), group) for group in self._groups)
+        found = [(run, group) for run, group in first if run is not None]
+        return sorted(found, key=lambda pair: self._places[pair[0].place_in_grid])
+
+    def ready_of(self, group: Group) -> tuple[QueuedRun, ...]:
+        """Returns all runs of a group whose delay is over, in the order of measurement."""
+        return tuple(self._ready(group))
+
+    def remove(self, run_id: int) -> None:
+        for group in self._groups:
+            group.runs.pop(run_id, None)
+
+    def _ready(self, group: Group) -> Iterator[QueuedRun]:
+        age_s = self.age_s
+        return (run for run in group.runs.values() if run.delay_s <= age_s)
+
+    def _read_cells(self, ids: dict[str, int]) -> None:
+        """Reads a run of each unknown cell; its axis values never change."""
+        unknown = [id for cell, id in ids.items() if cell not in self._cells]
+        for run in self._context.store.runs_by_id(unknown):
+            self._cells[run.cell] = run, self._decides(run)
+
+
+class SourceModels:
+    """Finds checkpoints by `run:12`; each is verified once."""
+
+    def __init__(self, context: SweepContext) -> None:
+        self._context = context
+        self._found: dict[str, Path] = {}
+        """Checkpoint folder by `run:12`."""
+
+    def of(self, run: Run) -> dict[str, Path] | None:
+        """Returns the checkpoint folders that a run starts from; None = a source may still succeed.
+
+        Raises:
+            NoModel: a source has none and will have none.
+        """
+        models: dict[str, Path] = {}
+        for text in (run.student, run.teacher):
+            number = reference(text)
+            if number is None or text is None:
+                continue
+            found = self._found.get(text) or self._find(number)
+            if found is None:
+                return None  # It had ended when the experiment was claimed, and is tried again.
+            if isinstance(found, str):
+                raise NoModel(found)  # Not for good: people can retry the source, and then this run.
+            models[text] = self._found[text] = found
+        return models
+
+    def _find(self, number: int) -> Path | str | None:
+        """Returns the best checkpoint of a run, or why there is none; None = there may be one later."""
+        store = self._context.store
+        try:
+            source = store.run(number)
+        except NotFound:
+            return Reference(number, None, None, None).hopeless
+        standing = Reference(number, source.state, source.failure_class, source.failure_message)
+        if standing.pending:
+            return None
+        if standing.hopeless is not None:
+            return standing.hopeless
+        try:
+            path = checkpoint_of(self._context.settings, store.source_of(source), "best")
+        except NoModel as error:
+            return str(error)
+        problem = verify(path)
+        if problem is not None:
+            return f"run {number}: its checkpoint {path} is damaged ({problem})"
+        return path
+
+
+logger = logging.getLogger(__name__)
+
+_BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
+"""Failures that a configuration is to blame for."""
+
+
+class Suggestions:
+    """Sets the axis values of runs whose search suggests them, one suggestion after the other.
+
+    Such runs are stored without axis values when the experiment is; those of one suggestion differ by seed.
+    Values are suggested from stored results when a run is about to start.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment_id: int,
+        attempt: int,
+        spec: ExperimentSpec,
+        catalogue: Mapping[str, Hardware],
+    ) -> None:
+        self._store, self._id, self._attempt = store, experiment_id, attempt
+        self._spec, self._catalogue = spec, catalogue
+        self._values: dict[tuple[int, int], float | None] = {}
+        self._refused: dict[str, str | None] = {}
+
+    def pending(self, run: Run) -> bool:
+        """Returns whether the run has no axis values yet."""
+        return self._spec.search.info.suggests and not run.point
+
+    def refused(self, run: Run) -> str | None:
+        """Returns why the run's suggested values cannot be trained; None = they can."""
+        if not self._spec.search.info.suggests or not run.point:
+            return None
+        if run.cell not in self._refused:
+            self._refused[run.cell] = self._resolved(run.point)[1]
+        return self._refused[run.cell]
+
+    def give(self, index: int, runs: Sequence[Run]) -> None:
+        """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+        """
+        seeds = len(self._spec.seeds)
+        number = index // seeds
+        better = self._spec.metric_better
+        assert better is not None  # the spec's validation has seen to it
+        groups: dict[int, list[Run]] = {}
+        for one in runs:
+            if one.point:
+                groups.setdefault(one.index // seeds, []).append(one)
+        earlier = [self._outcome(group) for _, group in sorted(groups.items())]
+        point = self._spec.search.suggest(earlier, better)
+        spec, _ = self._resolved(point)
+        self._store.set_point(
+            self._id,
+            self._attempt,
+            range(number * seeds, (number + 1) * seeds),
+            point,
+            spec,
+            f"suggestion {number + 1}: {point_text(point)}",
+        )
+
+    def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
+        try:
+            return self._spec.at(point, self._catalogue, infeasible=True), None
+        except SpecError as error:
+            return self._spec.at({}, self._catalogue, infeasible=True), str(error)
+
+    def _outcome(self, group: Sequence[Run]) -> Suggestion:
+        """Returns a suggestion's outcome over its seeds."""
+        point = group[0].point
+        if any(run.state not in TERMINAL_RUN_STATES for run in group):
+            return Suggestion(point, Outcome.running)
+        if any(run.failure_class in _BAD or run.state is RunState.stopped for run in group):
+            return Suggestion(point, Outcome.bad)
+        values = [
+            value
+            for run in group
+            if run.state is RunState.succeeded and (value := self._value(run)) is not None
+        ]
+        if not values:
+            return Suggestion(point, Outcome.unknown)
+        mean = math.fsum(values) / len(values)
+        if not math.isfinite(mean):
+            return Suggestion(point, Outcome.bad)
+        return Suggestion(point, Outcome.valued, mean)
+
+    def _value(self, run: Run) -> float | None:
+        """Returns the metric at the run's end; read once."""
+        key = (run.id, run.attempt)
+        if key not in self._values:
+            metric = self._spec.search.metric
+            found = self._store.summary(run.id).get(metric)
+            if not isinstance(found, int | float):
+                latest = {point.name: point.value for point in self._store.latest_points(run.id)}
+                found = latest.get(metric)
+            self._values[key] = None if found is None else float(found)
+        return self._values[key]
+
 
 LIST_EVERY_S = 5.0
 """How often the list of queued runs is read again: people may have queued some of them again."""

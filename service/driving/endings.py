@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from service.domain.failures import FailureCounts, decide_retry
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
-from service.driving.live_turns import LiveTurn
-from service.driving.sweep_context import SweepContext
-from service.recording.assignment import Ending
+from service.driving.sweep_context import LiveTurn, SweepContext
+from service.recording.mailbox import Ending
 from service.recording.outages import RETRY_S, wait_out
 from service.store import Conflict, StaleAttempt
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass

@@ -1,12 +1,19 @@
-"""Which queued runs cannot succeed, given the outcome of others, and which live runs diverge."""
+"""Runs that are not worth training: queued ones that cannot succeed, live ones that do badly.
+
+Decides from stored points, without Ray, so that a restarted driver can restore the search's judge.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.experiment import ExperimentSpec
+from service.store import Store
 
 WINDOW = 10
 """Points that are averaged before a loss is called high."""
@@ -63,3 +70,90 @@ def diverges(losses: Sequence[float], factor: float) -> bool:
     ]
     lowest = min(mean for mean in means if math.isfinite(mean))
     return math.fsum(losses[-WINDOW:]) / WINDOW > factor * lowest
+
+
+logger = logging.getLogger(__name__)
+
+LOSS = "loss"
+LONGEST_SERIES = 2_000
+"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
+
+
+class EarlyStops:
+    def __init__(
+        self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
+    ) -> None:
+        self._store, self._id, self._spec, self._note = store, experiment_id, spec, note
+        better = spec.metric_better
+        assert better is not None  # the spec's validation has seen to it
+        self._judge = spec.search.judge(better)
+        self._restored = self._judge is None
+        self._stopped: dict[int, int] = {}
+        """Attempt that was asked to end early, by run; a retry after a failure does not revoke it."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the spec asks for early stops at all."""
+        return self._judge is not None or self._spec.search.stop_diverging is not None
+
+    def look(self, live: Mapping[int, int]) -> frozenset[tuple[int, int]]:
+        """Returns the attempts to end early, as (run, number), including live ones from earlier calls.
+
+        Args:
+            live: attempts in training, by run.
+        """
+        self._restore(live)
+        for run_id, attempt in live.items():
+            if self._retried(run_id, attempt):
+                del self._stopped[run_id]
+            if run_id not in self._stopped and (reason := self._reason(run_id)) is not None:
+                self._stopped[run_id] = attempt
+                self._note(f"stopping run {run_id} early: {reason}")
+        return frozenset((run_id, live[run_id]) for run_id in self._stopped.keys() & live.keys())
+
+    def _retried(self, run_id: int, attempt: int) -> bool:
+        """Whether people have retried a run since it was stopped."""
+        asked = self._stopped.get(run_id, attempt)
+        return asked != attempt and any(
+            one.number >= asked and one.state is RunState.stopped for one in self._store.attempts(run_id)
+        )
+
+    def _reason(self, run_id: int) -> str | None:
+        run = self._store.run(run_id)
+        if run.is_reference:
+            return None  # It is no candidate, and a part of it would not tell of the machine.
+        factor = self._spec.search.stop_diverging
+        if factor is not None:
+            losses = [value for _, value in self._series(run_id, LOSS)]
+            if diverges(losses, factor):
+                return f"its loss is more than {factor:g} times its lowest"
+        if self._judge is not None and run.total_steps:
+            metric = self._spec.search.metric
+            verdict = self._judge.judge(run_id, self._series(run_id, metric), run.total_steps)
+            if verdict is not None and verdict.stops:
+                return f"{verdict.reason} by {metric} ({verdict.value:.4g})"
+        return None
+
+    def _restore(self, live: Collection[int]) -> None:
+        """Shows the judge the runs that ended before; once."""
+        if self._restored:
+            return
+        assert self._judge is not None
+        ended = [run for run in self._ended() if run.id not in live and run.total_steps is not None]
+        metric = self._spec.search.metric
+        self._judge.restore(
+            {run.id: self._series(run.id, metric) for run in ended},
+            {run.id: run.total_steps or 0 for run in ended},
+        )
+        self._restored = True
+
+    def _ended(self) -> list[Run]:
+        return [
+            run
+            for run in self._store.all_runs(self._id)
+            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
+        ]
+
+    def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
+        points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])
+        return [(point.step, point.value) for point in points]

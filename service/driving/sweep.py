@@ -7,7 +7,7 @@ others hold the devices. `open` opens its attempt once its workers are ready, an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from service.config.hardware import Hardware
 from service.config.settings import Settings
@@ -15,24 +15,71 @@ from service.domain.events import EventKind
 from service.domain.records import Run
 from service.domain.shares import Allowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
-from service.driving.allowances import Allowances
-from service.driving.budget import BudgetLimit
 from service.driving.choosing import Choice, RunChooser, Wait
 from service.driving.endings import Endings, experiment_outcome
-from service.driving.live_turns import LiveTurn, LiveTurns
+from service.driving.limits import Allowances, BudgetLimit, ClusterRoom
 from service.driving.pruning import data_key, data_vary
-from service.driving.room import ClusterRoom
-from service.driving.sweep_context import SweepContext
-from service.driving.waiting_reasons import WaitingReasons
-from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.driving.sweep_context import LiveTurn, LiveTurns, SweepContext
+from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.recording.outages import wait_out
-from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.cluster import ClusterSnapshot, in_words
 from service.scheduling.run_plan import Shape, run_config
 from service.specs.experiment import ExperimentSpec
-from service.store import Conflict, NotFound, StaleAttempt, Store, StoreOutage
+from service.store import Conflict, Held, NotFound, StaleAttempt, Store, StoreOutage
 from trainers.config import DevicePricing
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
+
+
+class WaitingReasons:
+    """Stores what runs without room wait for, and behind whom, as people see it."""
+
+    def __init__(self, context: SweepContext) -> None:
+        self._context = context
+        self._stored: dict[int, str] = {}
+
+    def update(self, waiting: Mapping[int, Shape], lacking: Mapping[int, str]) -> None:
+        """Stores the reasons of all runs that wait, by id, and removes those of the others.
+
+        Args:
+            waiting: shapes of runs that have their turn, but no room.
+            lacking: what even the idle cluster lacks, for others.
+
+        Raises:
+            StaleAttempt: the experiment's attempt is over.
+            StoreOutage: the database is unavailable; nothing is stored.
+        """
+        store, id = self._context.store, self._context.experiment_id
+        others = store.held_by_others(id) if waiting else []
+        reasons = {run_id: f"capacity: {missing}" for run_id, missing in lacking.items()}
+        reasons |= {run_id: waits_for(shape, others) for run_id, shape in waiting.items()}
+        changed: dict[int, str | None] = {
+            run_id: text for run_id, text in reasons.items() if self._stored.get(run_id) != text
+        }
+        changed |= dict.fromkeys(self._stored.keys() - reasons.keys())
+        store.set_waiting(id, self._context.attempt, changed)
+        self._stored = reasons
+
+    def opened(self, run_id: int) -> None:
+        """Forgets a run whose attempt was opened, which removes its reason."""
+        self._stored.pop(run_id, None)
+
+
+def waits_for(shape: Shape, others: Sequence[Held]) -> str:
+    what = in_words(dict(shape.resources))
+    if shape.workers > 1:
+        what = f"{shape.workers} x {what}"
+    if shape.exclusive:
+        what += (
+            ", a whole node (measure: exclusive)"
+            if shape.kind.counted_in_cpus
+            else ", the devices and their share of the node's CPUs (measure: exclusive)"
+        )
+    holders = ", ".join(
+        f"experiment {held.experiment_id} holds {held.devices:g} {held.hardware}" for held in others
+    )
+    return f"{what}; {holders or 'no other experiment holds devices'}"
+
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
-from service.recording.assignment import Assignment, Ending, Grant, Ready, Turn
 from service.recording.experiment_actor import ExperimentActorClient
-from service.recording.placement_watch import PlacementWatch
+from service.recording.mailbox import Assignment, Ending, Grant, Ready, Turn
 from service.scheduling.run_plan import Shape
-from service.workers.ray_cluster import own_node_resource
+from service.workers.ray_cluster import PlacementWatch, own_node_resource
 from service.workers.trial import run_trial
 from service.workers.worker_attempt import failure_of
 from trainers.errors import FailureClass

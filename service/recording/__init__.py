@@ -1,1 +1,1 @@
-"""From a report to rows in the database: `mailbox`, `spool`, `recorder`, and their actor."""
+"""From a report to rows in the database: `recorder` and `spool`, behind the experiment's actor."""

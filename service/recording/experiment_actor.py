@@ -15,10 +15,8 @@ from typing import Any, TypeVar
 
 from service.config import logs
 from service.config.process import freeze_loaded
-from service.recording.assignment import Ending, Grant
-from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
-from service.recording.recorder import Recorder
-from service.recording.report import Acknowledgement, Report
+from service.recording.mailbox import Delivery, Ending, Grant, Mailbox, WorkerAddress, WorkOrder
+from service.recording.recorder import Acknowledgement, Recorder, Report
 from service.recording.spool import spool_folder
 from service.scheduling import driver_settings
 from service.store import Store

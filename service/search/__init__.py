@@ -7,9 +7,8 @@ code outside its module compares its name.
 from __future__ import annotations
 
 from service.search.asha import ASHA
-from service.search.product import GRID, RANDOM
-from service.search.registry import SEARCHES, SearchInfo
-from service.search.section import AnySearch, Search
+from service.search.protocol import SEARCHES, SearchInfo
+from service.search.section import GRID, RANDOM, AnySearch, Search
 from service.search.tpe import TPE
 from trainers.registry import by_name
 

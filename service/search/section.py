@@ -25,9 +25,8 @@ from pydantic_core import CoreSchema
 from service.config.document import shortened
 from service.domain import grid
 from service.domain.grid import MAX_RUNS, AxisValue, Point, Range
-from service.search.halving import Rungs
-from service.search.protocol import Judge, Samples, Suggestion
-from service.search.registry import SEARCHES, SearchInfo, names
+from service.search.protocol import SEARCHES, Judge, Samples, SearchInfo, Suggestion, names
+from trainers.config import Section
 from trainers.metrics import SCORES, Better
 from trainers.registry import NameIn, described
 
@@ -35,6 +34,19 @@ MAX_CONDITIONED = 16
 """Most axes that `when` may name: a grid is counted by walking through the combinations of their values."""
 _TEST = "test_"
 """How the names of all figures of the test part begin."""
+
+
+class Rungs(Section):
+    """Where asha judges runs.
+
+    Part of the section of every search, because every stored spec has these fields. Those of a newer search
+    belong in its own class.
+    """
+
+    first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
+    """asha only: share of a run's length at which it is judged first."""
+    reduction: int = Field(default=3, ge=2, le=16)
+    """asha only: one in this many runs continues from a rung; the next rung is this many times as far."""
 
 
 class Search(Rungs):
@@ -272,3 +284,7 @@ AnySearch = Annotated[SerializeAsAny[Search], WrapValidator(_by_name), _Publishe
 
 def _shown(value: object) -> str:
     return shortened(json.dumps(value, default=str))
+
+
+GRID = SearchInfo(name="grid", summary="every combination", section=Search, samples=Samples.unused)
+RANDOM = SearchInfo(name="random", summary="`samples` of them", section=Search, samples=Samples.required)

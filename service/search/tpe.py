@@ -17,8 +17,7 @@ from pydantic import model_validator
 
 from service.domain import grid
 from service.domain.grid import Axes, AxisValue, Conditions, Point, Range
-from service.search.protocol import Outcome, Samples, Suggestion
-from service.search.registry import SearchInfo
+from service.search.protocol import Outcome, Samples, SearchInfo, Suggestion
 from service.search.section import Search
 from trainers.metrics import Better
 

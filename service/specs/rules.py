@@ -9,7 +9,7 @@ from types import MappingProxyType
 from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
 from service.config.hardware import Hardware, find, lookup, nearest
 from service.domain.grid import AxisValue
-from service.search import registry as searches
+from service.search import protocol as searches
 from service.specs.fields import SpecFields, WantedPrecision, axis_names
 from service.specs.wording import UNCOMPARED
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map

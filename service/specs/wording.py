@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, refusal, shortened
 from service.config.hardware import nearest
 from service.search import SEARCHES, Search
-from service.search import registry as searches
+from service.search import protocol as searches
 from service.specs.fields import GridTooLarge, SpecFields
 from trainers.config import Section
 

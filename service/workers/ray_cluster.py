@@ -1,11 +1,172 @@
-"""The cluster that this process is connected to: its nodes, and what the job holds there."""
+"""The cluster that this process is connected to: its nodes, and the devices that the job holds there."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from service.recording.placement_watch import PlacementGroup
+from service.domain.records import Placement
+from service.recording.mailbox import Ready
+from service.recording.outages import Repeated, wait_out
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.run_plan import Shape
+from service.store import StoreOutage
+from trainers.config import DevicePricing
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""How often the cluster is looked at: how precisely the release of devices is known."""
+SEEN_S = 5.0
+"""How often a placement is stored as still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementGroup:
+    """Resources that Ray has reserved for the job.
+
+    Attributes:
+        created_s: when they were reserved, Unix time.
+        bundles: amounts by resource, one mapping per worker.
+        labels: of the node of the first bundle.
+    """
+
+    id: str
+    created_s: float
+    bundles: tuple[Mapping[str, float], ...]
+    labels: Mapping[str, str]
+
+    def holds(self, shape: Shape) -> bool:
+        """Returns whether it was reserved for workers of a shape."""
+        wanted = dict(shape.resources)
+        return (
+            len(self.bundles) == shape.workers
+            and dict(shape.labels).items() <= self.labels.items()
+            and all(
+                bundle.keys() == wanted.keys()
+                and all(abs(bundle[name] - amount) < 1e-3 for name, amount in wanted.items())
+                for bundle in self.bundles
+            )
+        )
+
+
+class PlacementWatch:
+    """A thread that follows what the job holds. A context: what is held at its end counts as released.
+
+    Ray does not report when a placement group is removed, so it is polled. If the database is unavailable,
+    placements are kept here until they can be stored.
+
+    Args:
+        look: returns the job's current reservations.
+        pricing: returns price and power of a worker's devices, for all shapes that may be held.
+        record: stores placements in their current state.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Iterable[PlacementGroup]],
+        pricing: Callable[[], Iterable[tuple[Shape, DevicePricing]]],
+        record: Callable[[Sequence[Placement]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._look, self._pricing, self._record, self._clock = look, pricing, record, clock
+        self._lock = threading.Lock()
+        self._held: dict[str, Placement] = {}
+        self._shapes: dict[str, Shape] = {}
+        self._unstored: set[str] = set()
+        self._ready_s: dict[str, float] = {}
+        self._repeated = Repeated(self.look, LOOK_S, "placements")
+
+    def __enter__(self) -> PlacementWatch:
+        self._repeated.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._repeated.stop()
+        now = self._clock()
+        with self._lock:
+            for id, placement in list(self._held.items()):
+                if placement.released_s is None:
+                    self._change(replace(placement, released_s=now, seen_s=now), id)
+        wait_out(self._store, "the end of placements")
+
+    def ready(self, ready: Ready) -> None:
+        """Takes a trial's report that its workers could begin; the first of a placement counts."""
+        if ready.placement is not None:
+            with self._lock:
+                self._ready_s.setdefault(ready.placement, ready.at_s)
+
+    def starting(self) -> list[Shape]:
+        """Returns the shapes of workers that are placed but have not reported ready."""
+        with self._lock:
+            return [
+                self._shapes[id]
+                for id, placement in self._held.items()
+                if placement.released_s is None and id not in self._ready_s
+            ]
+
+    def look(self) -> None:
+        """Compares Ray's reservations with the known ones, and stores the changes."""
+        groups = {group.id: group for group in self._look()}
+        now = self._clock()
+        with self._lock:
+            for id, group in groups.items():
+                if id not in self._held and (placement := self._priced(group, now)) is not None:
+                    self._change(placement, id)
+            for id, placement in list(self._held.items()):
+                if placement.released_s is not None:
+                    continue  # The database was unavailable since.
+                known = replace(placement, ready_s=self._ready_s.get(id, placement.ready_s))
+                if id not in groups:
+                    known = replace(known, released_s=now, seen_s=now)
+                elif now - placement.seen_s >= SEEN_S:
+                    known = replace(known, seen_s=now)
+                if known != placement:
+                    self._change(known, id)
+        try:
+            self._store()
+        except StoreOutage as error:
+            logger.warning("the database is unavailable; placements are stored later: %s", error)
+
+    def _priced(self, group: PlacementGroup, now: float) -> Placement | None:
+        for shape, pricing in self._pricing():
+            if group.holds(shape):
+                self._shapes[group.id] = shape
+                devices = shape.workers * pricing.charged_devices
+                return Placement(
+                    id=group.id,
+                    hardware=pricing.hardware,
+                    workers=shape.workers,
+                    devices=devices,
+                    price_usd_per_hour=devices * pricing.price_usd_per_hour,
+                    power_w=devices * pricing.tdp_w,
+                    placed_s=group.created_s,
+                    ready_s=None,
+                    released_s=None,
+                    seen_s=now,
+                )
+        return None  # It holds no devices: the trial that opens a worker group.
+
+    def _change(self, placement: Placement, id: str) -> None:
+        self._held[id] = placement
+        self._unstored.add(id)
+
+    def _store(self) -> None:
+        with self._lock:
+            changed = [self._held[id] for id in sorted(self._unstored)]
+        if not changed:
+            return
+        self._record(changed)
+        with self._lock:
+            for placement in changed:
+                if self._held.get(placement.id) == placement:
+                    self._unstored.discard(placement.id)
+                    if placement.released_s is not None:
+                        del self._held[placement.id]
 
 
 def look_at_cluster() -> ClusterSnapshot:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from service.recording.assignment import Assignment, Ending, Ready, Turn
 from service.recording.experiment_actor import ExperimentActorClient, patiently
+from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.workers.worker_attempt import ending_of, failure_of, failure_of_group, train_one
 from service.workers.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
 from trainers.errors import FailureClass

@@ -23,15 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.recording.assignment import Assignment, Ending, Ready
 from service.recording.experiment_actor import ExperimentActorClient, patiently
-from service.recording.mailbox import Delivery, WorkerAddress, WorkOrder
+from service.recording.mailbox import Assignment, Delivery, Ending, Ready, WorkerAddress, WorkOrder
 from service.recording.outages import Repeated
 from service.scheduling.cluster import fits
 from service.scheduling.run_plan import Shape
 from service.workers.ray_cluster import look_at_cluster
-from service.workers.sink import ray_node_id
-from service.workers.worker_attempt import ending_of, train_one
+from service.workers.worker_attempt import ending_of, ray_node_id, train_one
 from trainers.errors import BadSpecError
 
 logger = logging.getLogger(__name__)

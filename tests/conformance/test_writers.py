@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from service.config.settings import Settings
 from service.db import writers
-from service.recording.recorder import Recorder
-from service.recording.report import Report
+from service.recording.recorder import Recorder, Report
 from service.store import PointBatch, RecordBatch, StaleAttempt, Store, StoreUnavailable, UnusableDatabase
 
 Training = Callable[..., Any]

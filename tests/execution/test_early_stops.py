@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from service.domain.states import RunState
-from service.driving.early_stops import EarlyStops
-from service.driving.stop_requests import StopRequests
-from service.recording.recorder import Recorder
-from service.recording.report import Report
+from service.driving.driver import StopRequests
+from service.driving.pruning import EarlyStops
+from service.recording.recorder import Recorder, Report
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
 from service.store import PointBatch, RecordBatch, Store

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from service.recording.assignment import Ending
-from service.recording.mailbox import Delivery, Mailbox, WorkerAddress, WorkOrder
+from service.recording.mailbox import Delivery, Ending, Mailbox, WorkerAddress, WorkOrder
 from service.workers import worker_group
 from service.workers.worker_group import arriving
 

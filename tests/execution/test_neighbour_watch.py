@@ -15,14 +15,19 @@ import pytest
 from service.domain.neighbours import Neighbour, of_cpus, of_time
 from service.recording.mailbox import WorkerAddress
 from service.workers.neighbour_watch import (
+    MARK,
     OTHERS_SHARE,
+    SERVICE,
     Company,
+    Machine,
     NeighbourWatch,
+    Process,
+    ProcessTable,
     cpu_by_kind,
     kind_of,
+    mark_of,
     watcher,
 )
-from service.workers.processes import MARK, SERVICE, Machine, Process, ProcessTable, mark_of
 from trainers.reporting import Measurement
 
 MINE, ANOTHER = mark_of("10.0.0.1:6379", 7), mark_of("10.0.0.1:6379", 8)

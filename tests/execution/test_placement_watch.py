@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from service.domain.records import Placement
-from service.recording.assignment import Ready
-from service.recording.placement_watch import SEEN_S, PlacementGroup, PlacementWatch
+from service.recording.mailbox import Ready
 from service.scheduling.run_plan import Shape
 from service.store import StoreUnavailable
+from service.workers.ray_cluster import SEEN_S, PlacementGroup, PlacementWatch
 from tests.execution.conftest import Clock
 from trainers.config import DevicePricing
 

@@ -15,8 +15,7 @@ from service.domain.events import EventKind
 from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
-from service.recording.recorder import Recorder
-from service.recording.report import Acknowledgement, Report, Started
+from service.recording.recorder import Acknowledgement, Recorder, Report, Started
 from service.recording.spool import Spool
 from service.scheduling.queue import Queue
 from service.store import (

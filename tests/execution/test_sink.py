@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.recording.report import Acknowledgement, Report
-from service.workers.sink import RecorderSink
+from service.recording.recorder import Acknowledgement, Report
+from service.workers.worker_attempt import RecorderSink
 from trainers.reporting import Measurement, Point, Provenance, StopReason
 
 
@@ -190,6 +190,6 @@ def test_a_process_that_was_stopped_asks_before_it_trusts_an_older_answer(
 def test_without_an_answer_the_fence_holds(
     sink: RecorderSink, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.workers.sink.FENCE_S", 0.05)
+    monkeypatch.setattr("service.workers.worker_attempt.FENCE_S", 0.05)
     receiver.away = True
     assert sink.holds()

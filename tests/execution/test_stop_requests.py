@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from service.driving.stop_requests import REPEAT_S, StopRequests
+from service.driving.driver import REPEAT_S, StopRequests
 from tests.execution.conftest import Clock
 from trainers.reporting import StopReason
 

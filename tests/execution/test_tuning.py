@@ -9,7 +9,7 @@ import pytest
 
 from service.driving import tuning
 from service.driving.tuning import OnlyHere
-from service.recording.assignment import Ending, Ready
+from service.recording.mailbox import Ending, Ready
 from trainers.errors import FailureClass
 
 FAILED = Ending("failed", failure=(FailureClass.infrastructure, "the worker exited"))

@@ -16,11 +16,11 @@ from service.domain import grid
 from service.domain.grid import Point
 from service.domain.states import ExperimentState
 from service.driving.choosing import Wait
-from service.driving.early_stops import EarlyStops
+from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
 from service.planner.forecasting import forecast_of
 from service.planner.preview import planned_runs
-from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.search import SEARCHES, Search, SearchInfo

@@ -10,8 +10,7 @@ from service.analysis.run_tables import read_run_table
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE, lookup
 from service.domain.states import RunState
-from service.recording.assignment import Ready
-from service.recording.placement_watch import PlacementGroup, PlacementWatch
+from service.recording.mailbox import Ready
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot, fits, worker_resources
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
@@ -19,6 +18,7 @@ from service.scheduling.run_plan import shapes_of
 from service.scheduling.situation import Lookout
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store
+from service.workers.ray_cluster import PlacementGroup, PlacementWatch
 from trainers.config import SHARERS
 from trainers.telemetry.usage import cost_usd, modelled_energy_j
 

@@ -19,13 +19,13 @@ class DeviceRates(Section):
 
     device: Annotated[str, NameIn(DEVICE_KINDS)]
     """Kind of the device."""
+    tdp_w: float = Field(gt=0.0)
+    """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
+    power limit."""
     price_usd_per_hour: float = Field(ge=0.0)
     """List price of one device, in USD per hour."""
     price_date: str
     """Date of the price, ISO 8601."""
-    tdp_w: float = Field(gt=0.0)
-    """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
-    power limit."""
     peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
     """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
     bandwidth_gb_s: float | None = Field(default=None, gt=0.0)

@@ -15,7 +15,7 @@ from service.domain.events import EventKind
 from service.domain.records import Experiment
 from service.driving.sweep import Sweep
 from service.recording import outages
-from service.recording.assignment import Assignment, Ending, Ready, Turn
+from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec

@@ -7,7 +7,7 @@ from service.domain.shares import Allowance
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.fairness.rules import USEFUL_S
-from service.recording.assignment import Ending
+from service.recording.mailbox import Ending
 from service.store import Store
 from tests.execution.sweep.conftest import READY, Begin, complete, given, turn_of
 from trainers.reporting import StopReason

@@ -9,7 +9,7 @@ import pytest
 from service.domain.events import EventKind
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
-from service.recording.assignment import Ending, Turn
+from service.recording.mailbox import Ending, Turn
 from service.store import CheckpointRow, RecordBatch, Store
 from tests.execution.conftest import Clock
 from tests.execution.sweep.conftest import (

@@ -9,7 +9,7 @@ import pytest
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.recording import outages
-from service.recording.assignment import Turn
+from service.recording.mailbox import Turn
 from service.recording.outages import wait_out
 from service.store import Store
 from tests.execution.conftest import Clock

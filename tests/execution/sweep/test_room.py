@@ -8,7 +8,7 @@ from service.config.hardware import CATALOGUE
 from service.domain.states import RunState
 from service.driving.choosing import LIST_EVERY_S, Wait
 from service.driving.sweep import ROOM_S
-from service.recording.assignment import Ending
+from service.recording.mailbox import Ending
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.conftest import Clock, Submit, placement

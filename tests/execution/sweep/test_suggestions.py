@@ -13,7 +13,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
-from service.recording.assignment import Ending, Turn
+from service.recording.mailbox import Ending, Turn
 from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot
 from service.specs.experiment import ExperimentSpec

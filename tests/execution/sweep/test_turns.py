@@ -8,9 +8,9 @@ import pytest
 
 from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
-from service.driving import room
+from service.driving import limits
 from service.driving.choosing import Wait
-from service.recording.assignment import Ending, Turn
+from service.recording.mailbox import Ending, Turn
 from service.scheduling.cluster import FreeRoom
 from service.scheduling.queue import Queue
 from service.store import StaleAttempt, Store, StoreUnavailable
@@ -52,7 +52,7 @@ def test_a_full_cluster_is_looked_at_once_for_each_kind_of_run(
         pass
     looked: list[object] = []
     held: list[object] = []
-    lacks, holds = room.unsatisfiable, FreeRoom.holds
+    lacks, holds = limits.unsatisfiable, FreeRoom.holds
 
     def count_lacks(*given: Any) -> str | None:
         looked.append(given)
@@ -62,7 +62,7 @@ def test_a_full_cluster_is_looked_at_once_for_each_kind_of_run(
         held.append(given)
         return holds(self, *given)
 
-    monkeypatch.setattr(room, "unsatisfiable", count_lacks)
+    monkeypatch.setattr(limits, "unsatisfiable", count_lacks)
     monkeypatch.setattr(FreeRoom, "holds", count_holds)
     for _ in range(3):
         assert sweep.next_turn() is Wait.later

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from service.recording.placement_watch import PlacementGroup
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnreachable
+from service.workers.ray_cluster import PlacementGroup
 from tests.faults.campaign import messages
 
 _NODE_TIMEOUT_S = 20.0

@@ -24,11 +24,10 @@ _SHORTER = {
     # A checkpoint waits for its rows however long it takes: rows that were not acknowledged before it may be
     # lost with their worker, as documented, and no checker could tell the two apart. 20 s were too few on a
     # machine so busy that the recorder did not get its turn to write for that long.
-    "service.workers.sink": {
+    "service.workers.worker_attempt": {
         "POLL_S": 0.2, "GATHER_S": 0.05, "SAVING_S": 1800.0, "FENCE_S": 1800.0, "_FRESH_S": 0.05,
-        "_RESEND_S": 0.05,
+        "_RESEND_S": 0.05, "_FLUSH_S": 0.5,
     },
-    "service.workers.worker_attempt": {"_FLUSH_S": 0.5},
     "service.workers.trial": {"_LOOK_S": 0.05},
     "service.workers.worker_group": {
         "_LOOK_S": 0.05, "_AWAY_S": 0.05, "_LOOK_LONG_S": 0.05, "_ARRIVE_AGAIN_S": 0.2, "_END_TIMEOUT_S": 5.0,

@@ -20,7 +20,7 @@ from sqlalchemy.util import LRUCache
 
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
-from service.recording.assignment import Ending, Ready, Turn
+from service.recording.mailbox import Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob

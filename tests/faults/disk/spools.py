@@ -8,8 +8,7 @@ from pathlib import Path
 
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.recording.recorder import Recorder
-from service.recording.report import Report
+from service.recording.recorder import Recorder, Report
 from service.recording.spool import Spool
 from service.scheduling.queue import Queue
 from service.store import NewExperiment, PointBatch, RecordBatch, Store

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.config.document import parse
 from service.driving.pruning import diverges, does_not_fit
-from service.search.halving import Halving, rungs
+from service.search.asha import Halving, rungs
 from service.specs.experiment import validate
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
-from service.recording.assignment import Turn
+from service.recording.mailbox import Turn
 from service.scheduling.admission import admit
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
