@@ -429,7 +429,9 @@ def _take(
         if variant.estimated:
             if results.profile is None:
                 config = config_of(variant, size, folder, steps)
-                results.profile = measure_group(group, config, steps=steps, warm_up=WARM_UP, check=False)
+                results.profile = measure_group(
+                    group, config, steps=steps, warm_up=WARM_UP, check=False, shared=folder
+                )
             results.estimates[variant.name].append(
                 predicted(group, results.profile, variant, size, folder, steps)
             )

@@ -228,13 +228,9 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
         TrainingError: Everything foreseen.
         GroupError: A worker failed.
     """
-    from trainers.profiling import step_costs
-    from trainers.profiling.step_costs import LocalGroup
+    from trainers.profiling.step_costs import measure
 
-    if workers == 1:
-        return step_costs.measure_alone(config, steps=steps, warm_up=warm_up)
-    with LocalGroup(workers) as group:
-        return step_costs.measure_group(group, config, steps=steps, warm_up=warm_up, check=check)
+    return measure(config, workers=workers, steps=steps, warm_up=warm_up, check=check)
 
 
 def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
@@ -244,12 +240,9 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
         shared: Folder that all workers see, for the run of the check.
         check: Also trains a data-parallel run and times its steps.
     """
-    from trainers.profiling import step_costs
-    from trainers.profiling.step_costs import Member
+    from trainers.profiling.step_costs import Group, measure_group
 
-    return step_costs.measure_group(
-        Member(), config, steps=steps, warm_up=warm_up, check=check, shared=shared
-    )
+    return measure_group(Group(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
 
 
 def model_shape(config: RunConfig) -> ModelShape:

@@ -10,17 +10,18 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 import cuda_ext
 from trainers.checkpoints.manifest import TRACE, newest_file
@@ -39,35 +40,47 @@ from trainers.telemetry.instruments import Instruments
 
 LIMIT_S = 300.0
 """Longest wait for one piece of work."""
+MIB = 1 << 20
+SIZES_MIB = (0.25, 1.0, 4.0, 16.0)
+"""Messages that the cost of an exchange is fitted to."""
+_REPEATS = 7
+_MATRIX = (1024, 1024)
+"""Whose gradient a compression is timed on: 4 MiB."""
+_WARM_UP_STEPS = 5
+"""Of a compression that is timed; its warm-up is a share of them."""
 
 
 class GroupError(RuntimeError):
     """A worker ended, or its work did; the message is the worker's traceback where there is one."""
 
 
-class Group(Protocol):
-    """Workers that are in one process group and do the same work at once."""
+class Group:
+    """This process as a member of an open process group, whose members all do the same in the same order."""
+
+    spare_cores = 0
+    """Cores that no worker computes on; a worker of a cluster has the cores that it has reserved."""
 
     @property
-    def workers(self) -> int: ...
-
-    @property
-    def spare_cores(self) -> int:
-        """Cores that no worker computes on."""
-        ...
+    def workers(self) -> int:
+        return distributed.get_world_size()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Returns what a function returns on every worker, by rank; all call it at once.
-
-        Raises:
-            GroupError: it raised on a worker, a worker ended, or time ran out.
-        """
-        ...
+        """Returns what a function returns on every worker, by rank; all call it at once."""
+        answers: list[Any] = [None] * self.workers
+        distributed.all_gather_object(answers, work(*arguments))
+        return answers
 
 
-class LocalGroup:
+class LocalGroup(Group):
+    """Processes of this machine that wait for work; a context that ends them.
+
+    They have gloo and one CPU thread each, so that two of them on two cores stand for two workers with a core
+    each. `run` raises `GroupError` when a worker raises, ends, or takes longer than the limit.
+    """
+
     def __init__(self, workers: int, *, limit_s: float = LIMIT_S) -> None:
-        self.workers, self._limit_s = workers, limit_s
+        self._workers, self._limit_s = workers, limit_s
+        self.spare_cores = max(0, (os.cpu_count() or 1) - workers)
         # Not forked: a fork of a process that has computed already has torch's threads half there.
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="stillhouse-group-")
@@ -75,10 +88,9 @@ class LocalGroup:
         self._processes = []
         for rank in range(workers):
             ours, theirs = context.Pipe()
+            rendezvous = str(Path(self._folder.name) / "rendezvous")
             process = context.Process(
-                target=_serve,
-                args=(theirs, rank, workers, str(Path(self._folder.name) / "rendezvous"), limit_s),
-                daemon=True,
+                target=_serve, args=(theirs, rank, workers, rendezvous, limit_s), daemon=True
             )
             process.start()
             theirs.close()
@@ -88,9 +100,7 @@ class LocalGroup:
     def __enter__(self) -> LocalGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -101,9 +111,11 @@ class LocalGroup:
         self._folder.cleanup()
 
     @property
-    def spare_cores(self) -> int:
-        return max(0, (os.cpu_count() or 1) - self.workers)
+    @override
+    def workers(self) -> int:
+        return self._workers
 
+    @override
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((work, arguments))
@@ -127,38 +139,10 @@ class LocalGroup:
         return answers
 
 
-class Member:
-    """This process, a worker of a process group that is open; all of them do the same in the same order."""
-
-    spare_cores = 0
-    """A worker has the cores that it has reserved."""
-
-    @property
-    def workers(self) -> int:
-        from torch import distributed
-
-        return distributed.get_world_size()
-
-    def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        from torch import distributed
-
-        answers: list[Any] = [None] * self.workers
-        distributed.all_gather_object(answers, work(*arguments))
-        return answers
-
-
 def _serve(pipe: Connection, rank: int, workers: int, rendezvous: str, limit_s: float) -> None:
-    import torch
-    from torch import distributed
-
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=workers,
-        timeout=timedelta(seconds=limit_s),
-    )
+    limit, address = timedelta(seconds=limit_s), f"file://{rendezvous}"
+    distributed.init_process_group("gloo", address, rank=rank, world_size=workers, timeout=limit)
     try:
         while True:
             try:
@@ -255,64 +239,45 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
         raise BadSpecError("with model.compile the layers cannot be timed; set it to false")
     with (
         tempfile.TemporaryDirectory(prefix="stillhouse-layers-") as folder,
-        assembled(with_checkpoints(config, folder)) as trainer,
+        assembled(_with_checkpoints(config, folder)) as trainer,
     ):
         student = trainer.model.state.student
         student.train()
         stamps = _Stamps(student, trainer.device)
-        layers: list[list[tuple[str, float, float]]] = []
+        times: list[list[tuple[str, float, float]]] = []
         whole_s: list[float] = []
-        micro_batches = 1
         try:
             for step in range(warm_up + steps):
                 began_s = time.perf_counter()
                 batch = trainer.data.batches[step]
-                micro_batches = len(batch.micro_batches)
                 trainer.train_step(batch)
                 if step >= warm_up:
-                    layers.append(stamps.times())
+                    times.append(stamps.times())
                     whole_s.append(stamps.now() - began_s)
         finally:
             stamps.remove()
         trained = _trained(stamps.parts, student)
-        return StepTimes(
-            layers=tuple(_median(layers, position, trained) for position in range(len(stamps.parts))),
-            step_ms=1e3 * statistics.median(whole_s),
-            micro_batches=micro_batches,
-            examples=config.batch.global_size,
+        layers = tuple(
+            LayerTime(
+                name,
+                forward_ms=1e3 * statistics.median(row[position][1] for row in times),
+                backward_ms=1e3 * statistics.median(row[position][2] for row in times),
+                gradient_bytes=sum(parameter.nbytes for parameter in trained[name]),
+                shapes=tuple(tuple(parameter.shape) for parameter in reversed(trained[name])),
+            )
+            for position, name in enumerate(stamps.parts)
         )
+        examples = config.batch.global_size
+        return StepTimes(layers, 1e3 * statistics.median(whole_s), len(batch.micro_batches), examples)
 
 
-def _median(
-    taken: Sequence[Sequence[tuple[str, float, float]]],
-    position: int,
-    trained: Mapping[str, Sequence[nn.Parameter]],
-) -> LayerTime:
-    name = taken[0][position][0]
-    return LayerTime(
-        name,
-        forward_ms=1e3 * statistics.median(one[position][1] for one in taken),
-        backward_ms=1e3 * statistics.median(one[position][2] for one in taken),
-        gradient_bytes=sum(parameter.nbytes for parameter in trained[name]),
-        shapes=tuple(tuple(parameter.shape) for parameter in reversed(trained[name])),
-    )
-
-
-def _trained(parts: dict[str, nn.Module], student: Student) -> dict[str, list[nn.Parameter]]:
+def _trained(parts: Mapping[str, nn.Module], student: Student) -> dict[str, list[nn.Parameter]]:
     """Returns trained parameters of each part; those of no other part (the pooler) are the head's."""
-    seen: set[int] = set()
-    found: dict[str, list[nn.Parameter]] = {}
-
-    def own(module: nn.Module) -> list[nn.Parameter]:
-        parameters = [p for p in module.parameters() if p.requires_grad and id(p) not in seen]
-        seen.update(map(id, parameters))
-        return parameters
-
-    for name, part in parts.items():
-        if name != "head":
-            found[name] = own(part)
-    found["head"] = own(student)
-    return found
+    trained: dict[str, list[nn.Parameter]] = {}
+    for name, part in {**parts, "head": student}.items():
+        others = {parameter for own in trained.values() for parameter in own}
+        trained[name] = [p for p in part.parameters() if p.requires_grad and p not in others]
+    return trained
 
 
 @contextmanager
@@ -324,22 +289,6 @@ def assembled(config: RunConfig) -> Iterator[Trainer]:
         yield assemble(
             config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
         )
-
-
-def with_checkpoints(config: RunConfig, folder: str) -> RunConfig:
-    return config.model_copy(
-        update={"workspace": config.workspace.model_copy(update={"checkpoints": folder})}
-    )
-
-
-MIB = 1 << 20
-SIZES_MIB = (0.25, 1.0, 4.0, 16.0)
-"""Messages that the cost of an exchange is fitted to."""
-_REPEATS = 7
-_MATRIX = (1024, 1024)
-"""Whose gradient a compression is timed on: 4 MiB."""
-_WARM_UP_STEPS = 5
-"""Of a compression that is timed; its warm-up is a share of them."""
 
 
 def alone(config: RunConfig, examples: int) -> RunConfig:
@@ -361,30 +310,36 @@ def data_parallel(config: RunConfig, workers: int, *, compression_warmup: float 
     return _changed(config, parallel=parallel)
 
 
+def _with_checkpoints(config: RunConfig, folder: str) -> RunConfig:
+    workspace = config.workspace.model_copy(update={"checkpoints": folder})
+    return config.model_copy(update={"workspace": workspace})
+
+
 def _changed(config: RunConfig, **sections: Any) -> RunConfig:
     return RunConfig.model_validate({**dict(config), **sections})
 
 
-def measure_alone(config: RunConfig, *, steps: int, warm_up: int) -> Profile:
-    """Returns the layer times of one worker, with all examples of a step, in this process."""
-    return Profile(
-        layer_times(alone(config, config.batch.global_size), steps=steps, warm_up=warm_up), None, None
-    )
+def measure(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
+    """Measures in this process, or in several of this machine; see `measure_group`."""
+    if workers == 1:
+        whole = alone(config, config.batch.global_size)
+        return Profile(layer_times(whole, steps=steps, warm_up=warm_up), None, None)
+    with LocalGroup(workers) as group, tempfile.TemporaryDirectory(prefix="stillhouse-steps-") as folder:
+        return measure_group(
+            group, config, steps=steps, warm_up=warm_up, check=check, shared=Path(folder) / "run"
+        )
 
 
 def measure_group(
-    group: Group, config: RunConfig, *, steps: int, warm_up: int, check: bool, shared: Path | None = None
+    group: Group, config: RunConfig, *, steps: int, warm_up: int, check: bool, shared: Path
 ) -> Profile:
     """Returns the layer times of workers that compute at once, and the cost of their exchange.
 
-    Args:
-        group: The workers; `config.batch.global_size` is divisible by their number.
-        config: The run, whatever its strategy.
-        check: Train a data-parallel run too, and time its steps.
-        shared: Folder that all workers see, for that run; None = a temporary one of this machine.
+    The number of workers divides `config.batch.global_size`. `check` trains a data-parallel run too, in the
+    folder `shared`, which all workers see, and times its steps.
     """
     share = alone(config, config.batch.global_size // group.workers)
-    times = mean_step(group.run(layer_times_together, share, steps, warm_up))
+    times = mean_step(group.run(_layer_times_together, share, steps, warm_up))
     # A GPU's exchanges are not computed by the processor; elsewhere an idle core may do them.
     idle = not config.rates.kind.counted_in_cpus or group.spare_cores > 0
     exchange = fit(group.workers, group.run(exchange_times, config), idle=idle)
@@ -394,12 +349,13 @@ def measure_group(
         # The compression's warm-up must end before the steps that count.
         warmup = max(warm_up, 1) / (warm_up + steps + 1)
         run = data_parallel(config, group.workers, compression_warmup=warmup)
-        if shared is not None:
-            taken_ms = traced_steps_ms(group, run, shared, steps=steps, warm_up=warm_up)
-        else:
-            with tempfile.TemporaryDirectory(prefix="stillhouse-steps-") as folder:
-                taken_ms = traced_steps_ms(group, run, Path(folder), steps=steps, warm_up=warm_up)
-        measured_ms = statistics.median(taken_ms)
+        run = _changed(
+            _with_checkpoints(run, str(shared)),
+            length=config.length.model_copy(update={"steps": warm_up + steps, "epochs": None}),
+            telemetry=config.telemetry.model_copy(update={"trace_steps": steps, "profile_steps": 0}),
+            checkpoint=config.checkpoint.model_copy(update={"every_s": 0.0, "every_steps": None}),
+        )
+        measured_ms = statistics.median(group.run(_traced_steps_ms, run)[0])
     return Profile(times, exchange, measured_ms, compression)
 
 
@@ -456,20 +412,17 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
 def mean_step(workers: list[StepTimes]) -> StepTimes:
     """Returns workers that compute at once as one: a step waits for all, so each part takes their mean."""
     layers = tuple(
-        LayerTime(
-            of[0].name,
-            statistics.fmean(layer.forward_ms for layer in of),
-            statistics.fmean(layer.backward_ms for layer in of),
-            of[0].gradient_bytes,
-            of[0].shapes,
+        replace(
+            same[0],
+            forward_ms=statistics.fmean(layer.forward_ms for layer in same),
+            backward_ms=statistics.fmean(layer.backward_ms for layer in same),
         )
-        for of in zip(*(worker.layers for worker in workers), strict=True)
+        for same in zip(*(worker.layers for worker in workers), strict=True)
     )
-    step_ms = statistics.fmean(worker.step_ms for worker in workers)
-    return StepTimes(layers, step_ms, workers[0].micro_batches, workers[0].examples)
+    return replace(workers[0], layers=layers, step_ms=statistics.fmean(one.step_ms for one in workers))
 
 
-def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTimes:
+def _layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTimes:
     distributed.barrier()
     return layer_times(config, steps=steps, warm_up=warm_up)
 
@@ -477,26 +430,21 @@ def layer_times_together(config: RunConfig, steps: int, warm_up: int) -> StepTim
 def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
     """(MiB, wall ms, CPU ms of this process) of a gradient bucket's exchange, by size."""
     backend = config.rates.kind.backend
-    found, device = [], backend.device(config.rates.hardware)
+    device = backend.device(config.rates.hardware)
+    times = []
     for size_mib in SIZES_MIB:
         bucket = torch.zeros(int(size_mib * MIB) // 4, device=device)
-        taken = []
-        for repeat in range(_REPEATS + 2):
+        walls_s, cpus_s = [], []
+        for _ in range(_REPEATS + 2):
             distributed.barrier()
             backend.synchronize(device)
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             distributed.all_reduce(bucket.mul_(0.5), async_op=True).wait()
             backend.synchronize(device)
-            if repeat >= 2:
-                taken.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
-        found.append(
-            (
-                size_mib,
-                1e3 * statistics.median(wall for wall, _ in taken),
-                1e3 * statistics.median(cpu for _, cpu in taken),
-            )
-        )
-    return found
+            walls_s.append(time.perf_counter() - wall_s)
+            cpus_s.append(time.process_time() - cpu_s)
+        times.append((size_mib, 1e3 * statistics.median(walls_s[2:]), 1e3 * statistics.median(cpus_s[2:])))
+    return times
 
 
 def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bool) -> ExchangeCost:
@@ -516,21 +464,8 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bo
     return ExchangeCost(workers, message_ms, max(slope, 1e-9), taken)
 
 
-def traced_steps_ms(
-    group: Group, config: RunConfig, folder: Path, *, steps: int, warm_up: int
-) -> list[float]:
-    """Milliseconds of each step of a run from its own trace, on the first worker."""
-    config = _changed(
-        config,
-        workspace=config.workspace.model_copy(update={"checkpoints": str(folder)}),
-        length=config.length.model_copy(update={"steps": warm_up + steps, "epochs": None}),
-        telemetry=config.telemetry.model_copy(update={"trace_steps": steps, "profile_steps": 0}),
-        checkpoint=config.checkpoint.model_copy(update={"every_s": 0.0, "every_steps": None}),
-    )
-    return list(group.run(_trained_steps_ms, config)[0])
-
-
-def _trained_steps_ms(config: RunConfig) -> list[float]:
+def _traced_steps_ms(config: RunConfig) -> list[float]:
+    """Trains; returns the milliseconds of each step from the run's own trace, on the first worker."""
     with assembled(config) as trainer:
         trainer.train()
     if distributed.get_rank():
