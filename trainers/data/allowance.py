@@ -19,12 +19,7 @@ class Spent(Exception):
 
 
 class Allowance:
-    """What may still be read.
-
-    Args:
-        size_bytes: Bytes after decompression.
-        roots: Folders that files must be in once links are resolved; empty = anywhere.
-    """
+    """What may still be read: bytes after decompression, time, and within `roots` (empty = anywhere)."""
 
     def __init__(self, size_bytes: int, seconds: float, roots: Sequence[Path] = ()) -> None:
         self.left_bytes = size_bytes

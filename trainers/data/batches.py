@@ -29,14 +29,10 @@ POOL_BATCHES = 64
 def epoch_order(
     lengths: npt.NDArray[np.int64], seed: int, epoch: int, global_size: int, detour: int = 0
 ) -> Indices:
-    """Returns the order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
+    """(N,) the order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
 
     Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into
     batches, and the batches are shuffled. What does not fill a batch comes last.
-
-    Args:
-        lengths: (N,) tokens of each example.
-        detour: Another order for each number; see `TrainingBatches.take_detour`.
     """
     rng = np.random.default_rng([seed, epoch, 3, detour] if detour else [seed, epoch, 3])
     shuffled = rng.permutation(len(lengths))
@@ -258,16 +254,10 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
 
 
 class TrainingBatches:
-    """The batches of one replica, by step.
+    """The batches of one replica, by step; widths are rounded up to a multiple of `multiple`.
 
-    Args:
-        global_size: Examples per step over all replicas.
-        micro_size: Examples per forward-backward.
-        multiple: Batch widths are rounded up to a multiple of this.
-        transform: Applied to each micro-batch; None = nothing.
-        micro_tokens: Most positions of a micro-batch, in place of `micro_size`; None = no such limit.
-        packs: The encoder computes no padding: replicas get equally many tokens, and no position of a
-            micro-batch is padding.
+    `micro_tokens` limits the positions of a micro-batch in place of `micro_size`. `packs`: the encoder
+    computes no padding, so replicas get equally many tokens, and no position of a micro-batch is padding.
     """
 
     def __init__(
@@ -361,10 +351,7 @@ def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indic
 def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded: bool) -> list[int]:
     """Returns the edges of the largest micro-batches of neighbours with at most so many positions.
 
-    Args:
-        at_most: Positions of a micro-batch that has more than one example.
-        multiple: Widths and rows are rounded up to a multiple of this.
-        padded: Each example takes as many positions as the longest of its micro-batch.
+    Widths and rows are rounded up to a multiple; `padded` ones are as wide as their longest example.
     """
     edges, longest, tokens = [0], 0, 0
     for place, length in enumerate(lengths):
@@ -378,11 +365,7 @@ def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded:
 
 
 def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:
-    """Returns batches of similar length, longest first, dealt out to workers in turn.
-
-    Every worker gets the same number of batches, so that all agree at each; the last ones
-    may be empty.
-    """
+    """Returns a worker's batches of similar length, longest first; all get as many, some may be empty."""
     order = np.argsort(-lengths, kind="stable")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches += [order[:0]] * (-len(batches) % world)
@@ -396,10 +379,7 @@ AHEAD = 3
 
 
 class Prefetcher(Generic[T]):
-    """Calls `make(step)` for the steps from `start` up to `end` ahead of their use.
-
-    Making a batch draws no random numbers, so being ahead changes nothing.
-    """
+    """Calls `make(step)` for consecutive steps ahead of their use; making a batch draws no random numbers."""
 
     def __init__(self, make: Callable[[int], T], start: int, end: int) -> None:
         self._make = make

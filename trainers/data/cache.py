@@ -35,11 +35,7 @@ def preparing() -> AbstractContextManager[None]:
 
 @contextmanager
 def counted_by(around: Around) -> Iterator[None]:
-    """Enter a context around each `preparing` in the block.
-
-    Args:
-        around: makes that context.
-    """
+    """Enters the context that `around` makes around each `preparing` in the block."""
     before = _around.set(around)
     try:
         yield
@@ -70,12 +66,7 @@ def digest_of(value: object) -> str:
 
 
 def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    """Returns the fingerprint of files, read or remembered in the folder `memory`.
-
-    Raises:
-        BadDataError: one of them is a folder, device or pipe; opening a pipe would wait for its writer.
-        OSError: a file cannot be read.
-    """
+    """Returns the fingerprint of files, read or remembered in the folder `memory`."""
     ordered = sorted(files)
     found = [os.stat(path) for path in ordered]
     for path, status in zip(ordered, found, strict=True):
@@ -123,9 +114,6 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
     """Returns the folder `root/key`; `build` fills it when it is missing or incomplete.
 
     Workers and runs that want the same folder at once wait for the one that builds it.
-
-    Raises:
-        CacheError: no space, no permission.
     """
     folder = root / key
     if not _is_complete(folder):

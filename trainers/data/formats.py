@@ -27,15 +27,11 @@ from trainers.errors import BadDataError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row; its readers raise `BadDataError` naming place and field.
-
-    Attributes:
-        columns: What the file calls a field, where `task.columns` renames it.
-    """
+    """A row; its readers raise `BadDataError` naming place and field."""
 
     fields: Mapping[str, Any]  # Values by name, as the file has them
     where: str  # `file, line n` for messages
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)  # The file's names of renamed fields
 
     def text(self, name: str) -> str:
         """Returns a field that must be a text that is not blank and can be encoded."""
@@ -141,10 +137,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 
 def read_csv(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Yields rows of a comma-separated file; a quoted field may span lines.
-
-    Without a header columns are named `0`, `1`, ...
-    """
+    """Yields rows of a comma-separated file; quoted fields may span lines. Default names are `0`, `1`, ..."""
     yield from _delimited(path, {"delimiter": ",", "strict": True}, header=header)
 
 

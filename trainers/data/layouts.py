@@ -52,10 +52,7 @@ def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
 
 
 def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Mapping[str, Found]:
-    """Returns the parts that a run reads.
-
-    Without a test part (`task.test`) the test file stands in for a missing validation file.
-    """
+    """Returns the parts that a run reads; an unused test part stands in for a missing validation part."""
     if test == "auto":
         return parts
     used = {TRAIN: parts[TRAIN]}
@@ -114,11 +111,7 @@ def headerless_published_tables(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, Path]:
-    """Returns the acceptable file of each part whose name contains one of the part's names as a word.
-
-    Raises:
-        BadDataError: two files could be one part.
-    """
+    """Returns the acceptable file of each part whose name contains one of the part's names as a word."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
 
     def find(name: str) -> Path | None:

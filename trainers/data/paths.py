@@ -32,11 +32,7 @@ class OutsideRoots(UnusablePath):
 
 
 def id_on_hub(text: str, what: str) -> str:
-    """Returns the id in `hub:<id>`, which never names a folder of this machine; `what` is dataset or model.
-
-    Raises:
-        UnusablePath: naming the id and its form.
-    """
+    """Returns the id in `hub:<id>`, which never names a local folder; `what` is dataset or model."""
     form, shown = _IDS[what]
     found = text.removeprefix(HUB)
     if not form.fullmatch(found) or ".." in found:
@@ -50,11 +46,7 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     """Returns the file or folder that a path means: absolute, or relative to the first root that has it.
 
     Links are resolved before a path is compared with the resolved roots, so that none leads out of a root;
-    nothing is opened.
-
-    Raises:
-        OutsideRoots: it is in none of them.
-        UnusablePath: it does not exist, or cannot be read.
+    nothing is opened. Raises `OutsideRoots`, or `UnusablePath` if it does not exist or cannot be read.
     """
     shown = ", ".join(map(str, roots))
     if "\0" in text:
@@ -78,11 +70,7 @@ def _lies_in(path: str, root: str) -> bool:
 
 
 def resolve(text: str, roots: Sequence[str], what: str) -> Path:
-    """Returns what a worker may open, as `find` does.
-
-    Raises:
-        UnusablePath: naming the path, the roots and what to do.
-    """
+    """Returns what a worker may open, as `find` does; raises `UnusablePath` with what to do."""
     if not roots:
         raise UnusablePath(f"{what} path '{text}' cannot be used: this worker allows no {what} folders")
     try:

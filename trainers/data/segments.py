@@ -130,9 +130,8 @@ class StaticShape:
 class StaticRow:
     """Packs each batch into a row of one of a few lengths, with as many segments as others; a `Transform`.
 
-    Attributes:
-        shape: What a batch is padded to first. It has more rows than there are examples: where the row is
-            padding, it stands for the last position of the last stand-in.
+    `shape` has more rows than there are examples: the row's padding is the last position of the last
+    stand-in.
     """
 
     shape: StaticShape

@@ -35,11 +35,8 @@ def hashes(names: Iterable[str]) -> Hashes:
 def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
     """Splits a validation part into validation and test, with the same share of every stratum.
 
-    Units, laid stratum after stratum and in the order of their hashes within one, go to either half in turn.
-
-    Args:
-        units: (N,) hash of each example's unit, which is never divided.
-        strata: (N,) what the halves are balanced by; a unit has the smallest of its examples.
+    Units, (N,) hashes that are never divided, go to either half in turn, stratum after stratum, in the order
+    of their hashes; a unit has the smallest stratum of its examples.
     """
     distinct, _ = _laid_out(units, strata)
     if len(distinct) < 2:
@@ -80,11 +77,7 @@ def _laid_out(units: Hashes, strata: Indices) -> tuple[Hashes, Indices]:
 
 
 def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:
-    """Returns `count` examples (None = all), the shares of the labels (N,) as equal as possible, ascending.
-
-    Raises:
-        BadDataError: there are fewer examples than requested of the part.
-    """
+    """Returns `count` examples (None = all), ascending, with equal shares of the labels where possible."""
     if count is None or count == len(labels):
         return np.arange(len(labels))
     if count > len(labels):

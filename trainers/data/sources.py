@@ -46,11 +46,7 @@ class Source(RowSource, Protocol):
 
 
 def open_source(task: Task, workspace: Workspace) -> Source:
-    """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub.
-
-    Raises:
-        BadDataError: missing, empty, unreadable, outside the roots, not an id, or of no known layout.
-    """
+    """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
     source = _open(task, workspace)
     return Renamed(source, task.columns) if task.columns else source
 
@@ -74,12 +70,7 @@ def _open(task: Task, workspace: Workspace) -> Source:
 
 
 def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
-    """Returns the parts of a file or folder that a run reads, unread.
-
-    Raises:
-        BadDataError: it is empty, or of no known layout.
-        OSError: it cannot be read.
-    """
+    """Returns the parts of a file or folder that a run reads, unread; raises also `OSError`."""
     layouts: tuple[Layout, ...] = (*task.info.layouts, tables, published_tables)
     if task.headerless:
         layouts = (*task.info.layouts, headerless_tables, headerless_published_tables)
@@ -144,13 +135,7 @@ def source_identity(source: Source) -> dict[str, str | int | float]:
 
 
 def data_identity(task: Task, workspace: Workspace) -> dict[str, str | int | float]:
-    """Returns number, size and hash of the files of `task.path`, by part, as a run's record has them.
-
-    The rule that makes their test part is included. Imports no torch.
-
-    Raises:
-        BadDataError: as `open_source`, where a run would find no data either.
-    """
+    """Returns number, size and hash of the files of `task.path`, by part, and the rule of the test part."""
     source = open_source(task, workspace)
     return {**source_identity(source), **rule_identity(source.parts, task.test)}
 
@@ -163,14 +148,7 @@ def _fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
 
 
 class HubDataset:
-    """A dataset by hub id.
-
-    Args:
-        identifier: Such as `stanfordnlp/imdb`, or with one of its configurations
-            `Salesforce/wikitext:wikitext-2-raw-v1`.
-        offline: Use the local hub cache alone.
-        test: `task.test`.
-    """
+    """A dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
 
     def __init__(self, identifier: str, *, offline: bool, test: Literal["auto", "none"]) -> None:
         self.name = identifier
@@ -178,11 +156,7 @@ class HubDataset:
 
     @cached_property
     def parts(self) -> dict[str, FileSet]:
-        """Fingerprints, as the library computes them from the dataset's revision and files.
-
-        Raises:
-            BadDataError: unknown id, no network, or no training part.
-        """
+        """Fingerprints, as the library computes them from the dataset's revision and files."""
         found: dict[str, FileSet] = {}
         for part, table in self._tables.items():
             identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]

@@ -140,11 +140,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Returns the fast tokenizer of a model folder: `tokenizer.json`, or built from what it has instead.
-
-    Raises:
-        BadSpecError: the folder has neither, an unreadable one, or one that frames no text.
-    """
+    """Returns the fast tokenizer of a model folder: `tokenizer.json`, or built from what it has instead."""
     file, vocabulary = folder / FILE, folder / "vocab.txt"
     try:
         if file.is_file():

@@ -33,10 +33,9 @@ class Frame:
     specials: tuple[tuple[int, ...], ...]
 
     def around(self, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
-        """Cuts examples to `max_length` and puts the special tokens around them.
+        """Cuts examples, a column per text with counts (N,), to a length with special tokens around them.
 
-        `columns` has, per text of an example, the tokens of N examples and their counts (N,). Of two texts
-        the longer is cut first, as the tokenizers library does.
+        Of two texts the longer is cut first, as the tokenizers library does.
         """
         room = max(0, max_length - sum(map(len, self.specials)))
         whole = [counts for _, counts in columns]
@@ -217,10 +216,7 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Tokenises N texts, or N pairs, and cuts them to `max_length` tokens, special ones included.
-
-    `labels` is (N, ...); `progress` receives the number of texts done so far.
-    """
+    """Tokenises texts or pairs and cuts them to `max_length` tokens, special ones included."""
     pairs = bool(texts) and isinstance(texts[0], tuple)
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
     dtype = token_dtype(tokenizer)

@@ -2,11 +2,8 @@
 
 `batch.micro_size: auto` is the largest micro-batch that fits, found once and remembered. On a GPU more
 examples at once are faster until memory ends. On the CPU they are not: there `auto` is the worker's whole
-share, and nothing is tried. In a pipeline it leaves each stage `trainers.config.MICRO_BATCHES_PER_STAGE`
-micro-batches, where the share allows it, on every device.
-
-The first pass of a shape chooses kernels, fills pools and caches, plans attention. Which run of a sweep meets
-it is chance, so it belongs to none: every run finds its process warm.
+share, and nothing is tried. Which run of a sweep meets the first pass of a shape, which chooses kernels and
+fills caches, is chance: so every run finds its process warm.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ _FP32_BYTES = 4
 class DryRun:
     """Passes through a run's model, on the longest of its own examples; no gradient stays.
 
-    Where there are fewer examples than a pass takes, they come again. Passes draw random numbers: a run
-    seeds its generators afterwards.
+    Where there are fewer examples than a pass takes, they come again. A run seeds its generators afterwards.
     """
 
     def __init__(
@@ -78,9 +74,6 @@ class DryRun:
 
         A recorded pass keeps its memory, next to that of passes that are not recorded, such as an
         evaluation's: both need what a pass of twice the size needs.
-
-        Raises:
-            torch.OutOfMemoryError: it does not fit.
         """
         count = sum(p.numel() for p in self._module.parameters() if p.requires_grad)
         each = self._config.state_bytes
@@ -198,8 +191,7 @@ _LOCK_S = 60.0
 def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None) -> int:
     """Returns the largest size that divides a worker's share and fits; 0 when not even 1 does.
 
-    Sizes are tried by halving the list of divisors, so that a share of 4096 takes at most five
-    tries; the largest one (`at_most`, None = the share) comes first, which is the answer most of the time.
+    The largest (`at_most`, None = the share) is tried first, then the list of divisors is halved.
     """
     limit = share if at_most is None else at_most
     if fits(limit):
@@ -258,12 +250,7 @@ def choose(
 ) -> int:
     """Returns the micro-batch of a run: as given, or the largest that fits on every worker.
 
-    Args:
-        shape: Shape of the model and of the trial examples, part of the cache key.
-        attempt: Runs a step of that many examples at the run's greatest length.
-
-    Raises:
-        OutOfMemoryError: not even one example fits; on every worker.
+    `shape` is part of the cache key; `attempt` runs a step of a size at the run's greatest length.
     """
     if not _searched(config, device):
         return config.micro_size
@@ -361,11 +348,7 @@ _done: set[str] = set()
 
 
 def warm_up_once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:
-    """Does a pass unless all workers' processes have; one that does not fit into memory is left to the run.
-
-    `key` has everything that the pass depends on. `rehearse` changes nothing that lasts, except random number
-    generators.
-    """
+    """Does a pass unless all workers' processes have one of this key; one that does not fit is skipped."""
     with timeline.within(Phase.warm_up):
         if any(workers.all_gather(key not in _done)):
             fits(rehearse)

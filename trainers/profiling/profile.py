@@ -10,18 +10,13 @@ from trainers.telemetry.flops import FlopCount
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """A part of the model: embeddings, an encoder layer, or the head.
-
-    Attributes:
-        forward_ms, backward_ms: Time of one micro-batch.
-        shapes: Shapes of its trained tensors, in the order of the backward pass.
-    """
+    """A part of the model: embeddings, an encoder layer, or the head. Times are of one micro-batch."""
 
     name: str
     forward_ms: float
     backward_ms: float
     gradient_bytes: int  # Bytes of gradients exchanged between workers
-    shapes: tuple[tuple[int, ...], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()  # Of trained tensors, in the order of the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +39,7 @@ class StepTimes:
 class ExchangeCost:
     """An all-reduce between workers, as a line through measured ones.
 
-    Attributes:
-        taken: Share of its time that it takes from a worker that computes meanwhile, 0 to 1: the CPU
-            time that it needs, where no core is idle.
+    `taken` is the share of its time that a worker computing meanwhile loses: CPU time, where no core is idle.
     """
 
     workers: int
@@ -65,16 +58,12 @@ class CompressionCost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured for an estimate.
-
-    Attributes:
-        compression: Gradient compression cost; None = uncompressed, or one process was measured.
-    """
+    """What was measured for an estimate."""
 
     step: StepTimes  # Step times with `exchange.workers` processes at once, or with one
     exchange: ExchangeCost | None  # None = one process was measured
     measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained
-    compression: CompressionCost | None = None
+    compression: CompressionCost | None = None  # None = uncompressed, or one process was measured
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -83,11 +72,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model's arithmetic and size depend on.
-
-    Attributes:
-        embeddings, head: Parameters before and after the layers.
-    """
+    """What a model's arithmetic and size depend on: parameters before, in and after the layers."""
 
     flop_count: FlopCount  # Its arithmetic, with a head of two classes
     embeddings: Shapes

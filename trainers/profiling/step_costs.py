@@ -159,10 +159,7 @@ def _serve(pipe: Connection, rank: int, workers: int, rendezvous: str, limit_s: 
 
 
 class _Stamps:
-    """When a micro-batch passed each boundary between layers, on its way forward and back.
-
-    The host synchronises with the device at each boundary; `remove` takes the hooks off the model.
-    """
+    """When a micro-batch passed each boundary between layers, forward and back; the host waits at each."""
 
     def __init__(self, student: Student, device: torch.device) -> None:
         self._device = device
@@ -187,11 +184,7 @@ class _Stamps:
             hook.remove()
 
     def times(self) -> list[tuple[str, float, float]]:
-        """(part, forward s, backward s) of the last micro-batch, in the order of the forward pass.
-
-        The head's backward is that of what lies between its output and the last layer's; the loss
-        itself is in neither.
-        """
+        """(part, forward s, backward s) of the last micro-batch, without the loss."""
         names = list(self.parts)
         found, entered_s = [], self.begin_s
         for number, name in enumerate(names):
@@ -228,13 +221,7 @@ class _Stamps:
 
 
 def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
-    """Trains some steps of a single worker in this process, alone, and times the layers by medians.
-
-    Nothing is written to the run's folder of checkpoints.
-
-    Raises:
-        BadSpecError: the model is compiled: its layers cannot be told apart.
-    """
+    """Trains some steps of a single worker in this process, alone, and times the layers by medians."""
     if config.model.compile:
         raise BadSpecError("with model.compile the layers cannot be timed; set it to false")
     with (
@@ -448,10 +435,7 @@ def exchange_times(config: RunConfig) -> list[tuple[float, float, float]]:
 
 
 def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bool) -> ExchangeCost:
-    """Returns a line through the exchanges of all workers: least squares of the relative error.
-
-    `idle`: an exchange takes no time from what computes next to it.
-    """
+    """Returns a line of least relative error through all exchanges; `idle` cores compute them for free."""
     rows = [row for worker in times for row in worker]
     # Weighted by 1 / ms, or the largest message alone would decide.
     a = sum(1 / ms**2 for _, ms, _ in rows)

@@ -56,13 +56,7 @@ class Scoring(Protocol):
         ...
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
-        """Returns the metrics of a whole part by the names in `docs/metrics.md`.
-
-        Args:
-            observed: (N, K) in the order of the part.
-            carried: Scores of the validation part, whose thresholds are applied; None = choose the best
-                on this part.
-        """
+        """Returns metrics by the names in `docs/metrics.md`; without `carried`, at the best thresholds."""
         ...
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
@@ -118,11 +112,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
-        """Reads, splits and tokenises the data, or finds it in the cache; `report` receives progress lines.
-
-        Raises:
-            BadDataError: naming file, line and field.
-        """
+        """Reads, splits and tokenises the data, or finds it in the cache; `report` receives lines."""
 
     @abstractmethod
     def check_row(self, row: Row, task: TaskConfig) -> None:
@@ -134,10 +124,7 @@ class Task(ABC):
 
     @abstractmethod
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
-        """Raises `BadDataError` for parts that a run would refuse before it tokenises them.
-
-        A part may be empty, have nothing to learn, or a label that the training part lacks.
-        """
+        """Raises `BadDataError` for parts that are empty, teach nothing, or have a label not in training."""
 
     @abstractmethod
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

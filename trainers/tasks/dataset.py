@@ -54,11 +54,7 @@ class DatasetTask(Task, Generic[Example]):
 
     @abstractmethod
     def example(self, row: Row, task: TaskConfig) -> Example | None:
-        """Returns the example of a row; None = it has nothing that this run learns.
-
-        Raises:
-            BadDataError: naming the place and the field.
-        """
+        """Returns the example of a row; None = it has nothing that this run learns."""
 
     @abstractmethod
     def stratum(self, example: Example) -> int:
@@ -82,11 +78,7 @@ class DatasetTask(Task, Generic[Example]):
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring: ...
 
     def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
-        """Returns a part with loss weights for its labels; unchanged unless a task weighs labels.
-
-        Raises:
-            BadSpecError: the spec weighs what the data do not have.
-        """
+        """Returns a part with loss weights for its labels; unchanged unless a task weighs labels."""
         return tokens
 
     def unit(self, example: Example) -> str:
@@ -98,10 +90,7 @@ class DatasetTask(Task, Generic[Example]):
         return [self.unit(one) for one in examples]
 
     def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
-        """Stable names of what the headline is a mean over, in the order in which `Judged` numbers them.
-
-        Texts are named by their hash; repetitions get a number.
-        """
+        """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
         found: Counter[str] = Counter()
         for one in hashes(self.units(examples)).tolist():
             name = f"{one:016x}"
@@ -116,11 +105,7 @@ class DatasetTask(Task, Generic[Example]):
         return {}
 
     def divide(self, parts: Mapping[str, list[Example]], task: TaskConfig) -> dict[str, list[Example]]:
-        """Returns all parts of a run: missing ones are made, the test part before the validation part.
-
-        Raises:
-            BadDataError: too few examples.
-        """
+        """Returns all parts of a run: missing ones are made, the test part before the validation part."""
         rule = split_rule(parts, task.test)
         if rule in (SplitRule.half, SplitRule.held_out):
             source = VALIDATION if rule is SplitRule.half else TRAIN
@@ -142,28 +127,15 @@ class DatasetTask(Task, Generic[Example]):
         return self.stratum(example)
 
     def hold_out(self, whole: Sequence[Example], task: TaskConfig) -> tuple[Indices, Indices]:
-        """Returns indices of the training and the validation part of a dataset without the latter.
-
-        Raises:
-            BadDataError: too few examples.
-        """
+        """Returns indices of the training and the validation part of a dataset without the latter."""
         strata = np.array([self.stratum(one) for one in whole])
         return held_out(strata, task.validation_fraction, task.split_seed)
 
     def draw(self, parts: Parts[Example], task: TaskConfig) -> dict[str, list[Example]]:
-        """Returns the parts, cut to the requested sizes.
-
-        Raises:
-            BadDataError: too few examples.
-        """
         return drawn(parts, self.stratum, task)
 
     def review(self, parts: Parts[Example], task: TaskConfig) -> Iterable[str]:
-        """Yields lines about the selected examples for the log; none by default.
-
-        Raises:
-            BadDataError: nothing can be learned from them, or nothing scored.
-        """
+        """Yields lines for the log; raises `BadDataError` if nothing can be learned, or nothing scored."""
         return ()
 
     @override
@@ -359,10 +331,7 @@ class _Examples(Generic[Example]):
 
 
 def drawn(parts: Parts[Drawn], stratum: Callable[[Drawn], int], task: TaskConfig) -> dict[str, list[Drawn]]:
-    """Returns the parts, cut to the requested sizes; see `balanced_subset`.
-
-    Parts are given in the units that sizes count; `stratum` is what the draw balances.
-    """
+    """Returns the parts, in the units that sizes count, cut to the requested sizes; see `balanced_subset`."""
     chosen = {}
     for part, units in parts.items():
         strata = np.array([stratum(one) for one in units])
@@ -398,11 +367,7 @@ def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
 
 
 def same_answer(parts: Parts[Example], answer: Callable[[Example], str], advice: str) -> Iterator[str]:
-    """Yields a line for each part whose examples all have the same answer, such as `label 1`.
-
-    Raises:
-        BadDataError: the training part does, so that a model would learn nothing else.
-    """
+    """Yields a line for each part with one answer only; raises `BadDataError` for the training part."""
     for part, examples in parts.items():
         if len(set(map(answer, examples))) == 1:
             line = f"{part}: all examples ({len(examples)}) have {answer(examples[0])}"

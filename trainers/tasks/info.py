@@ -20,13 +20,9 @@ NO_LOSS = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score(Figure):
-    """A figure of an evaluation.
+    """A figure of an evaluation; a report draws it over steps if `drawn`."""
 
-    Attributes:
-        margin: Difference that counts as none unless a question sets another; None = no default.
-    """
-
-    margin: float | None = None
+    margin: float | None = None  # Difference that counts as none unless a question sets another
     drawn: bool = False  # Whether a report draws it over steps
     tuned: bool = False  # A threshold that is chosen on the validation part and applied to the test part
 

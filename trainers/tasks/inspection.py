@@ -50,10 +50,7 @@ class FirstRows:
 
 
 def mistakes_in(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> Sequence[str]:
-    """Returns what a run of the task would refuse in a file or folder, one line for each mistake.
-
-    No link may lead out of `roots`; empty = anywhere.
-    """
+    """Returns what a run would refuse, a line each; no link may lead out of `roots`, empty = anywhere."""
     first = first_rows(path, task, roots=roots)
     if first.mistakes or not first.whole:
         return first.mistakes
@@ -145,19 +142,13 @@ class Lengths:
 
 @dataclass(slots=True)
 class PartContents:
-    """Contents of a part.
-
-    Attributes:
-        numbers: Least, mean and greatest value of columns of numbers.
-    """
-
     files: Sequence[str]  # Files of the part, relative to the path
     rows: int = 0
     whole: bool = True  # Whether all rows were read
     usable: int = 0  # Rows that the task can use
     empty: int = 0  # Rows with an empty text
     labels: dict[str, Counts] = field(default_factory=dict)  # How often each label occurs, by column
-    numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # least, mean, greatest
     lengths: Lengths | None = None
     duplicates: int = 0  # Examples whose texts occurred before in the part
     mistakes: list[str] = field(default_factory=list)  # What is wrong with the first rows that cannot be used
@@ -194,12 +185,7 @@ class Contents:
 
 
 def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
-    """Reads a file or folder as the likeliest task does; without a tokenizer's folder tokens are estimated.
-
-    Raises:
-        BadSpecError: the tokenizer cannot be used.
-        OSError: the path cannot be read.
-    """
+    """Reads a file or folder as the likeliest task does; estimates tokens without a tokenizer's folder."""
     count = estimated_tokens if tokenizer is None else _counter(tokenizer)
     proposals, refused = _proposals(path)
     if not proposals and path.is_dir():

@@ -40,10 +40,8 @@ def from_squares(
 ) -> GradientMoments:
     """Returns the moments from the gradients of n >= 2 equal parts of a batch: workers or micro-batches.
 
-        sqr = (n |g|^2 - mean_i |g_i|^2) / (n - 1)
-        var = (mean_i |g_i|^2 - |g|^2) scale / (n - 1)
-
-    `scale` is the whole batch / base batch.
+    sqr = (n |g|^2 - mean_i |g_i|^2) / (n - 1)
+    var = (mean_i |g_i|^2 - |g|^2) scale / (n - 1)
     """
     return GradientMoments(
         sqr=(parts * square_of_mean - mean_of_squares) / (parts - 1),
@@ -52,9 +50,7 @@ def from_squares(
 
 
 def from_consecutive(product: float, squared_difference: float, *, scale: float) -> GradientMoments:
-    """Returns the moments from the gradients g and g' of two steps in a row, each of one part.
-
-        sqr ~ g . g',    var ~ |g - g'|^2 scale / 2
+    """Returns the moments from gradients of two steps in a row: sqr ~ g . g', var ~ |g - g'|^2 scale / 2.
 
     Biased by the parameters' change in between; Adan holds both gradients already.
     """
@@ -63,11 +59,7 @@ def from_consecutive(product: float, squared_difference: float, *, scale: float)
 
 @dataclass(slots=True)
 class NoiseScale:
-    """Averages of the moments over a run, corrected for their start at zero.
-
-    Attributes:
-        sqr_sum, var_sum: Exponential averages before correction.
-    """
+    """Averages of the moments over a run, corrected for their start at zero."""
 
     scale: float  # Batch of a step / base batch
     sqr_sum: float = 0.0
@@ -213,12 +205,7 @@ class WorkerShares(NoiseSource):
 
 
 class MicroBatches(NoiseSource):
-    """The parts are the gradients of micro-batches, seen on their way into `.grad`.
-
-    Args:
-        accumulation: Micro-batches of a step on one worker.
-        replicas: Data-parallel workers, each with as many micro-batches.
-    """
+    """The parts are the gradients of micro-batches, of all replicas, seen on their way into `.grad`."""
 
     name = "micro-batches"
 

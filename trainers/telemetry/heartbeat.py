@@ -26,10 +26,7 @@ class TimeBefore:
 
 
 def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
-    """Returns how long an attempt worked without keeping the result; the ledger charges by the same rule.
-
-    Unix times; `kept_until_s` is when the state was saved that later work continues from; -inf = none was.
-    """
+    """Returns the work of an attempt after the last saved state, -inf = none; the ledger charges it."""
     return max(0.0, ended_s - max(began_s, kept_until_s))
 
 
@@ -39,12 +36,7 @@ class Heartbeat:
     def beat(self) -> None: ...
 
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
-        """Returns how the time before this attempt was spent; Unix times.
-
-        Args:
-            kept_until_s: Time of the checkpoint that this attempt resumes from; None = none.
-            submitted_s: When the run was submitted; None = not known.
-        """
+        """Returns how the time before this attempt was spent; Unix times, None = no checkpoint, not known."""
         return TimeBefore()
 
 

@@ -161,10 +161,7 @@ OVERHEAD_SCOPE = "overhead"
 
 
 class OverheadMeter:
-    """A timeline's `Boundary`: cuts the instruments' windows, and reports each stretch as it ends.
-
-    A stretch is reported at once because an attempt that is killed later has been paid for it too.
-    """
+    """A timeline's `Boundary`: cuts the instruments' windows and reports overhead as it ends."""
 
     def __init__(self, instruments: Instruments, sink: Sink) -> None:
         self._instruments, self._sink = instruments, sink

@@ -1,7 +1,4 @@
-"""Figures of each kernel in a profiled window: how often, how long, how launched, and its hardware counters.
-
-Everything here is computed from events of traces, by pure functions that recorded traces test.
-"""
+"""Figures of each kernel in a profiled window, computed from events of traces by pure functions."""
 
 from __future__ import annotations
 
@@ -53,11 +50,7 @@ _NAME_LIMIT = 160
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel, over all its launches in the window.
-
-    Attributes:
-        figures: Values by the names of `KERNEL_FIGURES`; what a trace lacks is missing.
-    """
+    """One kernel, over all its launches in the window; figures that a trace lacks are missing."""
 
     name: str  # As compiled, cut to 160 characters
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -71,10 +64,7 @@ class Kernel:
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]], *, steps: int, window_us: float) -> tuple[Kernel, ...]:
-    """Returns all kernels, the one with the most time first, from events of category `kernel`.
-
-    Each has its share of the window's wall time, in microseconds as the events.
-    """
+    """Returns all kernels, the one with the most time first, with their share of the window's wall time."""
     launches: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         launches[str(event["name"])].append(event)
@@ -118,14 +108,8 @@ def with_counters(
     """Returns the kernels with the means of their counters, weighted by time.
 
     CUPTI counts launches in their order, but names only those that went through the runtime's API, which
-    Triton's do not. So each count is given to the kernel at its place in a profiled step.
-
-    Args:
-        counted: Events of category `cuda_profiler_range` of one step.
-        launched: Events of category `kernel` of the profiled window.
-
-    Raises:
-        Uncounted: the events do not tell which counts belong to which kernel.
+    Triton's do not. So each count (`cuda_profiler_range`) is given to the kernel at its place in a profiled
+    step; raises `Uncounted` where that is ambiguous.
     """
     if not counted:
         raise Uncounted(

@@ -1,8 +1,4 @@
-"""What a profiled window of steps shows: kernels, launches, occupancy, operators.
-
-The figures are computed from the trace that `torch.profiler` exports (Chrome's format), by a pure
-function that a recorded trace tests as well as a live one.
-"""
+"""What a profiled window of steps shows, computed from the trace that `torch.profiler` exports."""
 
 from __future__ import annotations
 
@@ -98,10 +94,7 @@ class Profiled:
     def measurements(
         self, start_s: float, end_s: float, *, bandwidth_gb_s: float | None = None
     ) -> Iterator[Measurement]:
-        """Yields the named operators, kernels and transfers of the first worker; the window in Unix time.
-
-        Without the published bandwidth of the device's memory transfers have no share of it.
-        """
+        """Yields the named operators, kernels and transfers of the first worker; the window in Unix time."""
         for one in self.moved:
             scope = f"kernel:{one.name}"
             mib = one.bytes_per_step / MIB
@@ -246,16 +239,10 @@ class StepProfiler:
 
 
 class TorchProfiler(StepProfiler):
-    """Profiles with `torch.profiler`.
+    """Profiles with `torch.profiler`; a short run's window ends with the run.
 
     Counters are read in the step after the profiled ones: CUPTI runs each kernel alone, and several
     times over the same memory, so that nothing else can be measured meanwhile.
-
-    Args:
-        total_steps: Steps of the run; a short run's window ends with the run.
-        timeline: Timeline whose phases count as `profiling` in the window.
-        counters: Read the hardware counters of each kernel.
-        alone: The run has no other worker.
     """
 
     def __init__(

@@ -51,10 +51,7 @@ class Ring:
         return self._samples[-1] if self._samples else None
 
     def take(self) -> tuple[list[Sample], dict[str, float]]:
-        """Returns all samples, and the largest value of each number since the last call.
-
-        The last sample stays, since the next window begins where it was taken.
-        """
+        """Returns all samples and peaks since the last call; the last one begins the next window."""
         taken, peaks = self._samples, self._peaks
         self._samples, self._peaks = [], {}
         for sample in taken[-1:]:
@@ -111,12 +108,7 @@ def joined_samples(windows: Sequence[Sampled]) -> Sampled:
 
 
 class Sampler:
-    """One thread that samples a device and does other small things at each tick.
-
-    Args:
-        every_s: Pause between samples; 0 = no samples.
-        ticks: Called at each tick, once a second where there are no samples; must not raise.
-    """
+    """A thread that samples a device (`every_s` 0 = never) and calls `ticks`, which must not raise."""
 
     def __init__(self, device: Device, every_s: float, ticks: Sequence[Callable[[], object]] = ()) -> None:
         self._device, self._every_s, self._ticks = device, every_s, ticks

@@ -89,10 +89,7 @@ def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None: ...
 
 
 class Timeline:
-    """A clock that is always in one phase, so that the parts sum to the whole.
-
-    The phase `warm_up` begins at `began_s`, a `time.perf_counter()`.
-    """
+    """A clock that is always in one phase, so that the parts sum to the whole; first in `warm_up`."""
 
     def __init__(self, began_s: float) -> None:
         self._spent = dict.fromkeys(Phase, 0.0)

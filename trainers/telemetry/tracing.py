@@ -136,11 +136,7 @@ class SpanTracer(StepTracer):
 
 
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
-    """Returns the tracer of `telemetry.trace_steps`; 0 = none.
-
-    The window avoids the profiled one where it can; when few steps are left in this attempt, it is the last
-    of them.
-    """
+    """Returns the tracer of `telemetry.trace_steps`, after the profiled window or at the attempt's end."""
     steps = min(steps, steps_left)
     if not steps:
         return StepTracer()

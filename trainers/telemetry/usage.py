@@ -17,12 +17,7 @@ J_PER_KWH = 3.6e6
 def modelled_energy_j(
     rates: DevicePricing, wall_s: float, busy_s: float, *, limit_w: float | None = None
 ) -> float:
-    """Returns the energy as rated power times busy device-seconds, at most `wall_s` per device.
-
-    Args:
-        busy_s: Device-seconds of work in the window; on CUDA all of them, an upper bound.
-        limit_w: Power limit of the device itself, which replaces the table's; None = it has none.
-    """
+    """Returns the energy: rated power x busy device-seconds, at most `wall_s` per device."""
     # The time of CPUs is measured for each run; a device that others share is busy for all of them at once.
     most = rates.devices_per_worker if rates.kind.counted_in_cpus else rates.charged_devices
     return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * most)
@@ -34,10 +29,7 @@ def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, s
 
 
 def cost_usd(rates: DevicePricing, wall_s: float) -> float:
-    """Returns price per device-hour x devices x hours: a device held is paid for, busy or not.
-
-    Each of the runs that share a device pays for its place.
-    """
+    """Returns the price of the devices held, busy or not; runs that share one pay for their places."""
     return rates.price_usd_per_hour * rates.charged_devices * wall_s / 3600.0
 
 
@@ -153,10 +145,7 @@ class Usage:
         _add(self.modelled_device_j, {str(rank): one.modelled_j for rank, one in enumerate(windows)})
 
     def measured(self, kind: str) -> tuple[float, Provenance] | None:
-        """Joules and provenance of a kind, when every worker measured it in every window.
-
-        Else the sum would miss a part, and a model's number in its place would be a mixture.
-        """
+        """Joules and provenance of a kind, if every worker measured it in every window."""
         if not self.windows or self.measured_windows.get(kind, 0) < self.windows:
             return None
         return self.measured_j[kind], Provenance(self.provenance[kind])

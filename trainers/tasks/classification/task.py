@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 class ClassScoring:
-    """Predicts the likeliest class; `observe` returns it and its probability.
-
-    Args:
-        labels: (N,) true classes.
-        classes: Names by number.
-        declared: Scores that the task reports; None = all.
-    """
+    """Predicts the likeliest class; `declared` are the scores that the task reports, None = all."""
 
     def __init__(
         self, labels: npt.NDArray[np.int64], classes: Sequence[str], declared: Collection[str] | None = None
@@ -134,10 +128,7 @@ class Labelled:
 
 
 class Classification(DatasetTask[Labelled]):
-    """One class, or any number of classes, of a text or a pair of texts.
-
-    A preset is a subclass with its own `fields`, and perhaps other spellings of its labels.
-    """
+    """A class, or any number, of a text or a pair; a preset is a subclass with its own `fields`."""
 
     def fields(self, task: TaskConfig) -> LabelFields:
         return task.own(LabelFields)

@@ -17,10 +17,7 @@ _PLAIN = (".txt", ".txt.gz")
 
 
 def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
-    """Finds one file of texts, or a folder with `train.*` and perhaps `valid.*`, `validation.*`, `test.*`.
-
-    Plain text has one text per line; of tables the field `text` is read.
-    """
+    """Finds a file of texts, one per line or in a field `text`, or `train.*`, perhaps `valid.*`, `test.*`."""
     if path.is_file():
         return {"train": _texts(path)} if ending(path) in _PLAIN else tables(path)
     found = named_parts(lambda name: _named(path, name))

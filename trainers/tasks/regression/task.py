@@ -174,9 +174,6 @@ class Regression(DatasetTask[Scored]):
         return NumberScoring(tokens.labels, task.own(NumberFields).label_range)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns half the squared error in units of the head's scale, summed over the batch.
-
-        That is the negative log-likelihood of a normal distribution of that width, up to a constant.
-        """
+        """Returns half the squared error in units of the head's scale: a normal's -log L plus a constant."""
         assert batch.weights is not None
         return ((logits[:, 0].float() - batch.labels).square() * batch.weights).sum()

@@ -91,10 +91,7 @@ def best_threshold(
     """Returns the threshold on the null score, in [0, 1], with the best mean score, as the script tunes it.
 
     Of equally good ones the smallest, 0 being the first. Questions with the same null score stand or fall
-    together, where the script takes them one by one: the result is what `with_threshold` gives.
-
-    Args:
-        answered: (N,) whether the answer is a text; None = all are.
+    together, where the script takes them one by one. `answered` (N,): whether the answer is a text.
     """
     order = np.argsort(null_scores, kind="stable")
     # From nothing answered on, each question that is answered adds its score, or loses its point.

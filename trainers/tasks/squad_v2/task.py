@@ -73,10 +73,7 @@ class SquadV2(DatasetTask[Question]):
 
     @override
     def units(self, examples: Sequence[Question]) -> Sequence[str]:
-        """Returns articles by title, or contexts where there is one article.
-
-        Articles that share a context are one, under the first of their names.
-        """
+        """Returns articles, joined where they share a context, by title; contexts if there is one article."""
         groups = _articles(examples).tolist()
         names: dict[int, str] = {}
         for group, one in zip(groups, examples, strict=True):
@@ -187,10 +184,7 @@ def _refuse_duplicates(questions: Sequence[Question]) -> None:
 
 
 def _articles(questions: Sequence[Question]) -> Indices:
-    """(N,) a number for each question, the same for all of an article and for all of a context.
-
-    Where that makes all questions one group, contexts are the groups.
-    """
+    """(N,) the article of each question, joined by shared contexts; the context if that is one group."""
     # Imported here: only a dataset without validation part pays for the import.
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

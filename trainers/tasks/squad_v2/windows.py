@@ -38,13 +38,7 @@ class Question:
 
 
 class Contexts:
-    """The tokens of distinct contexts, each tokenised once however many questions are about it.
-
-    Attributes:
-        offsets: (C+1,) context i is `ids[offsets[i]:offsets[i+1]]`.
-        ids: (T,) token ids.
-        chars: (T, 2) first character of each token in its context, and the one after its last.
-    """
+    """Distinct contexts: i is `ids[offsets[i]:offsets[i+1]]`; `chars` (T, 2) are the tokens' places."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
         lengths: list[int] = []
@@ -78,10 +72,7 @@ def _places(text: str, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int
 
 
 def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
-    """Yields begin and end (exclusive) of each window of a text of `length` >= 1 tokens.
-
-    A window holds `room` tokens, neighbours share `overlap` of them, which is less.
-    """
+    """Yields begin and end (exclusive) of windows of `room` tokens; neighbours share `overlap`."""
     start = 0
     while True:
         yield start, min(start + room, length)
@@ -95,18 +86,12 @@ def tokenise_windows(
 ) -> TokenSet:
     """Returns all windows of all questions, those of one question one after the other.
 
-    A window is `[CLS] question [SEP] part of the context [SEP]`. Its label is the first and the
-    last token of the first answer, counted in the window, or (0, 0), the `[CLS]`, when the
-    answer is not wholly in it. Columns: `question` (N,) number of each window's question;
-    `chars_at` (N,), such that the characters of a window's token `i` of the context are
-    `chars[chars_at + i]`; `chars` (T, 2), positions in the context, from and up to.
-
-    Args:
-        stride: Tokens of the context that neighbouring windows share, as far as the question
-            leaves twice as many; else half of what it leaves.
-
-    Raises:
-        BadDataError: a question leaves no room for its context, or an answer has no token.
+    A window is `[CLS] question [SEP] part of the context [SEP]`. Its label is the first and the last token of
+    the first answer, counted in the window, or (0, 0), the `[CLS]`, when the answer is not wholly in it.
+    Neighbours share `stride` tokens of the context, as far as the question leaves twice as many; else half of
+    what it leaves. Columns: `question` (N,) number of each window's question; `chars_at` (N,), such that the
+    characters of a window's token `i` of the context are `chars[chars_at + i]`; `chars` (T, 2), positions in
+    the context.
     """
     tokenizer.no_padding()
     tokenizer.no_truncation()

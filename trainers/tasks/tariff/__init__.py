@@ -1,8 +1,4 @@
-"""Customs codes from descriptions of goods, at a chosen number of digits.
-
-The official files are the Harmonized System, the US tariff and labelled UK commodities; the header tells them
-apart.
-"""
+"""Customs codes from descriptions of goods, at a chosen number of digits."""
 
 from __future__ import annotations
 
@@ -85,11 +81,7 @@ def read_us_tariff(path: Path) -> Iterator[Row]:
 
 
 def read_uk_commodities(path: Path) -> Iterator[Row]:
-    """Yields rows of labelled commodities of the UK: a JSON list, each phrase of a commodity a row.
-
-    Phrases are the descriptions, synonyms, colloquial terms and known brands; empty ones, which the
-    published file has, are left out.
-    """
+    """Yields a row for each phrase of labelled UK commodities, except for empty ones."""
     try:
         items = json.loads(read_text(path))
     except json.JSONDecodeError as error:

@@ -119,11 +119,7 @@ class Tariff(Classification):
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns the cross-entropy, summed over the batch.
-
-        An unseen code has no logit: it counts what knowing nothing costs, the logarithm of the
-        number of classes.
-        """
+        """An unseen code has no logit: it costs the logarithm of the number of classes."""
         unseen = batch.labels == UNSEEN
         seen = class_loss(logits, batch, batch.labels.masked_fill(unseen, IGNORED))
         return seen + unseen.sum() * math.log(logits.shape[1])
@@ -132,8 +128,7 @@ class Tariff(Classification):
 class CodeScoring:
     """How often the right code, and the right beginning of the code, is the likeliest; all (N,) are numbers.
 
-    A code that no training example has counts as wrong, and as a class of its own in the macro figures;
-    `unseen_pct` is their share. Its beginning may still be right.
+    A code without training examples counts as wrong, and as a class of its own in the macro figures.
     """
 
     def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:

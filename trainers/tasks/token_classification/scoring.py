@@ -118,11 +118,8 @@ Numbers = npt.NDArray[np.int64]
 class EntityScoring:
     """The likeliest tag of each word is the prediction; `O` for a word that the model does not see.
 
-    Args:
-        tags: (W,) true tag of each word of all examples.
-        counts: (N,) words of each example.
-        seen: (W,) whether a piece of the word is in the example, which may have been cut.
-        classes: Names of the tags, by number.
+    `tags` and `seen` (whether a piece of it is in the example) are of each word (W,), `counts` of examples
+    (N,).
     """
 
     def __init__(

@@ -162,11 +162,7 @@ class TokenClassification(DatasetTask[Tagged]):
 
 
 def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Returns which piece is the first of each word; -1 where a word has none, such as a lone space.
-
-    A piece belongs to the word of its last character: some tokenizers put the space before a word into it.
-    Both arguments are ascending places in characters.
-    """
+    """(W,) the first piece of each word, by its last character (spaces may belong to it); -1 = none."""
     starts = np.array([start for start, _ in words], dtype=np.int64)
     ends = np.array([end for _, end in words], dtype=np.int64)
     last = np.array([end for _, end in offsets], dtype=np.int64) - 1

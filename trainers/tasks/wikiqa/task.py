@@ -37,15 +37,8 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
 
     Queries without one are skipped. Of equal scores the later candidate comes first, as trec_eval orders
     equal scores by descending document number: a model that cannot tell candidates apart gains nothing from
-    their order in the file. NaN where a score is NaN.
-
-    Args:
-        scores: (N,) the higher the better.
-        relevant: (N,) 0 or 1.
-        queries: (N,) number of each candidate's query.
-
-    Raises:
-        ValueError: no query has a relevant candidate.
+    their order in the file. NaN where a score is NaN. All arguments are (N,); raises `ValueError` for no such
+    query.
     """
     _, precisions, best = _by_query(scores, relevant, queries)
     if not len(precisions):
@@ -106,10 +99,7 @@ def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> floa
 
 
 def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold: float) -> dict[str, float]:
-    """Returns precision, recall and F1 of class 1, and accuracy; 0 where nothing is predicted or true.
-
-    A score equal to the threshold reaches it.
-    """
+    """Returns precision, recall and F1 of class 1, and accuracy; 0 where nothing is predicted or true."""
     # numpy would round the threshold to fp32 scores' format, past one of those that it parts.
     predicted, actual = scores.astype(np.float64) >= threshold, labels == 1
     hits = int((predicted & actual).sum())
@@ -217,10 +207,7 @@ class WikiQa(DatasetTask[Pair]):
 
 
 class RankingScoring:
-    """MAP and MRR of the sentences of each question, and the answers' class at its best threshold.
-
-    Both arguments are (N,): 0 or 1, and the number of each sentence's question.
-    """
+    """MAP and MRR of the sentences of each question, and the answers' class at its best threshold."""
 
     def __init__(self, labels: npt.NDArray[np.int64], questions: npt.NDArray[np.int64]) -> None:
         self._labels, self._questions = labels, questions
