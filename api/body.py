@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 EXAMPLE = """\
 name: precision-by-batch
 task: {name: imdb, path: imdb, max_length: 128}
-model: {student: mini}
+model: {name: mini}
 length: {epochs: 1}
 search:
   axes: {precision: [fp32, bf16], batch.global_size: [16, 32]}
@@ -30,7 +30,7 @@ SPEC_BODY: dict[str, Any] = {
                 "example": {
                     "name": "one-run",
                     "task": {"name": "imdb", "path": "imdb"},
-                    "model": {"student": "tiny"},
+                    "model": {"name": "tiny"},
                 },
             },
         },

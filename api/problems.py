@@ -79,7 +79,7 @@ _SPEC_PROBLEMS = (
     ("not-a-mapping", "The document is not a mapping",
      "It is empty, a list or a single value.", "Write fields as `name: value`."),
     ("path-outside-roots", "A path is outside the configured folders",
-     "`task.path`, `model.student` or `model.teacher` is outside every allowed folder once links are "
+     "`task.path`, `model.name` or `model.teacher` is outside every allowed folder once links are "
      "resolved.",
      "Move the files, or have the operator add the folder to STILLHOUSE_DATA_ROOTS or "
      "STILLHOUSE_MODEL_ROOTS."),

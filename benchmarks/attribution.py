@@ -80,7 +80,7 @@ def main() -> None:
 
 def measure(sweeps: LocalSweeps, given: argparse.Namespace) -> dict[str, Any]:
     """Runs the sweeps; returns the ratios."""
-    base = {**_RUN, "model": {"student": given.student}}
+    base = {**_RUN, "model": {"name": given.student}}
     pace = ended(sweeps, {**base, "length": {"steps": given.pacing_steps}, "seeds": [0, 1]})[-1]
     step_s = time_of(pace) / given.pacing_steps
     spec = {**base, "length": {"steps": max(2, round(given.run_seconds / step_s))}}

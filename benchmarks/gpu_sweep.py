@@ -30,7 +30,7 @@ METRICS = ("total_time_s", "energy_kwh", "samples_per_s")
 
 def fields(hardware: str, *, on_gpu: bool, steps: int) -> dict[str, Any]:
     """Returns the fields of the sweep's spec."""
-    sized = {"model": {"student": "mini"}, "batch": {"global_size": 32}} if on_gpu else {}
+    sized = {"model": {"name": "mini"}, "batch": {"global_size": 32}} if on_gpu else {}
     return {
         **sized,
         "hardware": hardware,

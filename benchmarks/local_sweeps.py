@@ -25,7 +25,7 @@ from trainers.data.synthetic import write_corpus
 _TIMEOUT_S = 900.0
 _TINY: Mapping[str, Any] = {
     "name": "benchmark",
-    "model": {"student": "tiny"},
+    "model": {"name": "tiny"},
     "batch": {"global_size": 4},
     "length": {"steps": 4},
 }

@@ -204,7 +204,7 @@ def config_of(variant: Variant, size: Size, folder: Path, steps: int) -> RunConf
                 "name": "imdb", "path": str(folder / "texts"), "max_length": size.max_length,
                 "validation_examples": 2, "test": "none",
             },
-            "model": {"student": "mini"},
+            "model": {"name": "mini"},
             "optimizer": {"learning_rate": 1e-4, **variant.optimizer},
             "batch": {"global_size": examples, "micro_size": examples // replicas // variant.micro_batches},
             "length": {"steps": WARM_UP + steps},

@@ -98,7 +98,7 @@ def sweep(
         "name": name,
         "description": "Does bf16 lose accuracy, and what does it save at which batch size?",
         "task": {"name": "imdb", "path": "texts"},
-        "model": {"student": "tiny"},
+        "model": {"name": "tiny"},
         "search": {"axes": AXES if axes is None else axes},
         "seeds": list(range(first_seed, first_seed + seeds)),
     }

@@ -48,7 +48,7 @@ BENCHMARK = Benchmark(
 SPEC = b"""\
 name: one-run
 task: {name: imdb, path: texts}
-model: {student: tiny}
+model: {name: tiny}
 precision: bf16
 batch: {global_size: 32}
 """

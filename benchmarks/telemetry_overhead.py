@@ -229,7 +229,7 @@ def _config(folder: Path) -> RunConfig:
     return RunConfig.model_validate(
         {
             "task": {"name": "imdb", "path": str(folder / "texts"), "max_length": 128},
-            "model": {"student": "mini"},
+            "model": {"name": "mini"},
             "batch": {"global_size": 16},
             "length": {"steps": 10_000},
             "threads": os.cpu_count(),

@@ -206,7 +206,7 @@ class Workplace:
                     "name": "imdb", "path": "data", "max_length": self.size.length, "test": "none",
                     "validation_examples": 32,
                 },
-                "model": {"student": "model", "encoder": encoder, "cuda_graphs": recorded},
+                "model": {"name": "model", "encoder": encoder, "cuda_graphs": recorded},
                 "precision": cell.precision,
                 # The first steps of fp16 look for a loss scale.
                 "numerics": {"not_finite": "skip"},
@@ -230,7 +230,7 @@ class Workplace:
 
     def prepared(self, config: RunConfig) -> Prepared:
         """Returns the tokens, from the cache after the first cell."""
-        found = origin.locate(config.model.student, config.workspace)
+        found = origin.locate(config.model.name, config.workspace)
         return base.build(config.task.name).prepare(config, found, lambda line: None)
 
     def batches(self, config: RunConfig, prepared: Prepared) -> TrainingBatches:
@@ -252,7 +252,7 @@ class Workplace:
     def model(self, config: RunConfig, prepared: Prepared) -> student.Student:
         """Returns the model of a run on the CPU."""
         built = student.build(
-            origin.locate(config.model.student, config.workspace),
+            origin.locate(config.model.name, config.workspace),
             head=prepared.head,
             vocabulary_size=prepared.vocabulary_size,
             dropout=config.model.dropout,

@@ -193,7 +193,7 @@ class Workload:
     def model(self) -> Student:
         """The model with the weights that every contender begins with."""
         reset_process(self.config)
-        found = origin.locate(self.config.model.student, self.config.workspace)
+        found = origin.locate(self.config.model.name, self.config.workspace)
         return student.build(
             found,
             head=self.prepared.head,
@@ -387,7 +387,7 @@ class Source:
                     "name": task, "path": self.paths[task], "max_length": length,
                     "train_examples": examples, "validation_examples": validation, "test": "none",
                 },
-                "model": {"student": model},
+                "model": {"name": model},
                 "optimizer": {"learning_rate": LEARNING_RATE},
                 "batch": {"global_size": BATCH},
                 "checkpoint": {"every_s": 0.0},
@@ -405,7 +405,7 @@ class Source:
             }
         )  # fmt: skip
         prepared = base.build(config.task.name).prepare(
-            config, origin.locate(config.model.student, config.workspace), lambda line: None
+            config, origin.locate(config.model.name, config.workspace), lambda line: None
         )
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(prepared.tokenizer),

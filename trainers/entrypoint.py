@@ -150,12 +150,12 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
 
     found = data_identity(sections.task, workspace)
     model = sections.model
-    for name, text in (("student", model.student), ("teacher", model.teacher)):
+    for role, field, text in (("student", "name", model.name), ("teacher", "teacher", model.teacher)):
         if text is None or text.startswith("run:"):
             continue
-        place = origin.locate(text, workspace, f"model.{name}")
+        place = origin.locate(text, workspace, f"model.{field}")
         if isinstance(place, origin.Folder):
-            found[f"{name}.sha256"] = origin.digest(place, workspace, tokenizer=name == "student")
+            found[f"{role}.sha256"] = origin.digest(place, workspace, tokenizer=role == "student")
     return found
 
 
@@ -256,7 +256,7 @@ def model_shape(config: RunConfig) -> ModelShape:
     from trainers.models import origin
     from trainers.models.shapes import shape_of
 
-    shape = shape_of(origin.locate(config.model.student, config.workspace))
+    shape = shape_of(origin.locate(config.model.name, config.workspace))
     chosen = config.model.layers
     return shape if chosen is None else shape.with_layers(chosen)
 

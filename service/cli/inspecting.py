@@ -93,7 +93,7 @@ def starting_spec(contents: Contents) -> dict[str, Any] | None:
     return {
         "name": f"{name.strip('-')[:60] or 'data'}-first-run",
         "task": task,
-        "model": {"student": "mini"},
+        "model": {"name": "mini"},
         "optimizer": {"name": "adamw", "learning_rate": 3.0e-4},
         "batch": {"global_size": 32},
         "length": {"epochs": 3},

@@ -61,7 +61,12 @@ _TITLES = {
     "example_ms_p50": "ms/example p50",
     "example_ms_p95": "ms/example p95",
 }
-_SHORT = {"batch.global_size": "batch", "optimizer.name": "optimizer", "task.name": "task"}
+_SHORT = {
+    "batch.global_size": "batch",
+    "model.name": "model",
+    "optimizer.name": "optimizer",
+    "task.name": "task",
+}
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:

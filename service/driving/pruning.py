@@ -44,13 +44,13 @@ def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
     return f"does not fit (by {failed.micro_size}): micro-batch {failed.micro_size} ran out of memory here"
 
 
-DATA_AXES = ("task.", "model.student")
+DATA_AXES = ("task.", "model.name")
 """What the fields begin with that decide about a run's examples: the tokenizer is the student's."""
 
 
 def data_key(spec: ExperimentSpec) -> str:
     """Key of runs that read the same data and so share a mistake in it; `spec` is resolved, without axes."""
-    return f"{spec.model.student}\n{spec.task.model_dump_json()}"
+    return f"{spec.model.name}\n{spec.task.model_dump_json()}"
 
 
 def data_vary(spec: ExperimentSpec) -> bool:

@@ -244,7 +244,7 @@ def of_its_kind(spec: ExperimentSpec, past: Iterable[Past]) -> list[Past]:
 
 def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
     return (
-        spec.task.name, spec.task.path, spec.model.student, spec.model.layers, spec.model.teacher is None,
+        spec.task.name, spec.task.path, spec.model.name, spec.model.layers, spec.model.teacher is None,
         spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers, spec.parallel.strategy,
         spec.resources.cpus_per_worker, spec.queue.share_device, spec.trains,
         # Where nothing is trained the evaluation is the work; elsewhere it comes with the steps.
@@ -305,9 +305,7 @@ def _from_catalogue(
     spec: ExperimentSpec, student: FlopCount | None, work: float, devices: int, hardware: Hardware
 ) -> tuple[Span, str] | str:
     if student is None:
-        return (
-            f"no similar run has finished, and the size of '{spec.model.student}' is unknown until it is read"
-        )
+        return f"no similar run has finished, and the size of '{spec.model.name}' is unknown until it is read"
     if spec.model.layers is not None:
         student = replace(student, layers=len(spec.model.layers))
     examples = spec.micro_size if spec.trains else spec.evaluation.batch_size

@@ -100,7 +100,7 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
     """Returns the newest finished runs of the same tasks, students and hardware."""
     statement = history_statements.finished_like(
         {str(spec.task.name) for spec in specs},
-        {spec.model.student for spec in specs},
+        {spec.model.name for spec in specs},
         {spec.hardware for spec in specs},
         limit=MOST_PAST,
     )
@@ -145,7 +145,7 @@ def _cells(
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(
-            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, flops_of(resolved.model.student))
+            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, flops_of(resolved.model.name))
         )
     if cells and (repeated := spec.run_count() - spec.grid_count()):
         cells.append(replace(cells[0], runs=repeated))

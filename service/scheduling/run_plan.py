@@ -122,7 +122,7 @@ def run_config(
     sections["model"] = spec.model.model_copy(
         update={
             name: str(models[text])
-            for name, text in (("student", spec.model.student), ("teacher", spec.model.teacher))
+            for name, text in (("name", spec.model.name), ("teacher", spec.model.teacher))
             if text is not None and text in models
         }
     )

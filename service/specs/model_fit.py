@@ -39,7 +39,7 @@ def _problems(
     spec: ExperimentSpec, roots: Sequence[Path], of_folder: Callable[[str, str], list[Problem]]
 ) -> Iterator[Problem]:
     judged: tuple[tuple[str, str | None, _Misfits], ...] = (
-        ("model.student", spec.model.student, student_misfits),
+        ("model.name", spec.model.name, student_misfits),
         ("model.teacher", spec.model.teacher, teacher_misfits),
     )
     for field, model, misfits in judged:
@@ -129,7 +129,7 @@ _LARGEST_CONFIGURATION = 1 << 20
 
 
 def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
-    """Returns the arithmetic of `model.student` without a head, before `model.layers` chooses some of it.
+    """Returns the arithmetic of `model.name` without a head, before `model.layers` chooses some of it.
 
     None where a worker has to have the model first: for a run, for a hub id that is not in the hub's cache on
     this machine, for a configuration that cannot be read (the worker reports what is wrong).
@@ -163,7 +163,7 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
 
 def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
     """Returns problems about layers that a student does not have, where its size is known."""
-    chosen = dict.fromkeys((model.student, model.layers) for model in models if model.layers is not None)
+    chosen = dict.fromkeys((model.name, model.layers) for model in models if model.layers is not None)
     if not chosen:
         return []
     folders = roots("model")

@@ -19,7 +19,7 @@ from trainers.errors import FailureClass
 
 RUN = "run:"
 """Prefix of a model that is the best checkpoint of a run."""
-FIELDS = ("model.student", "model.teacher")
+FIELDS = ("model.name", "model.teacher")
 """Where a spec may name one."""
 Which = Literal["best", "last"]
 
@@ -80,7 +80,7 @@ def reference(text: str | None) -> int | None:
 
 
 def referenced_runs(spec: ExperimentSpec) -> set[int]:
-    found = (reference(spec.model.student), reference(spec.model.teacher))
+    found = (reference(spec.model.name), reference(spec.model.teacher))
     return {number for number in found if number is not None}
 
 
@@ -89,7 +89,7 @@ def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]
     seen = dict.fromkeys(
         (field, text, plan.spec.task.name)
         for plan in plans
-        for field, text in zip(FIELDS, (plan.spec.model.student, plan.spec.model.teacher), strict=True)
+        for field, text in zip(FIELDS, (plan.spec.model.name, plan.spec.model.teacher), strict=True)
         if text is not None and text.startswith(RUN)
     )
     found: dict[int, Run | None] = {}
@@ -211,7 +211,7 @@ def _newest(folder: Path) -> Path | None:
 
 def _why_none(run: Run, which: Which, folder: Path) -> str:
     if run.total_steps == 0 and run.checkpoint is None:
-        return f"run {run.id} only evaluated and wrote no model; use its model.student"
+        return f"run {run.id} only evaluated and wrote no model; use its model.name"
     if not folder.is_dir():
         if run.checkpoint is None:
             return f"run {run.id} is {run.state} and has saved no checkpoint yet"

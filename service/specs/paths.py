@@ -48,7 +48,7 @@ def dataset_problem(text: str, roots: Roots) -> Problem | None:
     return None
 
 
-def model_problem(text: str, roots: Roots, field: str = "model.student") -> Problem | None:
+def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem | None:
     """Whether a run exists is not checked here."""
     if text in PRESETS and field == "model.teacher":
         return Problem(
@@ -76,7 +76,7 @@ def model_problem(text: str, roots: Roots, field: str = "model.student") -> Prob
         return Problem("path-outside-roots", field, str(error))
     except UnusablePath as error:
         message = f"{error}; give a folder, hub:<id>, run:<id>"
-        if field == "model.student":
+        if field == "model.name":
             message += f", or a preset ({', '.join(PRESETS)})"
         return Problem("path-not-found", field, message)
     except OSError as error:

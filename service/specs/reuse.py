@@ -33,7 +33,7 @@ _PARTS = {
     "train": "the training data",
     "validation": "the validation data",
     "test": "the test data",
-    "student": "model.student",
+    "student": "model.name",
     "teacher": "model.teacher",
 }
 
@@ -126,7 +126,7 @@ class _Inputs:
         return f"{' and '.join(changed)} changed since" if changed else None
 
     def _now(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
-        key = canonical_json([spec.task.model_dump(mode="json"), spec.model.student, spec.model.teacher])
+        key = canonical_json([spec.task.model_dump(mode="json"), spec.model.name, spec.model.teacher])
         if key not in self._found:
             self._found[key] = self._read(spec)
         return self._found[key]
@@ -145,6 +145,6 @@ class _Inputs:
 def _on_hub(sections: TrainingSections) -> Iterator[str]:
     if sections.task.path is None or sections.task.path.startswith(HUB):
         yield f"the data of task {sections.task.name}"
-    for name, text in (("student", sections.model.student), ("teacher", sections.model.teacher)):
+    for name, text in (("name", sections.model.name), ("teacher", sections.model.teacher)):
         if text is not None and text.startswith(HUB):
             yield f"model.{name}"

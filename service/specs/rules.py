@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
-from service.config.hardware import Hardware, find, lookup, nearest
+from service.config.hardware import Hardware, find, lookup
 from service.domain.grid import AxisValue
 from service.search import protocol as searches
 from service.specs.fields import SpecFields, WantedPrecision, axis_names
-from service.specs.wording import UNCOMPARED
+from service.specs.wording import UNCOMPARED, nearest_axis
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.model_kinds.encoders import ENCODERS
 
@@ -152,7 +152,7 @@ def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
     known = set(axis_names())
     unknown = (name for name in spec.search.axes if name not in known)
     for number, name in enumerate(unknown):
-        hint = nearest(name, known) if number < MAX_SUGGESTIONS else UNCOMPARED
+        hint = nearest_axis(name, known) if number < MAX_SUGGESTIONS else UNCOMPARED
         yield Problem("unknown-axis", f"search.axes.{name}", f"unknown field '{shortened(name)}'; {hint}")
 
 
@@ -185,7 +185,7 @@ def _distillation_problems(
                 f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
             )
         return
-    layers = LAYERS.get(spec.model.student) if spec.model.layers is None else len(spec.model.layers)
+    layers = LAYERS.get(spec.model.name) if spec.model.layers is None else len(spec.model.layers)
     if spec.distillation.layer_map is not None and layers is not None:
         try:
             require_layer_map(spec.distillation.layer_map, layers)
@@ -219,14 +219,14 @@ def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
 
 def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
     """Layers are kept of a student that has weights; over an axis each grid point is judged."""
-    if {"model.student", "model.layers"} & set(spec.search.axes):
+    if {"model.name", "model.layers"} & set(spec.search.axes):
         return
-    if spec.model.layers is not None and spec.model.student in LAYERS:
+    if spec.model.layers is not None and spec.model.name in LAYERS:
         yield Problem(
             "invalid-value",
             "model.layers",
-            f"{prefix}model.layers needs a student with weights, but '{spec.model.student}' is a preset; "
-            "remove model.layers, or set model.student to a folder, hub:<id> or run:<id>",
+            f"{prefix}model.layers needs a student with weights, but '{spec.model.name}' is a preset; "
+            "remove model.layers, or set model.name to a folder, hub:<id> or run:<id>",
         )
 
 
@@ -278,7 +278,7 @@ def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
             f"search.name: {search.name} has no fixed first cell to repeat; remove search.reference_every, "
             f"or use search.name: {others}",
         )
-    for name in ("model.student", "model.teacher"):
+    for name in ("model.name", "model.teacher"):
         values = spec.values_of(name) if name in search.axes else ()
         if any(isinstance(value, str) and value.startswith("run:") for value in values):
             yield Problem(

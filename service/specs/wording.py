@@ -18,6 +18,8 @@ from trainers.config import Section
 
 UNCOMPARED = "`stillhouse schema` lists the known ones"
 """In place of a suggestion, where a spec has many unknown names."""
+_RENAMED = {"model.student": "model.name"}
+"""Fields that documents may still have under an earlier name."""
 _FOLLOWS = "default_factory_not_called"
 """A default that depends on a field which has an error itself."""
 _TYPES = {
@@ -86,7 +88,13 @@ def _document_path(location: Sequence[str], document: Mapping[str, object]) -> s
     return ".".join(path)
 
 
+def nearest_axis(name: str, known: Iterable[str]) -> str:
+    return f"it is now {_RENAMED[name]}" if name in _RENAMED else nearest(name, known)
+
+
 def _nearest_key(location: Sequence[str]) -> str:
+    if (name := _RENAMED.get(".".join(location))) is not None:
+        return f"it is now {name}"
     fields: Mapping[str, Any] = SpecFields.model_fields
     for part in location[:-1]:
         annotation = fields[part].annotation if part in fields else None

@@ -266,7 +266,7 @@ class Submission(StorePart):
         devices = workers * hardware.pricing(spec.resources.cpus_per_worker, shared=shared).charged_devices
         return {
             "task": str(spec.task.name),
-            "student": storable(spec.model.student),
+            "student": storable(spec.model.name),
             "precision": str(spec.precision),
             "optimizer": str(spec.optimizer.name),
             "implementation": str(spec.optimizer.implementation),

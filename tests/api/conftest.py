@@ -32,7 +32,7 @@ BASE_URL = "http://127.0.0.1:8400"
 SPEC = """\
 name: precision-by-seed
 task: {name: imdb, path: texts}
-model: {student: tiny}
+model: {name: tiny}
 search: {axes: {precision: [fp32, bf16]}}
 seeds: [0, 1]
 """

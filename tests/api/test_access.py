@@ -222,7 +222,7 @@ def test_only_administrators_submit_in_anothers_name(client: TestClient) -> None
 def test_a_model_out_of_sight_is_an_unknown_run(client: TestClient, world: World, path: str) -> None:
     details = []
     for run in (world.run_id, 98765):
-        spec = SPEC | {"project": "vision", "model": {"student": f"run:{run}"}}
+        spec = SPEC | {"project": "vision", "model": {"name": f"run:{run}"}}
         url = path.replace("/..", "/api/v1") or EXPERIMENTS
         answer = client.post(url, content=json.dumps(spec), headers=headers_of("other"))
         assert (answer.status_code, answer.json()["type"]) == (422, "/problems/unknown-run")

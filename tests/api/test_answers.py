@@ -43,7 +43,7 @@ def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     sweep(store, clock, first_seed=3, seeds=2, random_seed=1)
     app = create_app(settings)
     with TestClient(app, base_url=BASE_URL) as client:
-        spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {student: tiny}\n"
+        spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {name: tiny}\n"
         client.post("/api/v1/experiments", content=spec).raise_for_status()
         yield client, store
     store.close()

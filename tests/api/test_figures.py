@@ -37,7 +37,7 @@ def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     sweep(store, clock, axes={"precision": ["fp32"]}, seeds=2, first_seed=7)
     sweep(store, clock, axes={"precision": ["fp32"], "optimizer.learning_rate": [5e-4]}, seeds=2)
     with TestClient(create_app(settings), base_url=BASE_URL) as client:
-        spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {student: tiny}\n"
+        spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {name: tiny}\n"
         client.post("/api/v1/experiments", content=spec).raise_for_status()
         yield client, store
     store.close()

@@ -19,7 +19,7 @@ def history(driver: Driver) -> None:
     now = [time.time()]
     driver.store.clock = lambda: now[0]
     experiment = driver.submit(
-        model={"student": "tiny"}, search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[0, 1]
+        model={"name": "tiny"}, search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[0, 1]
     )
     for run in driver.start(experiment):
         summary = {"accuracy": 0.9, "total_time_s": 100.0, "setup_time_s": 5.0, "energy_kwh": 0.001}

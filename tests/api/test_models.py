@@ -57,9 +57,9 @@ def save_checkpoint(settings: Settings, experiment_id: int, run_id: int, *, best
 @pytest.mark.parametrize(
     ("text", "type", "words"),
     [
-        ("model: {student: 'run:77'}", "unknown-run", "'run:77': no such run"),
+        ("model: {name: 'run:77'}", "unknown-run", "'run:77': no such run"),
         ("model: {teacher: 'run:77'}", "unknown-run", "'run:77': no such run"),
-        ("model: {student: 'run:x'}", "invalid-value", "write run: and its number, such as run:12"),
+        ("model: {name: 'run:x'}", "invalid-value", "write run: and its number, such as run:12"),
         ("model: {teacher: 'run:0'}", "invalid-value", "is not a run"),
         ("model: {teacher: mini}", "model-without-weights", "a preset, which has no trained weights"),
         ("model: {teacher: /etc}", "path-outside-roots", "is outside the allowed folders"),
@@ -75,7 +75,7 @@ def test_what_cannot_be_a_model_is_refused_with_its_field(
     body = submitted(client, text, 422)
     assert body["type"] == f"/problems/{type}", body
     assert words in body["detail"]
-    assert body["errors"][0]["path"] in ("model.student", "model.teacher")
+    assert body["errors"][0]["path"] in ("model.name", "model.teacher")
 
 
 def test_a_run_without_a_result_is_refused_and_said_why(client: TestClient, driver: Driver) -> None:
@@ -84,7 +84,7 @@ def test_a_run_without_a_result_is_refused_and_said_why(client: TestClient, driv
     driver.store.finish_run(
         run.id, run.attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64 does not fit")
     )
-    body = submitted(client, f"model: {{student: 'run:{run.id}'}}", 422)
+    body = submitted(client, f"model: {{name: 'run:{run.id}'}}", 422)
     assert body["type"] == "/problems/run-without-result"
     assert "failed: out_of_memory: batch 64 does not fit" in body["detail"]
 
@@ -97,11 +97,11 @@ def test_a_teacher_of_another_task_is_refused_and_a_student_is_not(
     body = submitted(client, f"model: {{teacher: 'run:{run.id}'}}", 422)
     assert body["type"] == "/problems/teacher-of-another-task"
     assert f"'run:{run.id}' was trained on wikiqa, but task.name is imdb" in body["detail"]
-    submitted(client, f"model: {{student: 'run:{run.id}'}}", 201)
+    submitted(client, f"model: {{name: 'run:{run.id}'}}", 201)
 
 
 def test_validation_asks_for_runs_too(client: TestClient) -> None:
-    answer = client.post(f"{API}/specs/validate", content=SPEC + "model: {student: 'run:77'}")
+    answer = client.post(f"{API}/specs/validate", content=SPEC + "model: {name: 'run:77'}")
     assert answer.json()["type"] == "/problems/unknown-run"
 
 

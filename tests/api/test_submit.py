@@ -288,7 +288,7 @@ def test_a_pipe_is_not_a_dataset(client: TestClient, tmp_path: Path) -> None:
     assert "neither a folder nor a file" in problem["detail"]
 
 
-@pytest.mark.parametrize("field", ["task.path", "model.student", "model.teacher"])
+@pytest.mark.parametrize("field", ["task.path", "model.name", "model.teacher"])
 @pytest.mark.parametrize("search", [{"name": "grid"}, {"name": "tpe", "samples": 2}])
 @pytest.mark.parametrize("place", ["otherwise", "field"])
 def test_a_path_is_checked_where_its_conditional_axis_is_left_out(
@@ -312,14 +312,14 @@ def test_a_path_is_checked_where_its_conditional_axis_is_left_out(
 
 
 def test_paths_of_axes_are_checked_too(client: TestClient) -> None:
-    text = SPEC.replace("precision: [fp32, bf16]", "model.student: [tiny, nowhere]")
+    text = SPEC.replace("precision: [fp32, bf16]", "model.name: [tiny, nowhere]")
     problem = refused(client, text, "path-not-found")
     assert "nowhere" in problem["detail"]
 
 
 def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    text = SPEC.replace("student: tiny", "student: model")
+    text = SPEC.replace("name: tiny", "name: model")
     refused(client, text, "model-without-weights")
     (tmp_path / "model" / "config.json").write_text("{}")
     refused(client, text, "model-without-weights")
@@ -332,7 +332,7 @@ def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, t
     model.mkdir()
     (model / "config.json").write_text(BERT_CONFIG, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
-    text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}")
+    text = SPEC.replace("{name: tiny}", "{name: bert, layers: [0, 4]}")
     answer = client.post(EXPERIMENTS, content=text)
     assert answer.status_code == 422
     (problem,) = answer.json()["errors"]
@@ -359,7 +359,7 @@ def test_a_configuration_that_cannot_be_read_is_left_to_the_worker(
     model.mkdir()
     (model / "config.json").write_text(configuration, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
-    text = SPEC.replace("{student: tiny}", "{student: bert, layers: [0, 4]}") + "budget: {hours: 1000}\n"
+    text = SPEC.replace("{name: tiny}", "{name: bert, layers: [0, 4]}") + "budget: {hours: 1000}\n"
     assert client.post(EXPERIMENTS, content=text).status_code == 201
     assert client.post("/api/v1/specs/preview", content=text).status_code == 200
 
@@ -378,9 +378,9 @@ def test_paths_and_files_are_no_hub_datasets(client: TestClient, identifier: str
     assert problem["errors"][0]["path"] == "task.path"
 
 
-@pytest.mark.parametrize("field", ["student", "teacher"])
+@pytest.mark.parametrize("field", ["name", "teacher"])
 def test_paths_are_no_hub_models(client: TestClient, field: str) -> None:
-    problem = refused(client, SPEC.replace("student: tiny", f"{field}: 'hub:/etc'"), "invalid-value")
+    problem = refused(client, SPEC.replace("name: tiny", f"{field}: 'hub:/etc'"), "invalid-value")
     assert "'hub:/etc' is not a model id of the hub" in problem["detail"]
     assert problem["errors"][0]["path"] == f"model.{field}"
 
@@ -474,8 +474,8 @@ def test_validate_checks_everything_and_stores_nothing(client: TestClient) -> No
     ("change", "type"),
     [
         (("[fp32, bf16]", "[fp32, fp64]"), "invalid-value"),
-        (("student: tiny", "student: bert, layers: [9]"), "out-of-range"),
-        (("student: tiny", "student: 'run:7'"), "unknown-run"),
+        (("name: tiny", "name: bert, layers: [9]"), "out-of-range"),
+        (("name: tiny", "name: 'run:7'"), "unknown-run"),
         (("path: texts", "path: nope"), "path-not-found"),
     ],
 )

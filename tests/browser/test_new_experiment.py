@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SPEC = """\
 name: from-the-page
 task: {name: imdb, path: demo-texts}
-model: {student: tiny}
+model: {name: tiny}
 search:
   axes:
     precision: [fp32, bf16]
@@ -76,7 +76,7 @@ def test_an_example_is_submitted_once_however_often_one_clicks(
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ("student: tiny", "studnet: tiny", 3, "did you mean 'student'?"),
+        ("name: tiny", "nmae: tiny", 3, "did you mean 'name'?"),
         ("fp32, bf16", "fp32, fp12", 6, "fp12"),
         ("      - 32", "      - 0", 9, "greater than or equal to 1"),
         ("seeds: [0, 1]", "seeds: [0, 1", 10, "line"),

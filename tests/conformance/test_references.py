@@ -31,7 +31,7 @@ def test_it_is_not_claimed_before_the_run_has_succeeded(
     store: Store, queue: Queue, submit: Submit, training: Training
 ) -> None:
     source, run, attempt = training()
-    waiting = submit(1, model={"student": f"run:{run.id}"})
+    waiting = submit(1, model={"name": f"run:{run.id}"})
     assert reason(queue, waiting) == f"waiting for run {run.id} to finish"
     assert queue.claim("s", lease_s=30) == []
     store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 9})
@@ -42,7 +42,7 @@ def test_it_is_not_claimed_before_the_run_has_succeeded(
 
 def test_others_of_its_owner_pass_it(queue: Queue, submit: Submit, training: Training) -> None:
     _, run, _ = training()
-    submit(1, model={"student": f"run:{run.id}"})
+    submit(1, model={"name": f"run:{run.id}"})
     later = submit(1)
     assert [found.id for found in queue.claim("s", lease_s=30, limit=5)] == [later.id]
 
@@ -52,7 +52,7 @@ def test_an_axis_waits_for_every_run_that_it_names(
 ) -> None:
     _, runs = running(3)
     names = [f"run:{run.id}" for run in runs]
-    waiting = submit(1, model={"student": "tiny"}, search={"axes": {"model.teacher": [None, *names[1:]]}})
+    waiting = submit(1, model={"name": "tiny"}, search={"axes": {"model.teacher": [None, *names[1:]]}})
     assert [found.run_id for found in store.references(waiting.id)] == [runs[1].id, runs[2].id]
     assert reason(queue, waiting) == f"waiting for runs {runs[1].id} and {runs[2].id} to finish"
     assert [run.teacher for run in store.runs(experiment_id=waiting.id).items] == [None, *names[1:]]
@@ -63,7 +63,7 @@ def test_a_run_that_failed_is_told_and_holds_nobody_up(
     store: Store, queue: Queue, submit: Submit, training: Training
 ) -> None:
     _, run, attempt = training()
-    waiting = submit(1, model={"student": f"run:{run.id}"})
+    waiting = submit(1, model={"name": f"run:{run.id}"})
     store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64"))
     assert reason(queue, waiting) == (
         f"next in line; the scheduler will claim it shortly; run {run.id} failed: out_of_memory: "
@@ -76,7 +76,7 @@ def test_a_cancelled_run_that_is_retried_is_waited_for_again(
     store: Store, queue: Queue, submit: Submit, training: Training
 ) -> None:
     _, run, attempt = training()
-    waiting = submit(1, model={"student": f"run:{run.id}"})
+    waiting = submit(1, model={"name": f"run:{run.id}"})
     store.request_cancel_run(run.id)
     store.finish_run(run.id, attempt, RunState.cancelled)
     assert f"run {run.id} was cancelled" in reason(queue, waiting)
@@ -88,7 +88,7 @@ def test_a_source_is_not_deleted_while_another_experiment_needs_it(
     store: Store, submit: Submit, training: Training
 ) -> None:
     source, run, attempt = training()
-    waiting = submit(1, model={"student": f"run:{run.id}"})
+    waiting = submit(1, model={"name": f"run:{run.id}"})
     store.finish_run(run.id, attempt, RunState.succeeded)
     store.finish_experiment(source.id, 1, ExperimentState.succeeded)
     with pytest.raises(Conflict, match=f"experiment {waiting.id} starts from run {run.id}"):
@@ -103,7 +103,7 @@ def test_a_source_is_not_deleted_while_another_experiment_needs_it(
 
 def test_references_go_with_their_experiment(store: Store, submit: Submit, training: Training) -> None:
     _, run, _ = training()
-    waiting = submit(1, model={"student": f"run:{run.id}"})
+    waiting = submit(1, model={"name": f"run:{run.id}"})
     store.request_cancel(waiting.id)
     store.delete(waiting.id, at_once=True)
     remove_deleted(store)

@@ -83,7 +83,7 @@ class Running:
         document: dict[str, Any] = {
             "name": "tiny",
             "task": {"name": "imdb", "path": str(self.texts), "max_length": 16},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "batch": {"global_size": 4},
             "length": {"steps": 4},
             **fields,

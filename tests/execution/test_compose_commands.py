@@ -42,7 +42,7 @@ VARIABLES = {
 SPEC = """\
 name: composed
 task: {name: imdb, path: texts, max_length: 32}
-model: {student: tiny}
+model: {name: tiny}
 length: {steps: 4}
 batch: {global_size: 8}
 """

@@ -152,7 +152,7 @@ def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: R
     (source,) = running.runs(first)
     second = running.submit(
         name="students",
-        model={"student": f"run:{source.id}", "layers": [1]},
+        model={"name": f"run:{source.id}", "layers": [1]},
         search={"axes": {"model.teacher": [None, f"run:{source.id}"]}},
     )
     assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()
@@ -164,7 +164,7 @@ def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: R
         facts = running.store.attempts(run.id)[0].facts
         assert facts is not None
         model = facts["config"]["model"]
-        assert (model["student"], model["teacher"]) == (source.best_checkpoint, teacher)
+        assert (model["name"], model["teacher"]) == (source.best_checkpoint, teacher)
     model = open_model(running.store, running.settings, taught.id, "best")
     assert sum(map(len, model.tar())) == model.size
 

@@ -40,7 +40,7 @@ class Person:
             "name": f"{project}-tiny",
             "project": project,
             "task": {"name": "imdb", "path": self._texts, "max_length": 16},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "batch": {"global_size": 4},
             "length": {"steps": 1_000_000},
             "seeds": [0],

@@ -32,7 +32,7 @@ def order(folder: Path, shape: Shape = TWO_CPUS, texts: Path = Path("/data/texts
         {
             "name": "step",
             "task": {"name": "imdb", "path": str(texts), "max_length": 16},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "batch": {"global_size": 8},
             "length": {"steps": 4},
             "parallel": {"strategy": "ddp", "workers": 2, "compression": "fp16", "bucket_mib": 1},

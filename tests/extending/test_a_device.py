@@ -72,7 +72,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Hardware]:
 DOCUMENT = {
     "name": "on a card",
     "task": {"name": "imdb", "path": "reviews", "max_length": 48, "test": "none"},
-    "model": {"student": "tiny"},
+    "model": {"name": "tiny"},
     "length": {"steps": 4},
     "batch": {"global_size": 8},
     "hardware": "Card-1",
@@ -128,7 +128,7 @@ def test_a_run_that_is_measured_alone_holds_its_share_of_the_cpus(catalogue):
         ({"numerics": {"evaluation": "bf16"}}, "Card-1 does not support bf16"),
         (
             {
-                "model": {"student": "tiny", "teacher": "hub:a/b"},
+                "model": {"name": "tiny", "teacher": "hub:a/b"},
                 "distillation": {"teacher_precision": "fp16"},
             },
             "computes on its card; use auto",

@@ -127,7 +127,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_trains_and_its_library_loads_the_result(folder, configure, recorder):
-    config = configure(model={"student": "bag"}, workspace__model_roots=(str(folder.parent),))
+    config = configure(model={"name": "bag"}, workspace__model_roots=(str(folder.parent),))
     outcome = train(config, recorder, NeverStop())
     assert outcome.summary["steps"] == 6
     loaded, about = BagForSequenceClassification.from_pretrained(outcome.checkpoint, output_loading_info=True)
@@ -152,7 +152,7 @@ REFUSED = (
         "model.layers",
         "the layers of bag of words models such as 'bag' depend on their place and cannot be chosen; remove "
         "model.layers",
-        {"model": {"student": "bag", "layers": [1]}},
+        {"model": {"name": "bag", "layers": [1]}},
     ),
     _Refused(
         "task.max_length",
@@ -163,7 +163,7 @@ REFUSED = (
         "distillation.relation_weight",
         "bag of words models such as 'bag' have no query, key and value relations to distil; set "
         "distillation.relation_weight: 0",
-        {"model": {"student": "bag", "teacher": "bag"}, "distillation": {"relation_weight": 1.0}},
+        {"model": {"name": "bag", "teacher": "bag"}, "distillation": {"relation_weight": 1.0}},
     ),
 )
 
@@ -173,7 +173,7 @@ def test_what_it_cannot_do_is_refused_at_submission(folder, refused):
     document = {
         "name": "bags",
         "task": {"name": "imdb", "max_length": 64},
-        "model": {"student": "bag"},
+        "model": {"name": "bag"},
         **refused.spec,
     }
     specs = [plan.spec for plan in validate(document).runs(CATALOGUE)]
@@ -186,16 +186,16 @@ def test_what_it_cannot_do_is_refused_at_submission(folder, refused):
 def test_a_family_that_is_not_registered_is_refused_with_the_known_ones(folder, configure, recorder):
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "jar"}))
-    config = configure(model={"student": "bag"}, workspace__model_roots=(str(folder.parent),))
+    config = configure(model={"name": "bag"}, workspace__model_roots=(str(folder.parent),))
     with pytest.raises(
         BadSpecError, match=r"model_type is 'jar'; models that can be trained are bert, .*, bag"
     ):
         train(config, recorder, NeverStop())
     specs = [
         plan.spec
-        for plan in validate({"name": "jars", "model": {"student": "bag"}, "task": {"name": "imdb"}}).runs(
+        for plan in validate({"name": "jars", "model": {"name": "bag"}, "task": {"name": "imdb"}}).runs(
             CATALOGUE
         )
     ]
     problems = model_problems(specs, Settings(model_roots=str(folder.parent)).roots)
-    assert [problem.path for problem in problems] == ["model.student"]
+    assert [problem.path for problem in problems] == ["model.name"]

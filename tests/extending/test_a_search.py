@@ -32,7 +32,7 @@ from trainers.metrics import Better
 MINIMAL: dict[str, Any] = {
     "name": "searched",
     "task": {"name": "imdb"},
-    "model": {"student": "tiny"},
+    "model": {"name": "tiny"},
     "length": {"steps": 10},
 }
 AXES: dict[str, Any] = {"batch.global_size": [8, 16, 32], "optimizer.warmup_steps": [0, 1, 2]}

@@ -54,7 +54,7 @@ def test_a_run_trains_with_it(configure, recorder):
     plain = train(configure(), recorder, NeverStop())
     before = SignLinear.products
     config = configure(
-        model={"student": "tiny", "encoder": "signs"},
+        model={"name": "tiny", "encoder": "signs"},
         workspace__checkpoints=configure().workspace.checkpoints + "-signs",
     )
     outcome = train(config, recorder, NeverStop())

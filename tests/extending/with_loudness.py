@@ -20,7 +20,7 @@ from trainers.tasks import TASKS
 SPEC = {
     "name": "toy",
     "task": {"name": "loudness", "path": "lines", "marks": 3},
-    "model": {"student": "tiny"},
+    "model": {"name": "tiny"},
     "optimizer": {"learning_rate": 1e-3},
     "batch": {"global_size": 8},
     "length": {"steps": 6},

@@ -39,7 +39,7 @@ def run(tmp_path):
     def train_with(**changes):
         sections = {
             "task": {"name": "imdb", "path": "teas", "max_length": 64},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "optimizer": {"learning_rate": 1e-3},
             "length": {"epochs": 2},
             "batch": {"global_size": 16},
@@ -120,7 +120,7 @@ def test_scale_that_is_too_high_comes_down(run):
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_model_learns(run):
-    outcome, sink = run(model={"student": "tiny", "compile": True})
+    outcome, sink = run(model={"name": "tiny", "compile": True})
     assert outcome.summary["accuracy"] > 0.85
     assert sink.facts["compiled"]
 
@@ -135,7 +135,7 @@ def test_out_of_memory_is_a_result_and_the_next_run_is_clean(run):
     torch.cuda.set_per_process_memory_fraction(1e-4)
     try:
         with pytest.raises(OutOfMemoryError):
-            run(model={"student": "mini"}, batch={"global_size": 64})
+            run(model={"name": "mini"}, batch={"global_size": 64})
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()

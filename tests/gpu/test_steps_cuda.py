@@ -39,7 +39,7 @@ def configure(tmp_path: Path) -> Callable[..., RunConfig]:
             write_task(tmp_path / task, task)
         sections = {
             "task": {"name": task, "path": task, "max_length": 48, "validation_fraction": 0.3},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "optimizer": {"learning_rate": 1e-3},
             "length": {"steps": STEPS},
             "batch": {"global_size": 8, "micro_size": 4},
@@ -81,7 +81,7 @@ def test_deterministic_runs_end_bitwise_alike(
     if taught:
         teacher = train(configure(task, "teacher", deterministic=True), NullSink(), NeverStop()).checkpoint
         changes |= {
-            "model": {"student": "tiny", "teacher": teacher},
+            "model": {"name": "tiny", "teacher": teacher},
             "distillation": {"soft_weight": 0.5, **INSIDE},
         }
     (one, losses), (other, again) = (ended(configure(task, to, **changes)) for to in ("one", "other"))
@@ -170,7 +170,7 @@ def test_replayed_passes_have_the_losses_of_launched_ones(
         return record(self, work)
 
     monkeypatch.setattr(CudaGraphs, "record", counted)
-    model = {"student": "tiny", "encoder": encoder, "dropout": 0.0, "cuda_graphs": True}
+    model = {"name": "tiny", "encoder": encoder, "dropout": 0.0, "cuda_graphs": True}
     changes: dict[str, Any] = {"model": model, "precision": precision, "length": {"steps": 20}}
     _, replayed = ended(configure("imdb", "replayed", **changes))
     assert recorded
@@ -188,7 +188,7 @@ def test_each_replay_drops_other_elements(configure: Callable[..., RunConfig], e
     """Each step sees all examples and changes nothing: what differs between losses is what is dropped."""
 
     def losses(dropout: float, to: str) -> dict[int, float]:
-        model = {"student": "tiny", "encoder": encoder, "dropout": dropout, "cuda_graphs": True}
+        model = {"name": "tiny", "encoder": encoder, "dropout": dropout, "cuda_graphs": True}
         batch = {"global_size": 1024, "micro_size": 1024}
         return ended(configure("imdb", to, model=model, batch=batch, optimizer={"learning_rate": 1e-12}))[1]
 

@@ -37,7 +37,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingOutcome,
     write_corpus(folder / "texts", train=8, test=8, seed=0)
     config = RunConfig(
         task=Task(name="imdb", path=str(folder / "texts"), max_length=16),
-        model=Model(student="tiny"),
+        model=Model(name="tiny"),
         batch=Batch(global_size=4),
         length=Length(steps=2),
         telemetry=Telemetry(gradient_noise=False),

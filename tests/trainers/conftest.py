@@ -85,7 +85,7 @@ def config_in(shared: Path) -> Configure:
     def make(checkpoints: Path, **changes: Any) -> RunConfig:
         sections: dict[str, Any] = {
             "task": {"name": "imdb", "path": "reviews", "max_length": 48},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "optimizer": {"learning_rate": 1e-3},
             "length": {"steps": 6},
             "batch": {"global_size": 8},

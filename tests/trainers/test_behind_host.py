@@ -121,7 +121,7 @@ def test_runs_without_attention_dropout_choose_its_kernel(
     """Once it is chosen, torch refuses dropout in every flash attention of the process."""
     chosen: list[torch.device] = []
     monkeypatch.setattr(Backend, "attend_without_dropout", lambda self, device: chosen.append(device))
-    train(configure(model={"student": "tiny", **model}, length={"steps": steps}), NullSink(), NeverStop())
+    train(configure(model={"name": "tiny", **model}, length={"steps": steps}), NullSink(), NeverStop())
     assert chosen == [torch.device("cpu")] * chooses
 
 

@@ -26,7 +26,7 @@ ELASTIC = {"activations": "elastic", "activation_bits": 1, "attention": "elastic
 
 
 def binary(**settings):
-    return {"student": "tiny", "encoder": "binary", "binary": settings}
+    return {"name": "tiny", "encoder": "binary", "binary": settings}
 
 
 def weights_of(checkpoint):
@@ -102,7 +102,7 @@ def test_a_folder_evaluates_as_it_was_trained(configure):
     fields = json.loads((folder / "config.json").read_text())
     assert Binary.model_validate(fields["binary"]) == Binary(**ELASTIC)
     again = configure(
-        model={**binary(**ELASTIC), "student": str(folder)},
+        model={**binary(**ELASTIC), "name": str(folder)},
         length={"steps": 0},
         workspace__checkpoints=str(folder.parents[2] / "evaluated"),
         workspace__model_roots=(str(folder.parents[1]),),
@@ -222,8 +222,8 @@ def test_layers_learn_from_the_teacher_with_weights_of_their_own(configure, tmp_
         ),
         ({"model": binary(weights="ternary", split=True)}, "split makes two signs of each ternary weight"),
         (
-            {"stages": [{}, {"model": {"student": "mini"}}]},
-            "stage 2 sets model.student, but a stage starts from the best checkpoint",
+            {"stages": [{}, {"model": {"name": "mini"}}]},
+            "stage 2 sets model.name, but a stage starts from the best checkpoint",
         ),
         ({"stages": [{}, {"model": {"binary": {"split": True}}}]}, "doubles the width of the stage before"),
         ({"stages": [{}, {"model": {"layers": [0]}}]}, "the layers and the width of the stage before"),

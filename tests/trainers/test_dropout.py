@@ -156,7 +156,7 @@ def test_the_highest_rates_keep_a_share_and_its_mean(rate):
 
 @pytest.mark.parametrize("encoder", [info.name for info in ENCODERS.values() if not info.quantises])
 def test_a_run_trains_at_the_highest_rate(encoder, configure, recorder):
-    model = {"student": "tiny", "dropout": 0.999999, "encoder": encoder}
+    model = {"name": "tiny", "dropout": 0.999999, "encoder": encoder}
     train(configure(model=model, length={"steps": 2}), recorder, NeverStop())
     assert set(recorder.series("loss")) == {1, 2}
 

@@ -92,7 +92,7 @@ def test_a_trained_model_scores_as_its_own_run_did_and_nothing_is_written_again(
         tmp_path / "evaluated",
         **NONE,
         **no_test,
-        model={"student": trained.checkpoint},
+        model={"name": trained.checkpoint},
         workspace__model_roots=(str(tmp_path / "trained"),),
     )
     evaluated = train(config, heard, NeverStop())
@@ -117,7 +117,7 @@ def test_an_evaluation_that_was_stopped_begins_again(configure, recorder):
     ("changes", "message"),
     [
         (
-            {"model": {"student": "tiny", "teacher": "x"}},
+            {"model": {"name": "tiny", "teacher": "x"}},
             "length.steps 0 .*, but model.teacher x",
         ),
         ({"telemetry": {"profile_steps": 2}}, "but telemetry.profile_steps 2 profiles training steps"),

@@ -303,7 +303,7 @@ def test_an_encoder_without_prefix_and_head_is_loaded(family, tmp_path):
 def test_it_trains_and_continues_bitwise_after_a_stop(family, tmp_path, configure, recorder):
     write_model(tmp_path / "models" / "own", family, HEADS[0])
     settings: dict[str, Any] = {
-        "model": {"student": "own", "dropout": 0.1},
+        "model": {"name": "own", "dropout": 0.1},
         "workspace__model_roots": (str(tmp_path / "models"),),
     }
     whole = configure(**settings, workspace__checkpoints=str(tmp_path / "whole"))
@@ -332,7 +332,7 @@ def test_a_teacher_with_another_tokenizer_teaches_by_logits_of_the_same_texts(
         tmp_path / "models" / "teacher", family, head, id2label={0: "negative", 1: "positive"}
     )
     config = configure(
-        model={"student": "student", "teacher": "teacher"},
+        model={"name": "student", "teacher": "teacher"},
         distillation={"teacher_precision": "fp32"},
         workspace__model_roots=(str(tmp_path / "models"),),
         workspace__cache=str(tmp_path / "cache"),
@@ -356,7 +356,7 @@ def test_a_teacher_with_another_tokenizer_teaches_by_logits_of_the_same_texts(
 def test_it_trains_in_bf16(family, tmp_path, configure, recorder):
     write_model(tmp_path / "models" / "own", family, HEADS[0])
     config = configure(
-        model={"student": "own"},
+        model={"name": "own"},
         workspace__model_roots=(str(tmp_path / "models"),),
         precision="bf16",
         length={"steps": 3},
@@ -464,7 +464,7 @@ def test_two_workers_train_every_family_to_one_workers_loss(launch, config_in, t
     def config(family: str, workers: str, **changes: Any) -> RunConfig:
         return config_in(
             tmp_path / f"{family}-{workers}",
-            model={"student": family, "dropout": 0.0},
+            model={"name": family, "dropout": 0.0},
             workspace__model_roots=(str(tmp_path / "models"),),
             length={"steps": 2},
             **changes,

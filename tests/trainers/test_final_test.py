@@ -162,7 +162,7 @@ def test_the_last_weights_are_not_scored_where_earlier_ones_are_the_best(run_of,
         "imdb",
         "again",
         test="none",
-        model={"student": str(manifest.CheckpointId(1, best).path(tmp_path / "run"))},
+        model={"name": str(manifest.CheckpointId(1, best).path(tmp_path / "run"))},
         workspace__model_roots=(str(tmp_path),),
         optimizer={"learning_rate": 1e-12},
     )

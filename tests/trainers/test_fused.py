@@ -157,7 +157,7 @@ def test_a_run_computes_its_losses_with_the_operator_of_its_encoder(
         return operator(logits, labels, **options)
 
     monkeypatch.setattr(kernels, "cross_entropy", counted)
-    changes = {"model": {"student": "tiny", "encoder": encoder}, "length": {"steps": 2}}
+    changes = {"model": {"name": "tiny", "encoder": encoder}, "length": {"steps": 2}}
     train(config_in(tmp_path, **changes), Recorder(), NeverStop())
     assert seen.count((8, 2)) >= 2 if ENCODERS[encoder].cross_entropy else not seen
     monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_a_fresh_process_differentiates_the_losses() -> None:
 @pytest.mark.slow
 def test_a_step_computed_again_from_its_inputs_is_bitwise_the_same(config_in, tmp_path) -> None:
     changes = {
-        "model": {"student": "tiny", "dropout": 0.1, "encoder": "fused"},
+        "model": {"name": "tiny", "dropout": 0.1, "encoder": "fused"},
         "deterministic": True,
         "length": {"steps": 3},
     }

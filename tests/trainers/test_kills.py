@@ -20,7 +20,7 @@ STEPS = 9
 def teacher(config_in, tmp_path_factory) -> Path:
     """A model with a head, larger than the student."""
     folder = tmp_path_factory.mktemp("models") / "mini"
-    return Path(train(config_in(folder, model__student="mini"), NullSink(), NeverStop()).checkpoint)
+    return Path(train(config_in(folder, model__name="mini"), NullSink(), NeverStop()).checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def changes(request, teacher, texts):
     return {
         "imdb": {},
         "distilled": {
-            "model": {"student": "tiny", "teacher": str(teacher)},
+            "model": {"name": "tiny", "teacher": str(teacher)},
             "workspace__model_roots": (str(teacher.parent),),
             "distillation": {
                 "soft_weight": 0.5,

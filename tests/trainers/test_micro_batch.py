@@ -411,7 +411,7 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
 
 @pytest.mark.parametrize(
     ("model", "size"),
-    [({"student": "tiny"}, 8), ({"student": "tiny", "encoder": "packed", "cuda_graphs": True}, 16)],
+    [({"name": "tiny"}, 8), ({"name": "tiny", "encoder": "packed", "cuda_graphs": True}, 16)],
     ids=["launched", "recorded"],
 )
 def test_trial_tries_whole_batches_with_a_mask_also_where_examples_are_few(

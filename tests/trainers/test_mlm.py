@@ -258,7 +258,7 @@ def test_tiny_learns_that_a_line_says_one_word(configured, folder, recorder):
     (folder / "train.txt").write_text("\n".join(lines))
     config = configured(
         task={"whole_word": True},
-        model={"student": "tiny", "dropout": 0.0},
+        model={"name": "tiny", "dropout": 0.0},
         length={"epochs": 20},
         batch={"global_size": 16},
         optimizer={"learning_rate": 2e-3},
@@ -321,7 +321,7 @@ def test_two_workers_compute_one_workers_losses(launch, configured, folder, tmp_
     for count, strategy in ((1, "single"), (2, "ddp")):
         config = configured(
             length={"steps": 4},
-            model={"student": "tiny", "dropout": 0.0},
+            model={"name": "tiny", "dropout": 0.0},
             parallel={"strategy": strategy, "workers": count},
         )
         workspace = config.workspace.model_copy(update={"checkpoints": str(tmp_path / strategy)})

@@ -400,8 +400,8 @@ def losses(config) -> tuple[dict[int, float], float]:
 
 
 def test_a_run_has_the_losses_of_the_default_without_padding(config_in, tmp_path):
-    default = config_in(tmp_path / "default", model={"student": "tiny", "dropout": 0.0})
-    packed = config_in(tmp_path / "packed", model={"student": "tiny", "dropout": 0.0, "encoder": "packed"})
+    default = config_in(tmp_path / "default", model={"name": "tiny", "dropout": 0.0})
+    packed = config_in(tmp_path / "packed", model={"name": "tiny", "dropout": 0.0, "encoder": "packed"})
     recorder = Recorder()
     outcome = train(packed, recorder, NeverStop())
     expected, validation_loss = losses(default)
@@ -416,7 +416,7 @@ def test_a_run_has_the_losses_of_the_default_without_padding(config_in, tmp_path
 
 
 def test_a_token_budget_leaves_the_loss_as_it_is(config_in, tmp_path):
-    model = {"student": "tiny", "dropout": 0.0, "encoder": "packed"}
+    model = {"name": "tiny", "dropout": 0.0, "encoder": "packed"}
     whole = losses(config_in(tmp_path / "whole", model=model))
     cut = losses(config_in(tmp_path / "cut", model=model, batch={"global_size": 8, "micro_tokens": 60}))
     assert cut[0] == pytest.approx(whole[0], rel=1e-4)

@@ -32,7 +32,7 @@ def trained(config: RunConfig) -> tuple[dict[int, float], dict[str, object]]:
 
 
 def model(encoder: str, **changes: object) -> dict[str, object]:
-    return {"student": "tiny", "dropout": 0.0, "encoder": encoder, **changes}
+    return {"name": "tiny", "dropout": 0.0, "encoder": encoder, **changes}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -58,7 +58,7 @@ def test_every_task_has_the_losses_and_scores_of_the_default(config_in, tmp_path
 
 def test_a_student_learns_the_same_from_a_teacher(config_in, tmp_path):
     teacher = train(
-        config_in(tmp_path / "teacher", model__student="mini", length={"steps": 2}), Recorder(), NeverStop()
+        config_in(tmp_path / "teacher", model__name="mini", length={"steps": 2}), Recorder(), NeverStop()
     ).checkpoint
     found = {}
     for encoder in ("huggingface", "packed"):
@@ -155,7 +155,7 @@ def test_a_backward_pass_in_two_parts_has_the_losses_of_one_that_pads(
     launch, config_in, tmp_path, encoder, precision
 ):
     changes = {"length": {"steps": 6}, "precision": precision, "batch": SMALL}
-    sizes = {"student": "mini"}  # two stages with two chunks each
+    sizes = {"name": "mini"}  # two stages with two chunks each
     schedule = {**PIPELINE, "schedule": "zero_bubble", "partition": "time"}
     config = config_in(tmp_path / "two", parallel=schedule, model=model(encoder, **sizes), **changes)
     ended = launch([config])

@@ -17,7 +17,7 @@ PIPELINE = {"strategy": "pipeline", "workers": 2}
         ({"strategy": "single", "engine": "torch"}, {}, "engine belongs to strategy pipeline, not single"),
         ({"strategy": "pipeline"}, {}, "needs at least 2 workers"),
         ({**PIPELINE, "workers": 6, "stages": 4}, {}, "workers 6 is not divisible by stages 4"),
-        ({**PIPELINE, "workers": 3}, {}, "3 stages need at least 3 layers, but model.student tiny has 2"),
+        ({**PIPELINE, "workers": 3}, {}, "3 stages need at least 3 layers, but model.name tiny has 2"),
         (
             {**PIPELINE, "schedule": "interleaved"},
             {},
@@ -57,7 +57,7 @@ def test_shares_follow_replicas_and_auto_makes_enough_micro_batches(configure):
 
 def test_elastic_pipelines_have_whole_replicas():
     parallel = {**PIPELINE, "workers": {"min": 2, "max": 6}, "stages": 2}
-    sections = {"task": {"name": "imdb"}, "model": {"student": "tiny"}, "batch": {"global_size": 8}}
+    sections = {"task": {"name": "imdb"}, "model": {"name": "tiny"}, "batch": {"global_size": 8}}
     assert TrainingSections.model_validate({**sections, "parallel": parallel}).worker_numbers == (4, 2)
     parallel["workers"]["max"] = 7
     with pytest.raises(ValidationError, match="workers 7 is not divisible by stages 2"):

@@ -152,7 +152,7 @@ def test_a_trained_row_of_padding_is_found(family: str, tmp_path: Path, monkeypa
 
 def test_a_run_warns_of_wrong_gradients_of_dropped_attention(config_in, tmp_path, recorder, monkeypatch):
     break_masks(monkeypatch)
-    changes = {"model": {"student": "tiny", "encoder": "packed", "dropout": 0.1}, "length": {"steps": 1}}
+    changes = {"model": {"name": "tiny", "encoder": "packed", "dropout": 0.1}, "length": {"steps": 1}}
     train(config_in(tmp_path, **changes), recorder, NeverStop())
     assert not recorder.facts["encoder_parity"]["passed"]
     (line,) = [line for line in recorder.logs if "differs from the default" in line]

@@ -18,7 +18,7 @@ from trainers.reporting import NeverStop
 PAIR = {"strategy": "pipeline", "workers": 2}
 SMALL = {"model__dropout": 0.0, "length": {"steps": 14}, "batch": {"global_size": 8, "micro_size": 2}}
 LONG = {**SMALL, "length": {"steps": 50}, "optimizer__name": "adan"}
-MINI = {**SMALL, "model__student": "mini"}
+MINI = {**SMALL, "model__name": "mini"}
 EVERY_STEP = {"every_steps": 1, "every_s": 0.0}
 
 
@@ -45,7 +45,7 @@ def variants(shared, config_in, tmp_path_factory):
     assert folder is not None
     taught = {
         **SMALL,
-        "model": {"student": "tiny", "teacher": folder, "dropout": 0.0},
+        "model": {"name": "tiny", "teacher": folder, "dropout": 0.0},
         "workspace__model_roots": (str(Path(folder).parent),),
     }
     return {
@@ -234,7 +234,7 @@ def test_run_whose_stage_was_killed_ends_bitwise_where_a_whole_run_ends(
     changes = {
         "deterministic": True,
         "length": {"steps": 7},
-        "model__student": "mini",
+        "model__name": "mini",
         "batch": {"global_size": 8, "micro_size": 2},
         "parallel": {**PAIR, "schedule": schedule},
         "checkpoint": {"every_steps": 2, "every_s": 0.0},

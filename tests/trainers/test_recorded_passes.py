@@ -37,7 +37,7 @@ from trainers.tasks.scores import class_loss
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.updates.update import Update
 
-FUSED = {"student": "tiny", "encoder": "fused", "cuda_graphs": True}
+FUSED = {"name": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20
 REPEATED = tuple(name for name, info in TASKS.items() if info.head.reads != "guessed")
 

@@ -148,14 +148,14 @@ def test_checkpoint_of_another_model_is_refused(configure, recorder):
     part = type(recorder)(stop_after=2)
     train(configure(), part, part)
     with pytest.raises(CheckpointError, match="does not fit the run's model"):
-        train(configure(model__student="mini"), recorder, NeverStop())
+        train(configure(model__name="mini"), recorder, NeverStop())
 
 
 def test_checkpoint_folder_loads_as_a_model(configure, config_in, tmp_path, recorder):
     first = train(configure(), type(recorder)(), NeverStop())
     warm = config_in(
         tmp_path / "warm",
-        model__student=first.checkpoint,
+        model__name=first.checkpoint,
         workspace__model_roots=(str(tmp_path),),
         optimizer__learning_rate=1e-12,
     )

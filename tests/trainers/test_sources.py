@@ -408,13 +408,13 @@ def test_more_examples_than_there_are_is_said(configure):
 
 def test_model_folder_without_weights_is_said(configure, tmp_path):
     write(tmp_path / "models" / "bare" / "config.json", '{"model_type": "bert"}')
-    config = configure(model__student="bare", workspace__model_roots=(str(tmp_path / "models"),))
+    config = configure(model__name="bare", workspace__model_roots=(str(tmp_path / "models"),))
     with pytest.raises(BadSpecError, match=r"bare: the model folder has no weights \(model\.safetensors"):
         train(config, NullSink(), NeverStop())
 
 
 def test_model_outside_the_roots_is_said(configure, tmp_path):
-    config = configure(model__student="/etc", workspace__model_roots=(str(tmp_path),))
+    config = configure(model__name="/etc", workspace__model_roots=(str(tmp_path),))
     with pytest.raises(BadSpecError, match=r"'/etc' is not a preset .* is outside the allowed folders"):
         train(config, NullSink(), NeverStop())
 
@@ -424,7 +424,7 @@ def test_model_that_is_no_bert_is_said(configure, tmp_path):
     write(folder / "config.json", '{"model_type": "gpt2"}')
     write(folder / "model.safetensors", "x")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    config = configure(model__student="other", workspace__model_roots=(str(tmp_path / "models"),))
+    config = configure(model__name="other", workspace__model_roots=(str(tmp_path / "models"),))
     with pytest.raises(BadSpecError, match="model_type is 'gpt2'; models that can be trained are bert, "):
         train(config, NullSink(), NeverStop())
 
@@ -438,13 +438,13 @@ def test_damaged_weights_are_said(configure, tmp_path):
     )
     write(folder / "model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00garbage")
     write(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    config = configure(model__student="torn", workspace__model_roots=(str(tmp_path / "models"),))
+    config = configure(model__name="torn", workspace__model_roots=(str(tmp_path / "models"),))
     with pytest.raises(BadSpecError, match=r"torn/model\.safetensors: the weights cannot be read"):
         train(config, NullSink(), NeverStop())
 
 
 def test_unknown_hub_model_offline_is_said(configure):
-    config = configure(model__student="hub:nobody/nothing", workspace__offline=True)
+    config = configure(model__name="hub:nobody/nothing", workspace__offline=True)
     with pytest.raises(BadSpecError, match=r"hub model 'nobody/nothing' cannot be loaded .*offline"):
         train(config, NullSink(), NeverStop())
 

@@ -57,7 +57,7 @@ def test_tiny_learns_the_synthetic_texts(configure, tmp_path, recorder, precisio
 def test_a_run_is_what_a_plain_loop_of_torch_and_transformers_does_with_its_batches(configure, recorder):
     """Their model, loss, padding, clipping and update: the same losses to rounding."""
     config = configure(model__dropout=0.0, length={"steps": 20}, batch={"global_size": 8})
-    place = origin.locate(config.model.student, config.workspace)
+    place = origin.locate(config.model.name, config.workspace)
     data = base.build(config.task.name).prepare(config, place, lambda line: None)
     batches = TrainingBatches(
         data.train, seed=config.seed, global_size=8, micro_size=8, replica=0, replicas=1,
@@ -221,7 +221,7 @@ def test_real_reviews_train_with_the_pretrained_model(configure, minilm, real_da
             "train_examples": 16,
             "validation_examples": 8,
         },
-        model__student="model",
+        model__name="model",
         workspace__data_roots=(str(real_data),),
         workspace__model_roots=(str(minilm.parent),),
         length={"steps": 1},

@@ -18,7 +18,7 @@ LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, 
 class Model(Section):
     """The model that is trained."""
 
-    student: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
+    name: Identifier | Annotated[str, Field(max_length=4096)] = "mini"
     """A preset (tiny mini small medium base), or of a family in docs/models.md a folder under a model root,
     `hub:<id>`, or `run:<id>`."""
     layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)

@@ -19,7 +19,7 @@ _PARTS = {"numerics": frozenset({"evaluation"})}
 _REPLACED = frozenset({"length"})
 """Sections whose fields exclude each other: a stage gives the whole of one."""
 _OF_THE_RUN = {
-    "student": "starts from the best checkpoint of the stage before",
+    "name": "starts from the best checkpoint of the stage before",
     "teacher": "learns from the best checkpoint of the stage before",
     "layers": "has the layers and the width of the stage before",
     "compile": "has the layers of the stage before",

@@ -284,9 +284,9 @@ class TrainingSections(Section):
     def _fits_a_pipeline(self) -> TrainingSections:
         if self.parallel.strategy is not Strategy.pipeline:
             return self
-        known = LAYERS.get(self.model.student)
+        known = LAYERS.get(self.model.name)
         if known is not None:
-            require_layers(self.parallel, known, f"model.student {self.model.student}")
+            require_layers(self.parallel, known, f"model.name {self.model.name}")
         elif self.model.layers is not None:
             require_layers(self.parallel, len(self.model.layers), "model.layers")
         if self.batch.micro_tokens is not None:

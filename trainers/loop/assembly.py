@@ -108,7 +108,7 @@ def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
     task = build(config.task.name)
     worker.sink.progress(step=0, total_steps=0, phase="preparing")
 
-    model_origin = origin.locate(config.model.student, config.workspace)
+    model_origin = origin.locate(config.model.name, config.workspace)
     run_model.require_fit(config, model_origin)
     prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
     if not attempt.last:

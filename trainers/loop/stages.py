@@ -145,7 +145,7 @@ def stage_config(config: RunConfig, number: int, folder: Path, start: str | None
     """
     sections = config.stage_sections(number)
     if start is not None:
-        sections["model"] = {**sections["model"], "student": start, "teacher": start, "layers": None}
+        sections["model"] = {**sections["model"], "name": start, "teacher": start, "layers": None}
     workspace = config.workspace
     own = workspace.model_copy(
         update={

@@ -106,8 +106,8 @@ def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> 
     return fingerprint(folder.path, files, Path(workspace.cache) / "fingerprints").sha256
 
 
-def locate(model: str, workspace: Workspace, field: str = "model.student") -> Origin:
-    """Resolves `model.student`, or the value of another field.
+def locate(model: str, workspace: Workspace, field: str = "model.name") -> Origin:
+    """Resolves `model.name`, or the value of another field.
 
     Raises:
         BadSpecError: Unknown, outside the roots, without weights, damaged, or not on the hub.

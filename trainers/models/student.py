@@ -280,7 +280,7 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
     if not isinstance(origin, Folder):
         raise BadSpecError(
             f"model.layers needs a student with weights, but {origin} is a preset; "
-            "remove model.layers or set model.student to a folder"
+            "remove model.layers or set model.name to a folder"
         )
     beyond = [layer for layer in layers if layer >= available]
     if beyond:

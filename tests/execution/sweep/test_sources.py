@@ -47,10 +47,10 @@ def folder_of(settings: Settings, run: Run) -> Path:
 def test_the_best_checkpoint_becomes_the_model_and_the_one_further_root(
     begin: Begin, source: Run, settings: Settings
 ) -> None:
-    sweep, _ = begin(1, model={"student": f"run:{source.id}", "teacher": f"run:{source.id}"})
+    sweep, _ = begin(1, model={"name": f"run:{source.id}", "teacher": f"run:{source.id}"})
     config = given(sweep).config
     best = str(folder_of(settings, source) / "step-00000005")
-    assert (config.model.student, config.model.teacher) == (best, best)
+    assert (config.model.name, config.model.teacher) == (best, best)
     roots = [str(root) for root in settings.roots("model")]
     assert list(dict.fromkeys(config.workspace.model_roots)) == [*roots, best]
 
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    sweep, experiment = begin(1, search={"axes": {"model.student": [f"run:{source.id}", "tiny"]}})
+    sweep, experiment = begin(1, search={"axes": {"model.name": [f"run:{source.id}", "tiny"]}})
     complete(sweep, store, given(sweep))
     assert sweep.next_turn() is Wait.over
     lost, trained = store.runs(experiment_id=experiment.id).items
@@ -93,7 +93,7 @@ def test_a_source_that_failed_fails_the_experiment_with_its_reason(
     (run,) = store.runs(experiment_id=first.id).items
     attempt = store.open_attempt(run.id, 1)
     store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.bad_data, "no labels"))
-    sweep, _ = begin(2, model={"student": f"run:{run.id}"})
+    sweep, _ = begin(2, model={"name": f"run:{run.id}"})
     assert sweep.next_turn() is Wait.over
     state, failure = sweep.final_state()
     assert state is ExperimentState.failed
@@ -103,7 +103,7 @@ def test_a_source_that_failed_fails_the_experiment_with_its_reason(
 def test_a_source_that_was_retried_is_looked_at_again(
     begin: Begin, store: Store, source: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep, experiment = begin(2, model={"student": f"run:{source.id}"})
+    sweep, experiment = begin(2, model={"name": f"run:{source.id}"})
     real = store.run
     failed = {
         "state": RunState.failed,
@@ -123,7 +123,7 @@ def test_a_source_that_was_retried_is_looked_at_again(
 
 
 def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, source: Run) -> None:
-    sweep, _ = begin(1, model={"student": f"run:{source.id}"})
+    sweep, _ = begin(1, model={"name": f"run:{source.id}"})
     real = store.run
     pending = {"state": RunState.running}
 
@@ -134,14 +134,14 @@ def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, 
     store.run = run  # type: ignore[method-assign]
     assert sweep.next_turn() is Wait.later
     pending.clear()
-    assert given(sweep).config.model.student.endswith("step-00000005")
+    assert given(sweep).config.model.name.endswith("step-00000005")
 
 
 def test_a_source_without_a_checkpoint_is_said(
     begin: Begin, store: Store, source: Run, settings: Settings
 ) -> None:
     (folder_of(settings, source) / "best.json").unlink()
-    sweep, experiment = begin(1, model={"student": f"run:{source.id}"})
+    sweep, experiment = begin(1, model={"name": f"run:{source.id}"})
     assert sweep.next_turn() is Wait.over
     (run,) = store.runs(experiment_id=experiment.id).items
     assert "no evaluated checkpoint" in str(run.failure_message)

@@ -25,7 +25,7 @@ from trainers.errors import FailureClass
 SPEC = """\
 name: precision-by-batch
 task: {name: imdb, path: texts, max_length: 64}
-model: {student: tiny}
+model: {name: tiny}
 length: {epochs: 1}
 search:
   axes:

@@ -48,7 +48,7 @@ def test_the_packed_folder_of_a_run_scores_what_the_run_did(
     sections = {
         "task": {"name": "imdb", "path": "reviews", "max_length": 48, "test": "none"},
         "model": {
-            "student": "tiny",
+            "name": "tiny",
             "encoder": "binary",
             "binary": {"activations": "elastic", "activation_bits": 4, "embeddings": embeddings},
         },

@@ -13,7 +13,7 @@ from trainers.data.synthetic import write_corpus
 SPEC = """\
 name: step
 task: {name: imdb, path: texts, max_length: 16}
-model: {student: tiny}
+model: {name: tiny}
 batch: {global_size: 8}
 length: {steps: 4}
 hardware: cpu

@@ -87,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             "name": "cards",
             "description": "Teas | and\nreviews.",
             "task": {"name": "imdb", "path": "texts", "max_length": 32},
-            "model": {"student": "tiny"},
+            "model": {"name": "tiny"},
             "length": {"epochs": 2},
             "seeds": [5],
         }

@@ -22,7 +22,7 @@ def spec(**fields: Any) -> ExperimentSpec:
         {
             "name": "planned",
             "task": {"name": "imdb", "max_length": 128},
-            "model": {"student": "base"},
+            "model": {"name": "base"},
             "length": {"steps": 1000},
             **fields,
         }
@@ -121,7 +121,7 @@ def test_what_cannot_be_forecast_says_why() -> None:
     )
     assert isinstance(data, str)
     assert "the size of the dataset" in data
-    model = forecast_run(spec(model={"student": "my-bert"}), None, (), CATALOGUE)
+    model = forecast_run(spec(model={"name": "my-bert"}), None, (), CATALOGUE)
     assert isinstance(model, str)
     assert "the size of 'my-bert'" in model
 

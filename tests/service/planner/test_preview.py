@@ -45,7 +45,7 @@ def test_an_elastic_run_is_feasible_where_the_fewest_workers_have_room(cpus: flo
 
 def test_a_pipelines_workers_are_its_stages_times_its_replicas() -> None:
     (run,) = planned(
-        model={"student": "mini"},
+        model={"name": "mini"},
         parallel={"strategy": "pipeline", "stages": 2, "workers": {"min": 2, "max": 6}},
     )
     assert (run.workers, run.min_workers) == (4, 2)  # 3 replicas do not divide a batch of 16
@@ -66,7 +66,7 @@ def test_cells_without_a_teacher_run_beside_those_that_have_one() -> None:
     runs = planned(
         distillation={"soft_weight": 0.9},
         search={"axes": {"model.teacher": [None, "run:1"]}},
-        model={"student": "mini"},
+        model={"name": "mini"},
     )
     assert [(run.point["model.teacher"], run.reason) for run in runs] == [(None, None), ("run:1", None)]
 

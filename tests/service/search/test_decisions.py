@@ -89,7 +89,7 @@ def test_out_of_memory_prunes_the_same_and_larger_micro_batches_of_the_cell():
 
 @pytest.mark.parametrize(
     "other",
-    ["precision: bf16", "model: {student: tiny}", "task: {name: imdb, max_length: 64}", "hardware: A100"],
+    ["precision: bf16", "model: {name: tiny}", "task: {name: imdb, max_length: 64}", "hardware: A100"],
 )
 def test_out_of_memory_says_nothing_of_another_cell(other):
     text = other if other.startswith("task") else f"task: {{name: imdb}}\n{other}"

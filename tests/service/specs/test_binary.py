@@ -69,7 +69,7 @@ def test_the_published_schema_says_what_each_choice_is():
             {"stages": [{}, {"model": {"encoder": "binary"}}], "hardware": "tpu-v5e"},
             "stage 2: model.encoder binary runs on cpu, cuda",
         ),
-        ({"stages": [{}, {"model": {"student": "mini"}}]}, "a stage starts from the best checkpoint"),
+        ({"stages": [{}, {"model": {"name": "mini"}}]}, "a stage starts from the best checkpoint"),
         ({"stages": [{}]}, "at least 2"),
         ({"stages": [{}, {"modle": {}}]}, "stage 2 changes modle"),
     ],

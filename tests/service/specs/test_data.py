@@ -289,7 +289,7 @@ def with_budget(settings: Settings, micro_tokens: int, words: int = 30, **task: 
     document = {
         "name": "x",
         "task": {"name": "classification", "path": "mine", "max_length": 64, **task},
-        "model": {"student": "tiny"},
+        "model": {"name": "tiny"},
         "batch": {"micro_tokens": micro_tokens},
     }
     checked_plans(validate(document), settings.roots, CATALOGUE, None)

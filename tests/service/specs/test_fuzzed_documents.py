@@ -27,7 +27,7 @@ MAX_TEXT = MAX_PROBLEMS * 12_000
 """Characters of an error: each problem's text is cut, and a character may be escaped as ten."""
 
 FIELDS = (*ExperimentSpec.model_fields, "precison", "", "0", "name.name")
-NAMES = (*axis_names(), "precison", "search.name", "seeds", "model", "", "model.student.x", "é")
+NAMES = (*axis_names(), "precison", "search.name", "seeds", "model", "", "model.name.x", "é")
 
 numbers = st.one_of(
     st.integers(-3, 100),

@@ -69,7 +69,7 @@ def test_a_folder_is_forecast_before_anything_like_it_has_run(
             {
                 "name": "planned",
                 "task": {"name": "imdb", "max_length": 512},
-                "model": {"student": "minilm", **model},
+                "model": {"name": "minilm", **model},
                 "length": {"steps": 10_000},
             }
         )
@@ -98,7 +98,7 @@ def test_a_forecast_counts_the_students_own_family(
             {
                 "name": "planned",
                 "task": {"name": "imdb", "max_length": 512},
-                "model": {"student": family},
+                "model": {"name": family},
                 "length": {"steps": 10_000},
             }
         )

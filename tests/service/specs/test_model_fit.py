@@ -21,7 +21,7 @@ def refused(folder: Path, **sections: Any) -> list[tuple[str, str]]:
         {
             "name": "x",
             "task": {"name": "imdb", "max_length": 64},
-            "model": {"student": folder.name},
+            "model": {"name": folder.name},
             **sections,
         }
     )
@@ -37,7 +37,7 @@ def test_a_tokenizer_that_pads_with_another_id_is_refused(tmp_path: Path) -> Non
         shutil.copy(tmp_path / "other" / name, tmp_path / "mine" / name)
     assert refused(tmp_path / "mine") == [
         (
-            "model.student",
+            "model.name",
             "'mine': the tokenizer pads with id 0, but the model was trained with 1, from which it counts "
             "positions; use its own tokenizer",
         )

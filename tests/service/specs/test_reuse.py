@@ -109,10 +109,10 @@ def test_data_that_was_only_touched_is_the_same(done: Done, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
 def test_a_changed_model_is_trained_anew(done: Done, tmp_path: Path, file: str) -> None:
-    done.train(spec_of(model={"student": "bert"}))
-    assert done.reused(spec_of(model={"student": "bert"})).runs == {0: 1}
+    done.train(spec_of(model={"name": "bert"}))
+    assert done.reused(spec_of(model={"name": "bert"})).runs == {0: 1}
     (tmp_path / "bert" / file).write_text("[]", encoding="utf-8")
-    assert "model.student changed since" in done.reused(spec_of(model={"student": "bert"})).refused[0]
+    assert "model.name changed since" in done.reused(spec_of(model={"name": "bert"})).refused[0]
 
 
 def test_what_cannot_be_compared_is_trained_with_the_reason(done: Done, tmp_path: Path) -> None:

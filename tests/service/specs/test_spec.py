@@ -63,6 +63,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("pool: GPUs!", "invalid-value", "pool", "should match"),
         ("optimzer: {}", "unknown-key", "optimzer", "did you mean 'optimizer'?"),
         ("batch: {global_sice: 8}", "unknown-key", "batch.global_sice", "did you mean 'global_size'?"),
+        ("model: {student: mini}", "unknown-key", "model.student", "it is now model.name"),
+        (
+            "search: {axes: {model.student: [mini]}}",
+            "unknown-axis",
+            "search.axes.model.student",
+            "it is now model.name",
+        ),
         ("batch: {global_size: '16'}", "wrong-type", "batch.global_size", '"16"'),
         ("batch: {global_size: 0}", "out-of-range", "batch.global_size", "greater than or equal to 1"),
         ("batch: {global_size: " + "9" * 5000 + "}", "wrong-type", "batch.global_size", "Infinity"),
@@ -149,13 +156,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ),
         ("model: {teacher: t}\ndistillation: {layer_map: []}", "out-of-range", "distillation.layer_map", "1"),
         (
-            "model: {student: tiny, teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "model: {name: tiny, teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
             "invalid-value",
             "distillation.layer_map",
             "distillation.layer_map has 3 layers, but the student has 2",
         ),
         (
-            "model: {student: hub:x, layers: [0, 2], teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
+            "model: {name: hub:x, layers: [0, 2], teacher: t}\ndistillation: {layer_map: [0, 1, 2]}",
             "invalid-value",
             "distillation.layer_map",
             "distillation.layer_map has 3 layers, but the student has 2",
@@ -502,13 +509,13 @@ def test_every_axis_name_is_a_field() -> None:
 
 
 def test_layers_of_a_preset_are_refused_at_submission() -> None:
-    base = {"name": "n", "task": {"name": "imdb"}, "model": {"student": "mini", "layers": [0, 2]}}
+    base = {"name": "n", "task": {"name": "imdb"}, "model": {"name": "mini", "layers": [0, 2]}}
     with pytest.raises(
         SpecError, match=r"model\.layers needs a student with weights, but 'mini' is a preset"
     ):
         validate(base)
-    mixed = validate(base | {"search": {"axes": {"model.student": ["run:1", "mini"]}}})
-    with pytest.raises(SpecError, match=r'grid point \{"model.student":"mini"\}: model.layers needs'):
+    mixed = validate(base | {"search": {"axes": {"model.name": ["run:1", "mini"]}}})
+    with pytest.raises(SpecError, match=r'grid point \{"model.name":"mini"\}: model.layers needs'):
         list(mixed.runs())
 
 
@@ -518,7 +525,7 @@ def test_layers_of_a_preset_are_refused_at_submission() -> None:
         ({"search": {"name": "tpe", "samples": 3}}, "has nothing to search"),
         ({"search": {"name": "tpe", "axes": {"precision": ["fp32"]}}}, "needs search.samples"),
         ({"reuse": True}, "chooses its runs after submission"),
-        ({"search": {"name": "tpe", "samples": 3, "axes": {"model.student": ["run:3"]}}}, "suggests later"),
+        ({"search": {"name": "tpe", "samples": 3, "axes": {"model.name": ["run:3"]}}}, "suggests later"),
     ],
 )
 def test_what_tpe_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:

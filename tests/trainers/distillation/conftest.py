@@ -41,7 +41,7 @@ def models(tmp_path_factory) -> Path:
 def teacher(models, config_in) -> Path:
     """A model that was trained on the corpus: 4 layers, width 256."""
     config = config_in(
-        models / "mini", model__student="mini", length={"epochs": 4}, optimizer__learning_rate=5e-4
+        models / "mini", model__name="mini", length={"epochs": 4}, optimizer__learning_rate=5e-4
     )
     outcome = train(config, NullSink(), NeverStop())
     assert outcome.summary["accuracy"] > 0.9

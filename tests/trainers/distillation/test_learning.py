@@ -62,7 +62,7 @@ def test_loss_is_the_weighted_sum_of_its_parts(distil, recorder):
 
 
 def test_student_of_chosen_teacher_layers(distil, teacher):
-    model = {"student": str(teacher), "teacher": str(teacher), "layers": [1, 3]}
+    model = {"name": str(teacher), "teacher": str(teacher), "layers": [1, 3]}
     outcome = train(distil(model=model, optimizer__learning_rate=1e-12), NullSink(), NeverStop())
     theirs, ours = (load_file(Path(folder) / "model.safetensors") for folder in (teacher, outcome.checkpoint))
     name = "bert.encoder.layer.{}.attention.self.query.weight"
@@ -83,7 +83,7 @@ def test_points_are_those_of_the_stage(distil, recorder):
 @pytest.mark.slow
 def test_logits_and_task_are_left_alone_in_the_first_stage(distil, teacher):
     settings = {"soft_weight": 0.5, "hidden_weight": 1.0, "hidden_first_fraction": 0.9}
-    model = {"student": str(teacher), "teacher": str(teacher)}
+    model = {"name": str(teacher), "teacher": str(teacher)}
     config = distil(model=model, length={"steps": 3}, distillation=settings, optimizer__weight_decay=0.0)
     stop = Recorder(stop_after=2)
     outcome = train(config, stop, stop)
@@ -126,7 +126,7 @@ def test_without_weights_the_teacher_is_not_used_and_that_is_said(distil, record
 
 @pytest.mark.slow
 def test_teacher_no_larger_than_its_student_is_warned_of(distil, recorder, teacher):
-    config = distil(model__student=str(teacher), length={"steps": 1})
+    config = distil(model__name=str(teacher), length={"steps": 1})
     train(config, recorder, NeverStop())
     (said,) = [line for line in recorder.logs if "no larger than its student" in line]
     assert said.endswith("(4 layers of width 256, and 4 of 256); is this the intended model?")

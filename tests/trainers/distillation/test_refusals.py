@@ -49,7 +49,7 @@ def test_another_vocabulary_where_more_than_cached_logits_is_needed(
     tokenizer.save(str(copied / tokenizers.FILE))
     pieces = tokenizer.get_vocab_size()
     refused(
-        distil(model__student=str(teacher), model__teacher=str(copied), distillation=distillation),
+        distil(model__name=str(teacher), model__teacher=str(copied), distillation=distillation),
         rf"different vocabulary than the student: {pieces} and \d+ pieces, first difference at \d+ \('.*"
         rf"it can teach only by cached logits of whole texts, but {reason}",
     )
@@ -59,7 +59,7 @@ def test_same_vocabulary_in_another_file_is_accepted(distil, copied, teacher):
     file = copied / tokenizers.FILE
     file.write_text(json.dumps(json.loads(file.read_text()), indent=3))
     assert file.read_bytes() != (teacher / tokenizers.FILE).read_bytes()
-    config = distil(model__student=str(teacher), model__teacher=str(copied), length={"steps": 1})
+    config = distil(model__name=str(teacher), model__teacher=str(copied), length={"steps": 1})
     assert train(config, NullSink(), NeverStop()).status == "completed"
 
 

@@ -33,7 +33,7 @@ def tensors(checkpoint: str) -> dict[str, torch.Tensor]:
 def test_stopped_run_resumes_bitwise(config_in, models, teacher, tmp_path, optimizer):
     changes = {
         "optimizer": {"name": optimizer, "learning_rate": 1e-3},
-        "model": {"student": "tiny", "teacher": str(teacher)},
+        "model": {"name": "tiny", "teacher": str(teacher)},
         "workspace__model_roots": (str(models),),
         "distillation": {"soft_weight": 0.5, **INSIDE, "hidden_first_fraction": 0.6, "schedule": "linear"},
         "length": {"steps": STEPS},

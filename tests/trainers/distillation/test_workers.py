@@ -26,7 +26,7 @@ def shapes(config_in, models, teacher, tmp_path_factory):
     def of(name: str, **changes):
         return config_in(
             folder / name,
-            model={"student": "tiny", "teacher": str(teacher), "dropout": 0.0},
+            model={"name": "tiny", "teacher": str(teacher), "dropout": 0.0},
             workspace__model_roots=(str(models),),
             distillation={"soft_weight": 0.5, **INSIDE},
             length={"epochs": 1},
