@@ -26,7 +26,7 @@ from api.routes import (
     docs,
     experiments,
     figures,
-    notices,
+    notifications,
     pages,
     people,
     projects,
@@ -92,7 +92,7 @@ def include_routes(app: FastAPI) -> None:
     app.include_router(system.health)
     guarded = [Depends(authorised), Depends(known_parameters)]
     about_runs = (experiments, analysis, figures, runs, run_files, queue, specs, changes)
-    for module in (*about_runs, views, people, projects, notices, system, docs, vendor):
+    for module in (*about_runs, views, people, projects, notifications, system, docs, vendor):
         app.include_router(module.router, dependencies=guarded)
     for router in (experiments.deleted, logins.router, device.router):
         app.include_router(router, dependencies=guarded)

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from service.domain import process_metrics as stored
 from service.domain.process_metrics import FIGURES, MetricKind, Series
-from service.store.figures import QueueAge
+from service.store.process_metrics import QueueAge
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 

@@ -23,7 +23,7 @@ TAGS = [
     {"name": "runs", "description": "Points of the grid: figures, curves, logs."},
     {"name": "queue", "description": "What waits and why; the cluster and the hardware catalogue."},
     {"name": "specs", "description": "Check and preview a spec without submitting it."},
-    {"name": "notices", "description": "Be told by webhook or e-mail what happens."},
+    {"name": "notifications", "description": "Be told by webhook or e-mail what happens."},
     {"name": "system", "description": "Health and metrics of this process."},
 ]
 

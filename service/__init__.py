@@ -6,7 +6,7 @@ The packages, from what all others use to what people use; each imports only tho
 - `fairness`: shares of devices between projects, users and experiments
 - `search` and `specs`: what can be asked for, and the runs that it means
 - `db` and `store`: what is kept, in SQL
-- `notices`: how people are told what happened
+- `notifications`: how people are told what happened
 - `scheduling`: whose turn it is, and the job that Ray is given
 - `planner`: what runs will take, before they run
 - `recording`, `workers`, `driving`: an experiment at work, from worker to database

@@ -10,7 +10,7 @@ import typer
 
 from service.cli.connection import connected
 from service.cli.output import Json, console, note, print_json, say
-from service.domain.notices import Topic
+from service.domain.notifications import Topic
 
 notify = typer.Typer(
     no_args_is_help=True, help="Be told by webhook or e-mail what happens to experiments and budgets."

@@ -25,7 +25,7 @@ from service.client.wire import ClientError, Operation, T, Unreachable, Wire, ap
 from service.config.hardware import Hardware
 from service.domain.access import Scope
 from service.domain.ledger import Account, Ledger
-from service.domain.notices import Delivery, NewSubscription, Subscription
+from service.domain.notifications import Delivery, NewSubscription, Subscription
 from service.domain.people import AuditPage, AuditRow, NewToken, Project, ProjectDetail, Token, User, Whoami
 from service.domain.records import (
     Attempt,

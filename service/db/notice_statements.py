@@ -17,7 +17,7 @@ from service.db.schema import (
     tokens,
     users,
 )
-from service.domain.notices import DeliveryState
+from service.domain.notifications import DeliveryState
 
 _s, _n, _d, _x, _t = subscriptions.c, notices.c, deliveries.c, experiments.c, tokens.c
 

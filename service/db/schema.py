@@ -22,7 +22,7 @@ from sqlalchemy.types import TypeDecorator
 
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
 from service.domain.neighbours import Neighbour, of_time
-from service.domain.notices import DeliveryState
+from service.domain.notifications import DeliveryState
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from service.domain.notices import BUDGET_REACHED, BUDGET_WARNED
+from service.domain.notifications import BUDGET_REACHED, BUDGET_WARNED
 from service.domain.shares import Spending, month_of
 from service.specs.project_limits import UNITS, ProjectLimits, spent_budget
 from service.store import Store
@@ -46,7 +46,7 @@ class BudgetWatch:
         return self._holds
 
     def tell(self) -> None:
-        """Writes the notices that are due, each once, whichever scheduler does it."""
+        """Writes the notifications that are due, each once, whichever scheduler does it."""
         while self._due:
             key, (kind, project, message, data) = next(iter(self._due.items()))
             self._store.notice(key, kind, project, message, data)

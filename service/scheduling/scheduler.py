@@ -30,7 +30,7 @@ from service.domain.failures import FailureCounts, decide_retry
 from service.domain.process_metrics import MetricBuffer
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState
-from service.notices.courier import Courier
+from service.notifications.courier import Courier
 from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.fair_pass import FairPass

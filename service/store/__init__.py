@@ -1,14 +1,14 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
-`Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in),
-`reading`, `series` and `curves` (lists, records, points), `principals` (who asks), `accounting` (what was
-used), `following` (what has changed), `requests` (what people ask of an experiment), `organising` (tags,
-notes, archive), `removal` (what goes), `driving` (what the driver of an experiment does to it) and `attempts`
-(what it does to the runs), both fenced by attempts, `placing` (which devices it holds, and what its runs wait
-for) and `recording` (batches of points, logs and measurements); `noticing` (who is told what) and `figures`
-(what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in), `views` (lists
-under a name) and `audit` (who changed what).
-`service.scheduling.queue.Queue` claims from the same database.
+`Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in), `reading`,
+`series` and `curves` (lists, records, points), `principals` (who asks), `accounting` (what was used),
+`following` (what has changed), `requests` (what people ask of an experiment), `organising` (tags, notes,
+archive), `removal` (what goes), `drivers` (what the driver of an experiment does to it) and `attempts` (what
+it does to the runs), both fenced by attempts, `placing` (which devices it holds, and what its runs wait for)
+and `recording` (batches of points, logs and measurements); `notifications` (who is told what) and
+`process_metrics` (what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in),
+`views` (lists under a name) and `audit` (who changed what). `service.scheduling.queue.Queue` claims from the
+same database.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from service.db.errors import (
 from service.store.attempts import Attempts
 from service.store.audit import Audit
 from service.store.curves import Curves
-from service.store.driving import Driving, Requests
-from service.store.figures import FigureRows
+from service.store.drivers import DriverWrites, Requests
 from service.store.following import Following
-from service.store.noticing import Noticing
+from service.store.notifications import Notifications
 from service.store.organising import Organising
 from service.store.people import People
 from service.store.placing import Held, Placing
 from service.store.principals import Principals
+from service.store.process_metrics import MetricRows
 from service.store.projects import Projects
 from service.store.reading import QueuedRun
 from service.store.recording import (
@@ -104,15 +104,15 @@ class Store(
     Requesting,
     Organising,
     Removal,
-    Driving,
+    DriverWrites,
     Attempts,
     Placing,
     Recording,
     People,
     Projects,
     Audit,
-    Noticing,
-    FigureRows,
+    Notifications,
+    MetricRows,
     Sessions,
     Views,
 ):

@@ -30,8 +30,8 @@ from service.store.base import (
     read_run,
     storable,
 )
-from service.store.figures import count_in
 from service.store.leaving import LONGEST_MESSAGE, failure_values
+from service.store.process_metrics import count_in
 from trainers.errors import FailureClass
 
 

@@ -18,7 +18,7 @@ from service.db.errors import NotFound, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import Actor
 from service.domain.events import EventKind
-from service.domain.notices import TOPICS
+from service.domain.notifications import TOPICS
 from service.domain.records import Experiment, Run
 
 
@@ -107,9 +107,10 @@ def lock_experiment(connection: Connection, experiment_id: int, event_count: int
 def insert_events(
     connection: Connection, experiment_id: int, last_number: int, new: Sequence[NewEvent], now: float
 ) -> None:
-    """Stores events whose numbers end at `last_number`, and notices of those that people may subscribe to.
+    """Stores events whose numbers end at `last_number`, and notifications of those with a topic.
 
-    A notice has no receivers yet: who writes events, a driver for instance, reads no one's subscriptions.
+    A notification has no receivers yet: who writes events, a driver for instance, reads no one's
+    subscriptions.
     """
     first = last_number - len(new) + 1
     new = [_with_requester(connection, experiment_id, event) for event in new]

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from api.app import create_app
 from service.config.settings import MailSecurity, Settings
-from service.notices.courier import Courier
+from service.notifications.courier import Courier
 from service.store import Store
 from tests.api.access_table import (
     ELSEWHERE,
@@ -30,7 +30,7 @@ from tests.api.access_table import (
 )
 from tests.api.conftest import BASE_URL, running
 from tests.conftest import KINDS
-from tests.service.notices.receivers import HttpReceiver, SmtpReceiver, http_receiver, smtp_receiver
+from tests.service.notifications.receivers import HttpReceiver, SmtpReceiver, http_receiver, smtp_receiver
 
 EXPERIMENTS = (
     ("owner", HERE),
@@ -188,7 +188,7 @@ def test_a_message_that_waits_is_not_sent_once_it_may_not_be_seen(
         made = client.post("/api/v1/subscriptions", json=wanted, headers=headers_of("viewer_submit"))
         assert made.status_code == 201
         store.request_cancel(world.submit()[0])
-        assert store.address_notices()
+        assert store.address_notifications()
         if change == "membership":
             store.remove_member(HERE, "viewer")
         elif change == "user":

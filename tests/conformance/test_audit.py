@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from service.domain.access import Actor
 from service.domain.events import EventKind
-from service.domain.notices import Topic
+from service.domain.notifications import Topic
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.store import Conflict, Store
@@ -162,7 +162,7 @@ def test_a_cancelled_run_names_who_asked_and_so_does_the_message(
     )  # fmt: skip
     store.request_cancel(experiment.id, actor=ADA)
     store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.cancelled)
-    store.address_notices()
+    store.address_notifications()
     (sent,) = store.take_deliveries(10, 60.0)
     assert json.loads(sent.body)["data"]["actor"] == "ada"
 

@@ -41,7 +41,7 @@ from service.db import (
     usage_statements as charging,
 )
 from service.domain.access import Scope, UserKind
-from service.domain.notices import DeliveryState
+from service.domain.notifications import DeliveryState
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.store import Conflict, StaleAttempt, Store

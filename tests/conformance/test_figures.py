@@ -7,7 +7,7 @@ import threading
 from service.config.settings import Settings
 from service.domain.process_metrics import Histogram, MetricBuffer, series_of
 from service.store import Store
-from service.store.figures import GAUGE_LASTS_S
+from service.store.process_metrics import GAUGE_LASTS_S
 from tests.conformance.building import Submit
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from service.config.settings import Settings
 from service.db.backup import back_up
 from service.domain.access import Actor, Role, Scope
-from service.domain.notices import Topic
+from service.domain.notifications import Topic
 from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow, Placement
 from service.domain.states import ExperimentState, RunState
@@ -230,7 +230,7 @@ SCRIPT = (
         ),
     ),
     Step("notice", lambda t: t.store.notice("key", "budget", "nlp", _words(200), {"spent": 0.9})),
-    Step("notice", lambda t: t.store.address_notices()),
+    Step("notice", lambda t: t.store.address_notifications()),
     Step("delivery", _deliver, in_parts=True),
     Step("subscription", lambda t: t.store.unsubscribe(1)),
     Step("view", lambda t: t.store.save_view("ada", "mine", "state=running", shared=False)),

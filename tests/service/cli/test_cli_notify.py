@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from service.cli.exits import ExitCode
-from service.notices.courier import Courier
+from service.notifications.courier import Courier
 from tests.service.cli.conftest import running
 from tests.service.cli.house import House
-from tests.service.notices.receivers import http_receiver
+from tests.service.notifications.receivers import http_receiver
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -
     driver.finish_experiment(submitted.id, experiment.attempt, ExperimentState.succeeded)
     assert service.experiment(submitted.id).state is ExperimentState.succeeded
     assert service.run(third.id).state is RunState.stopped
-    assert service.address_notices() == 1
+    assert service.address_notifications() == 1
 
 
 def test_a_driver_reads_nothing_but_its_tables(driver: Store) -> None:

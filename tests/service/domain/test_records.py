@@ -29,7 +29,7 @@ from service.domain.metrics import (
     score,
     shared_headline,
 )
-from service.domain.notices import Delivery, DeliveryState, Subscription, Topic
+from service.domain.notifications import Delivery, DeliveryState, Subscription, Topic
 from service.domain.people import Session, public_id
 from service.domain.records import (
     Experiment,

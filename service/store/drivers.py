@@ -54,7 +54,7 @@ class Requests:
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
 
 
-class Driving(StorePart):
+class DriverWrites(StorePart):
     def driver_started(
         self, experiment_id: int, attempt: int, node: str, pid: int, *, lease_s: float | None = None
     ) -> None:

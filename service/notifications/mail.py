@@ -12,8 +12,8 @@ from email.utils import formatdate
 from typing import Any
 
 from service.config.settings import MailSecurity, Settings
-from service.notices.errors import BadSubscription, Undeliverable
-from service.store.noticing import Outgoing
+from service.notifications.channels import BadSubscription, Undeliverable
+from service.store.notifications import Outgoing
 
 TIMEOUT_S = 10.0
 """Longest wait for each of the server's answers."""

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from service.config.settings import Settings
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notices import NewSubscription, Topic
-from service.notices.channels import channel_named
-from service.notices.errors import BadSubscription
+from service.domain.notifications import NewSubscription, Topic
+from service.notifications.channels import BadSubscription, Channel
+from service.notifications.mail import Mail
+from service.notifications.webhook import Webhook
 from service.store import Store
 
+CHANNELS: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in (Webhook(), Mail())})
+"""All channels, for the command line, the API and the courier."""
 MOST_PER_USER = 100
 """Subscriptions of one user."""
 
@@ -34,7 +38,9 @@ def subscribe(
     Raises:
         BadSubscription: one of these is not possible; the message says which and why.
     """
-    chosen = channel_named(channel)
+    chosen = CHANNELS.get(channel)
+    if chosen is None:
+        raise BadSubscription("channel", f"channel {channel!r} does not exist; use {' or '.join(CHANNELS)}")
     if not topics:
         raise BadSubscription("topics", f"no topic is named; choose from {', '.join(Topic)}")
     if project is None and Topic.budget in topics:

@@ -1,9 +1,9 @@
 """Subscriptions, and the messages to their subscribers.
 
-A notice is written in the transaction of what happened (`insert_events`), so it exists exactly if that does.
-A scheduler turns it into one delivery per subscription and marks it, in one transaction as well: a scheduler
-that dies leaves all or nothing. A cursor over events would need an order of commits, which no column has: a
-transaction that commits late would put its events behind the cursor.
+A notification is written in the transaction of what happened (`insert_events`), so it exists exactly if that
+does. A scheduler turns it into one delivery per subscription and marks it, in one transaction as well: a
+scheduler that dies leaves all or nothing. A cursor over events would need an order of commits, which no
+column has: a transaction that commits late would put its events behind the cursor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.db import notice_statements as queries
 from service.db import schema
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notices import TEST, TOPICS, Delivery, DeliveryState, Subscription, Topic
+from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, Subscription, Topic
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 
@@ -54,7 +54,7 @@ class Subscriber:
     disabled: bool
 
 
-class Noticing(StorePart):
+class Notifications(StorePart):
     def subscribe(
         self,
         owner: str,
@@ -122,7 +122,7 @@ class Noticing(StorePart):
         self.database.write(body)
 
     def notice(self, key: str, kind: str, project: str, message: str, data: Mapping[str, Any]) -> bool:
-        """Writes a notice about a project, once; False when one of that key was written before.
+        """Writes a notification about a project, once; False when one of that key was written before.
 
         `key` names the occurrence, `budget:nlp:2026-11:usd:80` for instance; `kind` is one of
         `service.domain.topics.TOPICS`.
@@ -157,10 +157,10 @@ class Noticing(StorePart):
             exists = connection.execute(queries.PROJECT, {"project": project}).first() is not None
             return exists and self._may_be_told(connection, owner, project)
 
-    def address_notices(self) -> int:
-        """Writes the deliveries of notices that have none yet; returns the number of notices.
+    def address_notifications(self) -> int:
+        """Writes the deliveries of notifications that have none yet; returns the number of notifications.
 
-        Several processes may do this at once: each notice is taken by one.
+        Several processes may do this at once: each notification is taken by one.
         """
         now = self.clock()
 
@@ -290,7 +290,7 @@ class Noticing(StorePart):
             return [Delivery.from_row(row) for row in rows]
 
     def forget_deliveries(self, older_than_s: float) -> None:
-        """Removes notices and ended deliveries that are older than this."""
+        """Removes notifications and ended deliveries that are older than this."""
         before_s = self.clock() - older_than_s
 
         def body(connection: Connection) -> None:

@@ -18,16 +18,15 @@ import pytest
 
 from service.config.hosts import AllowedHosts
 from service.config.settings import Settings
-from service.domain.notices import DeliveryState, NewSubscription, Topic
-from service.notices import courier as couriers
-from service.notices.channels import CHANNELS
-from service.notices.courier import ATTEMPTS, Courier, retry_in_s
-from service.notices.errors import BadSubscription, Undeliverable
-from service.notices.subscribing import subscribe
+from service.domain.notifications import DeliveryState, NewSubscription, Topic
+from service.notifications import courier as couriers
+from service.notifications.channels import BadSubscription, Undeliverable
+from service.notifications.courier import ATTEMPTS, Courier, retry_in_s
+from service.notifications.subscribing import CHANNELS, subscribe
 from service.store import NewExperiment, Store
-from service.store.noticing import Outgoing
+from service.store.notifications import Outgoing
 from tests.conformance.building import plans_of
-from tests.service.notices.receivers import HttpReceiver, http_receiver
+from tests.service.notifications.receivers import HttpReceiver, http_receiver
 
 WEBHOOK = "webhook"
 
@@ -81,7 +80,7 @@ def test_a_message_arrives_signed(store: Store, settings: Settings, receiver: Ht
 
 def test_the_signature_is_that_of_the_specification() -> None:
     # The example of https://github.com/standard-webhooks/standard-webhooks, computed by its libraries.
-    from service.notices.webhook import signed
+    from service.notifications.webhook import signed
 
     headers = signed(
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
@@ -228,7 +227,7 @@ def test_only_subscribers_of_the_owner_and_the_topic_are_told(
 def test_a_silent_receiver_holds_up_no_other(
     store: Store, settings: Settings, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.notices.webhook.TIMEOUT_S", 2.0)
+    monkeypatch.setattr("service.notifications.webhook.TIMEOUT_S", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told(store, settings, f"http://127.0.0.1:{silent.getsockname()[1]}/")
         told(store, settings, receiver.url)

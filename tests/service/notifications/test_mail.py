@@ -11,15 +11,14 @@ import pytest
 from pydantic import SecretStr
 
 from service.config.settings import MailSecurity, Settings
-from service.domain.notices import DeliveryState, Topic
-from service.notices.channels import CHANNELS
-from service.notices.courier import Courier
-from service.notices.errors import BadSubscription, Undeliverable
-from service.notices.subscribing import subscribe
+from service.domain.notifications import DeliveryState, Topic
+from service.notifications.channels import BadSubscription, Undeliverable
+from service.notifications.courier import Courier
+from service.notifications.subscribing import CHANNELS, subscribe
 from service.store import Store
-from service.store.noticing import Outgoing
-from tests.service.notices.receivers import SmtpReceiver, smtp_receiver
-from tests.service.notices.test_webhooks import cancelled
+from service.store.notifications import Outgoing
+from tests.service.notifications.receivers import SmtpReceiver, smtp_receiver
+from tests.service.notifications.test_webhooks import cancelled
 
 MAIL = "mail"
 BODY = '{"type":"experiment.failed","timestamp":"2026-01-01T00:00:00Z","data":{"message":"failed: bug"}}'

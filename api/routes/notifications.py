@@ -13,14 +13,14 @@ from api.problems import ProblemError, declared
 from service.config.document import Problem
 from service.db.errors import NotFound
 from service.domain.access import NAME_PATTERN
-from service.domain.notices import Delivery, NewSubscription, Subscription, Topic
+from service.domain.notifications import Delivery, NewSubscription, Subscription, Topic
 from service.domain.records import Items
-from service.notices import subscribing
-from service.notices.channels import CHANNELS
-from service.notices.errors import BadSubscription
+from service.notifications import subscribing
+from service.notifications.channels import BadSubscription
+from service.notifications.subscribing import CHANNELS
 from service.store import Store
 
-router = APIRouter(prefix="/api/v1", tags=["notices"])
+router = APIRouter(prefix="/api/v1", tags=["notifications"])
 
 _CHANNELS = "; ".join(f"`{channel.name}`: {channel.described}" for channel in CHANNELS.values())
 _ONE = declared("not-found", "storage-full")

@@ -50,7 +50,7 @@ def test_a_test_is_in_the_log_at_once(client: TestClient) -> None:
 
 
 def test_the_number_of_subscriptions_is_limited(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.notices.subscribing.MOST_PER_USER", 2)
+    monkeypatch.setattr("service.notifications.subscribing.MOST_PER_USER", 2)
     assert [client.post(PLACE, json=WANTED).status_code for _ in range(3)] == [201, 201, 422]
 
 

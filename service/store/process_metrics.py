@@ -28,7 +28,7 @@ class QueueAge:
     oldest_s: float
 
 
-class FigureRows(StorePart):
+class MetricRows(StorePart):
     def add_figures(self, rows: Sequence[MetricRow], *, source: str) -> None:
         """Adds sums to those of all processes, and replaces the gauges of the process `source`.
 

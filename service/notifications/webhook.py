@@ -23,8 +23,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from service.config.hosts import Address, AllowedHosts, literal_address
 from service.config.settings import Settings
-from service.notices.errors import BadSubscription, Undeliverable
-from service.store.noticing import Outgoing
+from service.notifications.channels import BadSubscription, Undeliverable
+from service.store.notifications import Outgoing
 
 TIMEOUT_S = 10.0
 """Longest attempt, from resolving the name to the last byte of the answer that is read."""

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.events import EventKind
-from service.domain.notices import BUDGET_WARNED, DeliveryState, Topic
+from service.domain.notifications import BUDGET_WARNED, DeliveryState, Topic
 from service.domain.process_metrics import series_of
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
@@ -61,8 +61,8 @@ def test_a_failure_is_an_end_and_is_told_once(
     store.finish_experiment(
         experiment.id, experiment.attempt, ExperimentState.failed, failure=(FailureClass.bug, "wrong")
     )
-    assert store.address_notices() == 1
-    assert store.address_notices() == 0
+    assert store.address_notifications() == 1
+    assert store.address_notifications() == 0
     assert kinds(store) == ["experiment.failed"]
 
 
@@ -73,7 +73,7 @@ def test_a_preempted_run_is_told_and_counted(
     _, run, attempt = training()
     failure = (FailureClass.preempted, "2 devices go to experiment 7")
     store.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=0.0)
-    store.address_notices()
+    store.address_notifications()
     (taken,) = store.take_deliveries(1, 60.0)
     message = json.loads(taken.body)
     assert (message["type"], message["data"]["run"]) == ("run.preempted", run.id)
@@ -101,7 +101,7 @@ def test_a_subscription_is_told_of_nothing_older_than_itself(store: Store, submi
     told(store, Topic.end)
     later = submit()
     store.request_cancel(later.id)
-    assert store.address_notices() == 2, "no scheduler had looked yet"
+    assert store.address_notifications() == 2, "no scheduler had looked yet"
     (sent,) = store.take_deliveries(10, 60.0)
     assert json.loads(sent.body)["data"]["experiment"]["id"] == later.id
 
@@ -110,8 +110,8 @@ def test_schedulers_address_each_notice_once(store: Store, submit: Submit, setti
     told(store, Topic.end)
     for _ in range(30):
         store.request_cancel(submit().id)
-    in_threads(settings, 3, lambda each: each.address_notices())
-    store.address_notices()  # What a thread found locked is left to the next round.
+    in_threads(settings, 3, lambda each: each.address_notifications())
+    store.address_notifications()  # What a thread found locked is left to the next round.
     assert count(store, "deliveries") == 30
 
 
@@ -119,7 +119,7 @@ def test_schedulers_take_each_delivery_once(store: Store, submit: Submit, settin
     told(store, Topic.end)
     for _ in range(30):
         store.request_cancel(submit().id)
-    store.address_notices()
+    store.address_notifications()
     taken = in_threads(settings, 3, lambda each: [one.id for one in each.take_deliveries(20, 60.0)])
     taken.append([one.id for one in store.take_deliveries(30, 60.0)])
     ids = [id for each in taken for id in each]
@@ -131,7 +131,7 @@ def test_what_a_dead_scheduler_took_is_taken_again_later(store: Store, submit: S
     store.clock = lambda: now
     told(store, Topic.end)
     store.request_cancel(submit().id)
-    store.address_notices()
+    store.address_notifications()
     (first,) = store.take_deliveries(10, 60.0)
     now += 59.0
     assert not store.take_deliveries(10, 60.0)
@@ -151,7 +151,7 @@ def test_a_budget_is_told_once_to_its_project(store: Store) -> None:
     key = "budget:default:2026-11:usd:80"
     assert store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
     assert not store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
-    store.address_notices()
+    store.address_notifications()
     assert kinds(store) == [BUDGET_WARNED, BUDGET_WARNED]
 
 
@@ -162,7 +162,7 @@ def test_a_project_is_told_of_everyones_experiments_and_a_user_of_their_own(
     by_user = told(store, Topic.end, owner="bob")
     store.request_cancel(submit(owner="ada").id)
     store.request_cancel(submit(owner="bob").id)
-    store.address_notices()
+    store.address_notifications()
     assert len(store.deliveries(subscription_id=by_project)) == 2
     assert len(store.deliveries(subscription_id=by_user)) == 1
 
@@ -204,7 +204,7 @@ def test_only_those_who_see_a_project_are_told_of_it(store: Store) -> None:
         for name in ("member", "left", "disabled", "root")
     }
     store.notice("k", BUDGET_WARNED, "closed", "80% is used", {})
-    store.address_notices()
+    store.address_notifications()
     assert {entry.subscription_id for entry in store.deliveries()} == {ids["member"], ids["root"]}
     assert not store.sees_project("left", "closed")
     assert store.sees_project("member", "closed")
@@ -214,7 +214,7 @@ def test_only_those_who_see_a_project_are_told_of_it(store: Store) -> None:
 def test_a_subscription_goes_with_its_messages(store: Store, submit: Submit) -> None:
     id = told(store, Topic.end)
     store.request_cancel(submit().id)
-    store.address_notices()
+    store.address_notifications()
     store.unsubscribe(id)
     assert not store.take_deliveries(10, 60.0)
     assert count(store, "deliveries") == 0
@@ -225,7 +225,7 @@ def test_the_log_is_kept_for_a_while(store: Store, submit: Submit) -> None:
     store.clock = lambda: now
     told(store, Topic.end)
     store.request_cancel(submit().id)
-    store.address_notices()
+    store.address_notifications()
     (taken,) = store.take_deliveries(1, 60.0)
     store.delivered(taken, "204")
     store.forget_deliveries(100.0)

@@ -1,21 +1,40 @@
-"""The registry of channels, read by the command line, the API and the courier."""
+"""What a channel is: a way to reach people outside the service."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
 from service.config.settings import Settings
-from service.notices.errors import BadSubscription
-from service.notices.mail import Mail
-from service.notices.webhook import Webhook
-from service.store.noticing import Outgoing
+from service.store.notifications import Outgoing
+
+
+class BadSubscription(ValueError):
+    """A subscription that is not possible; the message says why and what to change.
+
+    Attributes:
+        field: the wrong one: `channel`, `target`, `topics`, `project` or `owner`.
+    """
+
+    def __init__(self, field: str, why: str) -> None:
+        self.field = field
+        super().__init__(why)
+
+
+class Undeliverable(Exception):
+    """A receiver did not take a message.
+
+    Attributes:
+        again: whether another attempt may help.
+        gone: whether the receiver wants no messages any more.
+    """
+
+    def __init__(self, why: str, *, again: bool = True, gone: bool = False) -> None:
+        self.again = again
+        self.gone = gone
+        super().__init__(why)
 
 
 class Channel(Protocol):
-    """A way to reach people outside the service."""
-
     name: str
     """Word for it in a subscription."""
     described: str
@@ -42,13 +61,3 @@ class Channel(Protocol):
             Undeliverable: the receiver did not take it; says whether another attempt may help.
         """
         ...
-
-
-CHANNELS: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in (Webhook(), Mail())})
-"""By name."""
-
-
-def channel_named(name: str) -> Channel:
-    if name not in CHANNELS:
-        raise BadSubscription("channel", f"channel {name!r} does not exist; use {' or '.join(CHANNELS)}")
-    return CHANNELS[name]

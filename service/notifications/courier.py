@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from service.config.settings import Settings
 from service.db.errors import StoreError
 from service.domain.process_metrics import MetricBuffer
-from service.notices.channels import CHANNELS
-from service.notices.errors import Undeliverable
+from service.notifications.channels import Undeliverable
+from service.notifications.subscribing import CHANNELS
 from service.store import Store
-from service.store.noticing import Outgoing
+from service.store.notifications import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def retry_in_s(attempt: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Outcome of one round: notices whose deliveries were written, and ids of deliveries."""
+    """Outcome of one round: notifications whose deliveries were written, and ids of deliveries."""
 
     addressed: int
     delivered: tuple[int, ...]
@@ -81,12 +81,12 @@ class Courier:
             stop.wait(EVERY_S)
 
     def run_once(self) -> Round:
-        """Addresses new notices, and attempts the deliveries that are due.
+        """Addresses new notifications, and attempts the deliveries that are due.
 
         Raises:
             StoreError: the database is unavailable; what was sent may be sent again.
         """
-        addressed = self._store.address_notices()
+        addressed = self._store.address_notifications()
         taken = self._store.take_deliveries(AT_ONCE, HELD_S)
         arrived = asyncio.run(self._attempt_all(taken)) if taken else []
         for each, well in zip(taken, arrived, strict=True):

@@ -1,1 +1,0 @@
-"""Messages to people: `channels` (`webhook`, `mail`) carry them, `courier` delivers what the store holds."""
