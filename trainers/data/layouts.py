@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from trainers.data.formats import HEADERLESS, READERS, Row, ending, read_lines, read_tsv
+from trainers.data.formats import READERS, Row, ending, read_lines
 from trainers.errors import BadDataError
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -83,31 +84,56 @@ class SourcePart:
 Readers = Mapping[str, Callable[[Path], Iterator[Row]]]
 """Readers of tables by the end of the file's name."""
 
-_PUBLISHED: Readers = {**READERS, ".txt": read_tsv}
-_PUBLISHED_HEADERLESS: Readers = {**HEADERLESS, ".txt": HEADERLESS[".tsv"]}
-
 Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 """Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""
 
 
-def tables(path: Path) -> Mapping[str, SourcePart] | None:
+def files_in(
+    path: Path,
+    accept: Callable[[Path], bool],
+    find: Callable[[Path], Mapping[str, Path]],
+    read: Callable[[Path], Iterator[Row]],
+) -> Mapping[str, SourcePart] | None:
+    """Returns one acceptable file as the training part, or the parts that are found in a folder."""
+    if path.is_file():
+        files: Mapping[str, Path] = {TRAIN: path} if accept(path) else {}
+    else:
+        files = find(path)
+    if TRAIN not in files:
+        return None
+    return {part: SourcePart([file], partial(read, file)) for part, file in files.items()}
+
+
+def tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
     """Finds one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
-    return _tables(path, READERS)
+
+    def named(folder: Path, name: str) -> Path | None:
+        files = (folder / f"{name}{end}" for end in readers)
+        return next((file for file in files if file.is_file()), None)
+
+    return files_in(
+        path,
+        lambda file: ending(file) in readers,
+        lambda folder: named_parts(partial(named, folder)),
+        lambda file: readers[ending(file)](file),
+    )
 
 
-def headerless_tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Finds the same of delimited files whose first line is a row."""
-    return _tables(path, HEADERLESS)
-
-
-def published_tables(path: Path) -> Mapping[str, SourcePart] | None:
+def published_tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
     """Finds tables whose names contain `train`, `dev`, `test` or the like, such as `SICK_train.txt`."""
-    return _published(path, _PUBLISHED)
+    with_text = {**readers, ".txt": readers[".tsv"]}
 
+    def accept(file: Path) -> bool:
+        if ending(file) not in with_text:
+            return False
+        return file.suffix != ".txt" or "\t" in next((line for line, _ in read_lines(file)), "")
 
-def headerless_published_tables(path: Path) -> Mapping[str, SourcePart] | None:
-    """Finds the same of delimited files whose first line is a row."""
-    return _published(path, _PUBLISHED_HEADERLESS)
+    return files_in(
+        path,
+        accept,
+        lambda folder: loosely_named(folder, accept),
+        lambda file: with_text[ending(file)](file),
+    )
 
 
 def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, Path]:
@@ -125,37 +151,3 @@ def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, 
         return found[0] if found else None
 
     return named_parts(find)
-
-
-def table(path: Path) -> SourcePart:
-    return _table(path, READERS)
-
-
-def _published(path: Path, readers: Readers) -> Mapping[str, SourcePart] | None:
-    def accept(file: Path) -> bool:
-        return ending(file) in readers and (file.suffix != ".txt" or _has_tabs(file))
-
-    if path.is_file():
-        return {TRAIN: _table(path, readers)} if accept(path) else None
-    found = loosely_named(path, accept)
-    return {part: _table(file, readers) for part, file in found.items()} if TRAIN in found else None
-
-
-def _has_tabs(file: Path) -> bool:
-    return "\t" in next((line for line, _ in read_lines(file)), "")
-
-
-def _tables(path: Path, readers: Readers) -> Mapping[str, SourcePart] | None:
-    if path.is_file():
-        return {TRAIN: _table(path, readers)} if ending(path) in readers else None
-    found = named_parts(lambda name: _named(path, name, readers))
-    return {part: _table(file, readers) for part, file in found.items()} if TRAIN in found else None
-
-
-def _table(path: Path, readers: Readers) -> SourcePart:
-    return SourcePart([path], lambda: readers[ending(path)](path))
-
-
-def _named(folder: Path, name: str, readers: Readers) -> Path | None:
-    files = (folder / f"{name}{end}" for end in readers)
-    return next((file for file in files if file.is_file()), None)

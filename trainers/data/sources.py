@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from trainers.config import Task, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
-from trainers.data.formats import READERS, Row, ending
+from trainers.data.formats import HEADERLESS, READERS, Row, ending
 from trainers.data.layouts import (
     TRAIN,
     Layout,
     SourcePart,
-    headerless_published_tables,
-    headerless_tables,
     named_parts,
     published_tables,
     rule_identity,
@@ -47,41 +47,33 @@ class Source(RowSource, Protocol):
 
 def open_source(task: Task, workspace: Workspace) -> Source:
     """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
-    source = _open(task, workspace)
-    return Renamed(source, task.columns) if task.columns else source
-
-
-def _open(task: Task, workspace: Workspace) -> Source:
-    info = task.info
-    path = task.path or HUB + info.hub_id
-    memory = Path(workspace.cache) / "fingerprints"
-    if not task.path and not info.hub_id:
+    path = task.path or HUB + task.info.hub_id
+    if not task.path and not task.info.hub_id:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
-            return HubDataset(id_on_hub(path, "dataset"), offline=workspace.offline, test=task.test)
+            identifier = id_on_hub(path, "dataset")
+            return HubDataset(identifier, offline=workspace.offline, test=task.test, columns=task.columns)
         found = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(found, parts_at(found, task), memory)
+        return FileSource(found, parts_at(found, task), Path(workspace.cache) / "fingerprints", task.columns)
     except OSError as error:
         raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
 
 
 def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
     """Returns the parts of a file or folder that a run reads, unread; raises also `OSError`."""
-    layouts: tuple[Layout, ...] = (*task.info.layouts, tables, published_tables)
-    if task.headerless:
-        layouts = (*task.info.layouts, headerless_tables, headerless_published_tables)
-    return used_parts(_parts(path, layouts), task.test)
-
-
-def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, SourcePart]:
-    for layout in layouts:
+    readers = HEADERLESS if task.headerless else READERS
+    layouts: tuple[Layout, ...] = (
+        partial(tables, readers=readers),
+        partial(published_tables, readers=readers),
+    )
+    for layout in (*task.info.layouts, *layouts):
         parts = layout(path)
         if parts is not None:
-            return parts
+            return used_parts(parts, task.test)
     if path.is_file():
         raise BadDataError(f"{path}: unknown format '{ending(path)}'; use one of {', '.join(READERS)}")
     if not any(path.iterdir()):
@@ -93,27 +85,19 @@ def _parts(path: Path, layouts: Sequence[Layout]) -> Mapping[str, SourcePart]:
 
 
 class FileSource:
-    def __init__(self, path: Path, parts: Mapping[str, SourcePart], memory: Path) -> None:
+    def __init__(
+        self, path: Path, parts: Mapping[str, SourcePart], memory: Path, columns: Mapping[str, str | int]
+    ) -> None:
         self.name = path.name
         root = path if path.is_dir() else path.parent
-        self._parts = parts
-        self.parts = {name: _fingerprint(root, part.files, memory) for name, part in parts.items()}
+        self._parts, self._columns = parts, columns
+        self.parts = {name: fingerprint(root, part.files, memory) for name, part in parts.items()}
+        for name, part in parts.items():
+            if self.parts[name].size_bytes == 0:
+                raise BadDataError(f"{part.files[0]}: the dataset is empty")
 
     def rows(self, part: str) -> Iterator[Row]:
-        return self._parts[part].read()
-
-
-class Renamed:
-    def __init__(self, source: Source, columns: Mapping[str, str | int]) -> None:
-        self.name = source.name
-        self._source, self._columns = source, columns
-
-    @property
-    def parts(self) -> Mapping[str, FileSet]:
-        return self._source.parts
-
-    def rows(self, part: str) -> Iterator[Row]:
-        return renamed(self._source.rows(part), self._columns)
+        return renamed(self._parts[part].read(), self._columns)
 
 
 def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
@@ -126,11 +110,7 @@ def source_identity(source: Source) -> dict[str, str | int | float]:
     return {
         f"{part}.{name}": value
         for part, files in source.parts.items()
-        for name, value in (
-            ("files", files.files),
-            ("size_bytes", files.size_bytes),
-            ("sha256", files.sha256),
-        )
+        for name, value in asdict(files).items()
     }
 
 
@@ -140,19 +120,19 @@ def data_identity(task: Task, workspace: Workspace) -> dict[str, str | int | flo
     return {**source_identity(source), **rule_identity(source.parts, task.test)}
 
 
-def _fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    found = fingerprint(root, files, memory)
-    if found.size_bytes == 0:
-        raise BadDataError(f"{files[0]}: the dataset is empty")
-    return found
-
-
 class HubDataset:
     """A dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
 
-    def __init__(self, identifier: str, *, offline: bool, test: Literal["auto", "none"]) -> None:
+    def __init__(
+        self,
+        identifier: str,
+        *,
+        offline: bool,
+        test: Literal["auto", "none"],
+        columns: Mapping[str, str | int] = MappingProxyType({}),
+    ) -> None:
         self.name = identifier
-        self._offline, self._test = offline, test
+        self._offline, self._test, self._columns = offline, test, columns
 
     @cached_property
     def parts(self) -> dict[str, FileSet]:
@@ -166,8 +146,10 @@ class HubDataset:
         return found
 
     def rows(self, part: str) -> Iterator[Row]:
-        for number, row in enumerate(self._tables[part], 1):
-            yield Row(row, f"{self.name} ({part}), row {number}")
+        rows = enumerate(self._tables[part], 1)
+        return renamed(
+            (Row(row, f"{self.name} ({part}), row {number}") for number, row in rows), self._columns
+        )
 
     @cached_property
     def _tables(self) -> Mapping[str, Any]:

@@ -76,7 +76,7 @@ class Instruments:
     def prepared(self) -> None:
         """Restarts the peak of memory, which is that of training from the next step on."""
         if self._memory is not None:
-            self._preparation_mib = self._memory.restart().mib
+            self._preparation_mib = self._memory.restart()
 
     def cut(self, *, overhead: bool, at_s: float | None = None) -> None:
         """Ends a stretch, at a `time.perf_counter()` just passed or now; `window` leaves out overhead."""
@@ -90,7 +90,7 @@ class Instruments:
         """Returns what was used since the last call, or since the beginning, overhead left out."""
         self.cut(overhead=False, at_s=until_s)
         own, self._own = joined(self._own), []
-        peak_mib = self._memory.peak().mib if self._memory else 0.0
+        peak_mib = self._memory.peak() if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
 
     def shown(self) -> dict[str, float]:

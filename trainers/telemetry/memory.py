@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -12,40 +11,34 @@ from torch import nn
 
 from trainers.device_kinds import kind_of
 from trainers.process import trim_memory
-from trainers.reporting import Provenance
 
 MIB = 1024.0 * 1024.0
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most memory of a window: resident on CPU, allocated on the device on CUDA."""
-
-    mib: float
-    provenance: Provenance = Provenance.counter
-
-
 class PeakMemory:
-    """The peak of a window that begins when this is made, or restarted."""
+    """The peak of a window that begins when this is made, or restarted, in MiB.
+
+    Resident memory on CPU, memory allocated on the device on CUDA.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before_mib = 0.0
         self._begin()
 
-    def peak(self) -> Peak:
-        return Peak(max(self._before_mib, self._counted_mib()))
+    def peak(self) -> float:
+        return max(self._before_mib, self._counted_mib())
 
     def within(self) -> Callable[[], float]:
         """Begins a window inside of this one; returns a function that reads its peak, in MiB."""
-        self._before_mib = self.peak().mib
+        self._before_mib = self.peak()
         self._begin()
         return self._counted_mib
 
     def _counted_mib(self) -> float:
         return kind_of(self._device).backend.peak_mib(self._device)
 
-    def restart(self) -> Peak:
+    def restart(self) -> float:
         """Ends the window, returns its peak, and begins another with what is still in use."""
         ended = self.peak()
         self._before_mib = 0.0

@@ -263,7 +263,7 @@ class TorchProfiler(StepProfiler):
         self._running: profile | None = None
         self._covered = 0
         self._began_s = 0.0
-        self._trace: Trace | None = None
+        self._trace: tuple[str, float] | None = None  # In Chrome's format, and the Unix time of its end
         self._recorded: Recorded | None = None
 
     def _why_uncounted(self, alone: bool) -> str | None:
@@ -334,7 +334,7 @@ class TorchProfiler(StepProfiler):
     def _end_window(self) -> None:
         if (running := self._stop()) is None:
             return
-        self._trace = Trace(exported(running), time.time())
+        self._trace = exported(running), time.time()
         if not self._counts:
             self._conclude()
 
@@ -343,9 +343,9 @@ class TorchProfiler(StepProfiler):
             self._conclude(by_category(json.loads(exported(running))["traceEvents"])["cuda_profiler_range"])
 
     def _conclude(self, counted: Sequence[Mapping[str, Any]] = ()) -> None:
-        trace, self._trace = self._trace, None
-        assert trace is not None
-        events = json.loads(trace.text)["traceEvents"]
+        assert self._trace is not None
+        (text, ended_s), self._trace = self._trace, None
+        events = json.loads(text)["traceEvents"]
         profiled, uncounted = read_trace(events, self._covered), self._uncounted
         if self._counts:
             launched = by_category(events)["kernel"]
@@ -355,14 +355,8 @@ class TorchProfiler(StepProfiler):
             except Uncounted as why:
                 uncounted = str(why)
         self._recorded = Recorded(
-            profiled, self._began_s, trace.ended_s, gzip.compress(trace.text.encode(), _GZIP_LEVEL), uncounted
+            profiled, self._began_s, ended_s, gzip.compress(text.encode(), _GZIP_LEVEL), uncounted
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    text: str
-    ended_s: float
 
 
 def exported(finished: profile) -> str:

@@ -262,70 +262,42 @@ class Overlap:
     """The time of a step in which buckets were under way during the backward pass.
 
     A bucket is under way from the start of its hook to its completion. What overlaps counts once; what
-    follows the backward pass is exposed, and the timeline counts it as communication.
+    follows the backward pass is exposed, and the timeline counts it as communication. On a device that runs
+    behind the host `mark` records an event on the current stream, in place of the host's clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        mark: Callable[[], Any] = time.perf_counter,
+        elapsed_s: Callable[[Any, Any], float] = lambda begin, end: float(end - begin),
+    ) -> None:
+        self._mark, self._elapsed_s = mark, elapsed_s
         self._numbers = count()
-        self._begins: dict[int, float] = {}
-        self._ends: dict[int, float] = {}
-        self._exposed_from = 0.0
+        self._begins: dict[int, Any] = {}
+        self._ends: dict[int, Any] = {}
+        self._exposed: Any = None
 
     def begin(self) -> int:
         """Starts a bucket and returns its number."""
         number = next(self._numbers)
-        self._begins[number] = time.perf_counter()
+        self._begins[number] = self._mark()
         return number
 
     def end(self, number: int) -> None:
         """Called by any thread when a bucket is reduced."""
-        self._ends[number] = time.perf_counter()
+        self._ends[number] = self._mark()
 
     def expose(self) -> None:
         """Called when the backward pass has nothing left to compute: from now on all waiting is exposed."""
-        self._exposed_from = time.perf_counter()
+        self._exposed = self._mark()
 
     def hidden_s(self) -> float:
         """Returns the hidden time; the host has waited for the step, so that all buckets are reduced."""
-        spans = [(began, self._ends.get(number, began)) for number, began in self._begins.items()]
-        return hidden(spans, self._exposed_from)
-
-
-class DeviceOverlap(Overlap):
-    """The same on a device that runs behind the host: `mark` records an event on the current stream."""
-
-    def __init__(self, mark: Callable[[], Any]) -> None:
-        super().__init__()
-        self._mark = mark
-        self._began: dict[int, Any] = {}
-        self._ended: dict[int, Any] = {}
-        self._exposed: Any = None
-
-    @override
-    def begin(self) -> int:
-        number = next(self._numbers)
-        self._began[number] = self._mark()
-        return number
-
-    @override
-    def end(self, number: int) -> None:
-        self._ended[number] = self._mark()
-
-    @override
-    def expose(self) -> None:
-        self._exposed = self._mark()
-
-    @override
-    def hidden_s(self) -> float:
-        if not self._began or self._exposed is None:
+        if not self._begins or self._exposed is None:
             return 0.0
-        origin = next(iter(self._began.values()))
-
-        def at(event: Any) -> float:
-            return float(origin.elapsed_time(event)) / 1e3
-
-        spans = [(at(began), at(self._ended.get(number, began))) for number, began in self._began.items()]
-        return hidden(spans, at(self._exposed))
+        at_s = partial(self._elapsed_s, next(iter(self._begins.values())))
+        spans = [(at_s(begin), at_s(self._ends.get(number, begin))) for number, begin in self._begins.items()]
+        return hidden(spans, at_s(self._exposed))
 
 
 def hidden(spans: list[tuple[float, float]], until: float) -> float:
@@ -341,4 +313,8 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
 
 def overlap_for(device: torch.device) -> Overlap:
     kind = kind_of(device)
-    return DeviceOverlap(partial(kind.backend.moment, device)) if kind.behind_host else Overlap()
+    if not kind.behind_host:
+        return Overlap()
+    return Overlap(
+        partial(kind.backend.moment, device), lambda begin, end: float(begin.elapsed_time(end)) / 1e3
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from trainers.data.formats import READERS, ending, read_plain
-from trainers.data.layouts import TEST, TRAIN, VALIDATION, SourcePart, named_parts, tables
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SourcePart, files_in, named_parts, tables
 from trainers.data.sample import Guess, Sample, columns
 from trainers.model_kinds.heads import VocabularyHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
@@ -18,20 +19,19 @@ _PLAIN = (".txt", ".txt.gz")
 
 def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds a file of texts, one per line or in a field `text`, or `train.*`, perhaps `valid.*`, `test.*`."""
-    if path.is_file():
-        return {"train": _texts(path)} if ending(path) in _PLAIN else tables(path)
-    found = named_parts(lambda name: _named(path, name))
-    return {part: _texts(file) for part, file in found.items()} if TRAIN in found else None
+    if path.is_file() and ending(path) not in _PLAIN:
+        return tables(path)
+    return files_in(
+        path,
+        lambda file: True,
+        lambda folder: named_parts(partial(_named, folder)),
+        lambda file: (read_plain if ending(file) in _PLAIN else READERS[ending(file)])(file),
+    )
 
 
 def _named(folder: Path, name: str) -> Path | None:
     ends = (*_PLAIN, *READERS)
     return next((folder / f"{name}{end}" for end in ends if (folder / f"{name}{end}").is_file()), None)
-
-
-def _texts(path: Path) -> SourcePart:
-    reader = read_plain if ending(path) in _PLAIN else READERS[ending(path)]
-    return SourcePart([path], lambda: reader(path))
 
 
 class MaskFields(OwnFields):

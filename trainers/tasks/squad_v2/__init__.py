@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from trainers.data.allowance import read_bytes, read_start
 from trainers.data.formats import Row
-from trainers.data.layouts import TRAIN, SourcePart, named_parts
+from trainers.data.layouts import SourcePart, files_in, named_parts
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
@@ -23,10 +24,7 @@ _SNIFFED_BYTES = 4096
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds `train-v2.0.json`, perhaps with `dev-` and `test-v2.0.json`, or one such file."""
-    if path.is_file():
-        return {"train": _part(path)} if _is_official(path) else None
-    found = named_parts(lambda name: _named(path, name))
-    return {part: _part(file) for part, file in found.items()} if TRAIN in found else None
+    return files_in(path, _is_official, lambda folder: named_parts(partial(_named, folder)), read_squad)
 
 
 def read_squad(path: Path) -> Iterator[Row]:
@@ -63,10 +61,6 @@ def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dic
         if not isinstance(member, dict):
             raise BadDataError(f"{place}: a JSON {type(member).__name__}, not an object")
         yield member, place
-
-
-def _part(path: Path) -> SourcePart:
-    return SourcePart([path], lambda: read_squad(path))
 
 
 def _named(folder: Path, name: str) -> Path | None:

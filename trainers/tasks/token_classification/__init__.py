@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trainers.data.formats import READERS, Row, ending, read_lines
-from trainers.data.layouts import TRAIN, SourcePart, loosely_named
+from trainers.data.layouts import SourcePart, files_in, loosely_named
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import TokenHead
@@ -23,10 +23,7 @@ _NOT_COLUMNS = {*READERS, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".ts
 
 def column_files(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds one file of columns, or one per part, whose names contain `train`, `dev`, `test`."""
-    if path.is_file():
-        return {TRAIN: _part(path)} if _has_columns(path) else None
-    found = loosely_named(path, _has_columns)
-    return {part: _part(file) for part, file in found.items()} if TRAIN in found else None
+    return files_in(path, _has_columns, lambda folder: loosely_named(folder, _has_columns), read_columns)
 
 
 def read_columns(path: Path) -> Iterator[Row]:
@@ -72,10 +69,6 @@ def _has_columns(path: Path) -> bool:
         return True
     first = next((line for line, _ in read_lines(path)), "")
     return not {"tokens", "text"} & set(first.split("\t"))
-
-
-def _part(path: Path) -> SourcePart:
-    return SourcePart([path], lambda: read_columns(path))
 
 
 def is_tag(text: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-from trainers.data.formats import Row, read_lines
-from trainers.data.layouts import TRAIN, SourcePart, named_parts, table
+from trainers.data.formats import Row, read_lines, read_tsv
+from trainers.data.layouts import SourcePart, files_in, named_parts
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
@@ -21,18 +22,15 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
     The `.tsv` files have seven columns and a header, the tokenised `.txt` files three without.
     Where both forms have as many parts the `.tsv` files are read, which hold the text as it was written.
     """
-    if path.is_file():
-        return {"train": _tokenised(path)} if path.suffix == ".txt" else None
-    found: list[Mapping[str, SourcePart]] = []
-    for end, part in ((".tsv", table), (".txt", _tokenised)):
-        files = named_parts(lambda name, end=end: _file(path / f"WikiQA-{name}{end}"))  # type: ignore[misc]
-        if TRAIN in files:
-            found.append({name: part(file) for name, file in files.items()})
-    return max(found, key=len) if found else None
 
+    def named(end: str, folder: Path) -> Mapping[str, Path]:
+        return named_parts(lambda name: f if (f := folder / f"WikiQA-{name}{end}").is_file() else None)
 
-def _file(path: Path) -> Path | None:
-    return path if path.is_file() else None
+    forms = (
+        files_in(path, lambda file: False, partial(named, ".tsv"), read_tsv),
+        files_in(path, lambda file: file.suffix == ".txt", partial(named, ".txt"), read_tokenised),
+    )
+    return max((form for form in forms if form is not None), key=len, default=None)
 
 
 def read_tokenised(path: Path) -> Iterator[Row]:
@@ -48,10 +46,6 @@ def read_tokenised(path: Path) -> Iterator[Row]:
                 f"{', '.join(_COLUMNS)}, with tabs between them"
             )
         yield Row(dict(zip(_COLUMNS, values, strict=True)), where)
-
-
-def _tokenised(path: Path) -> SourcePart:
-    return SourcePart([path], lambda: read_tokenised(path))
 
 
 def _guess(sample: Sample) -> Guess | None:
