@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from service.domain import process_metrics as stored
-from service.domain.process_metrics import FIGURES, MetricKind, Series
+from service.domain.process_metrics import FIGURES, MetricKind, MetricSamples
 from service.store.process_metrics import QueueAge
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -65,7 +65,7 @@ class ServiceFigures:
     """Schedulers with a recent heartbeat by pool; a pool without one is there, too."""
     queue_ages: Sequence[QueueAge]
     """What each project has in the queue."""
-    series: Sequence[Series]
+    series: Sequence[MetricSamples]
     """What schedulers and recorders measured."""
 
 
@@ -124,7 +124,7 @@ def _queue_ages(ages: Sequence[QueueAge]) -> Iterator[Metric]:
     yield oldest
 
 
-def _families(series: Sequence[Series]) -> Iterator[Metric]:
+def _families(series: Sequence[MetricSamples]) -> Iterator[Metric]:
     """Yields all figures, also those that nothing has been measured of: a dashboard asks for their names."""
     for info in FIGURES.values():
         family = _FAMILIES[info.kind](info.name, info.described, labels=info.labels)

@@ -104,7 +104,7 @@ class ComparisonAnswer(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored(Serializable):
+class ScoredConfiguration(Serializable):
     """One configuration's score."""
 
     label: str
@@ -127,7 +127,7 @@ class ScoreAnswer(Serializable):
     """Whose time and occupancy the strategy weighs; null when the weights are your own."""
     criteria: tuple[Criterion, ...]
     """The weights."""
-    ranking: tuple[Scored, ...]
+    ranking: tuple[ScoredConfiguration, ...]
     """All configurations that have every metric."""
     sensitivity: Mapping[str, tuple[WeightRange, ...]]
     """By metric, who wins at which share of the total weight; a metric without a trade-off is left out."""

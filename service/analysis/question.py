@@ -28,7 +28,7 @@ from service.analysis.answers import (
     KernelRow,
     Recommendation,
     ScoreAnswer,
-    Scored,
+    ScoredConfiguration,
     SpeedupAnswer,
     SpeedupRow,
     TestedPair,
@@ -339,7 +339,7 @@ class Question(Rows):
             strategy=strategy,
             definitions=definitions,
             criteria=criteria,
-            ranking=tuple(Scored(r.label, points[r.label], r.score, r.parts) for r in ranking),
+            ranking=tuple(ScoredConfiguration(r.label, points[r.label], r.score, r.parts) for r in ranking),
             sensitivity={
                 metric: tuple(sensitivity(candidates, criteria, metric))
                 for metric in (weighted if len(weighted) > 1 else ())

@@ -45,13 +45,13 @@ DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
 
 
-def default_metrics(runs: Iterable[Ended]) -> tuple[str, ...]:
+def default_metrics(runs: Iterable[EndedRun]) -> tuple[str, ...]:
     """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
-def evaluation_metrics(runs: Sequence[Ended], known: Container[str]) -> tuple[str, ...]:
+def evaluation_metrics(runs: Sequence[EndedRun], known: Container[str]) -> tuple[str, ...]:
     """What evaluation-only runs are compared by: accuracy, cost of an example, and memory."""
     names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
     names |= dict.fromkeys(("example_ms_p50", "example_ms_p95", "weight_memory_mib"))
@@ -122,7 +122,7 @@ def finite(value: object) -> float | None:
     return float(value)
 
 
-class Judged(Protocol):
+class JudgedRun(Protocol):
     """The part of a run that decides its headline."""
 
     @property
@@ -139,14 +139,14 @@ class Judged(Protocol):
         ...
 
 
-def headline(run: Judged) -> str:
+def headline(run: JudgedRun) -> str:
     """The task's headline until the run has reported its own."""
     if run.headline is not None:
         return run.headline
     return TASKS[run.task].headline
 
 
-def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | None:
+def score(run: JudgedRun, latest: Mapping[str, float] | None = None) -> float | None:
     """Returns the headline's value at the end of the run, else at its last evaluation.
 
     `latest` has the last value of each of its metrics, where they are known.
@@ -158,7 +158,7 @@ def score(run: Judged, latest: Mapping[str, float] | None = None) -> float | Non
     return column if column is not None else (latest or {}).get(name)
 
 
-class Ended(Judged, Protocol):
+class EndedRun(JudgedRun, Protocol):
     """The part of a run that decides on which part of the data it is judged."""
 
     @property
@@ -170,13 +170,13 @@ class Ended(Judged, Protocol):
         ...
 
 
-def is_on_test(runs: Iterable[Ended]) -> bool:
+def is_on_test(runs: Iterable[EndedRun]) -> bool:
     """Whether all runs that trained their whole length have a score on the test part."""
     scores = [run.test_score for run in runs if run.state is RunState.succeeded]
     return bool(scores) and None not in scores
 
 
-def answer_headlines(runs: Iterable[Ended]) -> tuple[str, ...]:
+def answer_headlines(runs: Iterable[EndedRun]) -> tuple[str, ...]:
     """The headlines, on the test part where all runs have one."""
     runs = list(runs)
     on_part = _on_test if is_on_test(runs) else str
@@ -187,7 +187,7 @@ def _on_test(name: str) -> str:
     return on_test(name) or name
 
 
-def shared_headline(runs: Iterable[Judged]) -> str | None:
+def shared_headline(runs: Iterable[JudgedRun]) -> str | None:
     """The headline that all runs have in common; None when they are judged by different ones."""
     names = {headline(run) for run in runs}
     return names.pop() if len(names) == 1 else None

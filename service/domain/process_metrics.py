@@ -223,15 +223,15 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MetricSamples:
     info: MetricInfo
     labels: Mapping[str, str]
     value: float | Histogram
 
 
-def series_of(rows: list[MetricRow]) -> list[Series]:
+def series_of(rows: list[MetricRow]) -> list[MetricSamples]:
     """Combines rows of the database; metrics that this release does not know are left out."""
-    found: list[Series] = []
+    found: list[MetricSamples] = []
     sums: dict[str, dict[str, float]] = {}
     buckets: dict[tuple[str, str], dict[str, float]] = {}
     gauges: dict[tuple[str, str], float] = {}
@@ -249,8 +249,10 @@ def series_of(rows: list[MetricRow]) -> list[Series]:
             key = row.name, row.labels
             gauges[key] = max(row.value, gauges.get(key, row.value))
         else:
-            found.append(Series(info, json.loads(row.labels), row.value))
-    found += [Series(FIGURES[name], json.loads(labels), value) for (name, labels), value in gauges.items()]
+            found.append(MetricSamples(info, json.loads(row.labels), row.value))
+    found += [
+        MetricSamples(FIGURES[name], json.loads(labels), value) for (name, labels), value in gauges.items()
+    ]
     for (name, labels_text), counts in buckets.items():
         info, total = FIGURES[name], 0.0
         cumulative = []
@@ -258,7 +260,7 @@ def series_of(rows: list[MetricRow]) -> list[Series]:
             total += counts.get(bound, 0.0)
             cumulative.append((bound, total))
         histogram = Histogram(tuple(cumulative), sums.get(name, {}).get(labels_text, 0.0))
-        found.append(Series(info, json.loads(labels_text), histogram))
+        found.append(MetricSamples(info, json.loads(labels_text), histogram))
     return found
 
 

@@ -85,7 +85,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class DeviceAllowance:
     """Devices of one hardware kind that an experiment may hold now.
 
     Attributes:
@@ -103,7 +103,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder(Serializable):
+class DeviceHolder(Serializable):
     """The experiment that holds devices."""
 
     id: int
@@ -134,7 +134,7 @@ class HeldDevices(Serializable):
     """Node of the run's first worker; null = no run is on them, or it is not known."""
     run_id: int | None
     """Run that is on them; null = none, or of a project that the reader does not see."""
-    experiment: Holder | None
+    experiment: DeviceHolder | None
     """Who holds them; null = an experiment of a project that the reader does not see."""
 
 

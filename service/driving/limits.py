@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.domain.shares import Allowance
+from service.domain.shares import DeviceAllowance
 from service.domain.states import RunState
 from service.driving.sweep_context import LiveTurn, LiveTurns, SweepContext
 from service.fairness.rules import may_yield
@@ -87,9 +87,9 @@ class Allowances:
 
     def __init__(self, live: LiveTurns, clock: Callable[[], float]) -> None:
         self._live, self._clock = live, clock
-        self._by_hardware: Mapping[str, Allowance] = {}
+        self._by_hardware: Mapping[str, DeviceAllowance] = {}
 
-    def set(self, by_hardware: Mapping[str, Allowance]) -> None:
+    def set(self, by_hardware: Mapping[str, DeviceAllowance]) -> None:
         """Replaces all allowances; hardware that is missing is not limited."""
         self._by_hardware = by_hardware
 
@@ -132,13 +132,13 @@ class Allowances:
         allowance = self._by_hardware.get(hardware)
         return None if allowance is None else allowance.reason
 
-    def _order(self, live: LiveTurn, allowance: Allowance) -> tuple[bool, bool, bool, int]:
+    def _order(self, live: LiveTurn, allowance: DeviceAllowance) -> tuple[bool, bool, bool, int]:
         """Sort key; first those that stay: uninterruptible, with an attempt, recent, early in the queue."""
         worked = may_yield(self._clock(), live.since_s, 0.0)
         return _interruptible(live, allowance), live.assignment is None, worked, live.turn.number
 
 
-def _interruptible(live: LiveTurn, allowance: Allowance) -> bool:
+def _interruptible(live: LiveTurn, allowance: DeviceAllowance) -> bool:
     """A run that is measured alone is not interrupted: its times would span several attempts."""
     return live.assignment is None or (allowance.preemptible and not live.turn.shape.exclusive)
 

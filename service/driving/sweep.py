@@ -13,7 +13,7 @@ from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.domain.shares import Allowance
+from service.domain.shares import DeviceAllowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.driving.choosing import Choice, RunChooser, Wait
 from service.driving.endings import Endings, experiment_outcome
@@ -167,7 +167,7 @@ class Sweep:
         """Whether the experiment ends with runs that have not begun."""
         return self._budget.reached is not None or self._unusable is not None
 
-    def allow(self, allowances: Mapping[str, Allowance]) -> None:
+    def allow(self, allowances: Mapping[str, DeviceAllowance]) -> None:
         """Sets what the experiment may hold from now on, by hardware; other hardware is not limited."""
         self._allowances.set(allowances)
 

@@ -70,7 +70,7 @@ def _number_of(priority: object) -> object:
     return PRIORITIES[priority]
 
 
-class Queue(Section):
+class QueueSettings(Section):
     """The experiment's place among others."""
 
     priority: Annotated[int, Field(ge=0, le=100), BeforeValidator(_number_of)] = PRIORITIES["normal"]
@@ -124,7 +124,7 @@ class SpecFields(TrainingSections):
     measured, and is charged for that; shared = other runs may use the rest of the node."""
     budget: Budget = Budget()
     """Limits over all runs."""
-    queue: Queue = Queue()
+    queue: QueueSettings = QueueSettings()
     """The experiment's place among others."""
     max_restarts: int = Field(default=2, ge=0, le=100)
     """Failures of its own that a run recovers from; failures of machines are not counted."""

@@ -18,7 +18,7 @@ from service.db import schema, share_statements, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.events import EventKind
-from service.domain.shares import Allowance
+from service.domain.shares import DeviceAllowance
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 from service.store.base import (
     NewEvent,
@@ -51,7 +51,7 @@ class Requests:
     cancel: bool
     pause: bool
     cancel_attempts: frozenset[tuple[int, int]]
-    allowances: Mapping[str, Allowance] = field(default_factory=dict)
+    allowances: Mapping[str, DeviceAllowance] = field(default_factory=dict)
 
 
 class DriverWrites(StorePart):
@@ -252,7 +252,9 @@ def _requests(
         cancel=row.cancel_requested_s is not None,
         pause=row.pause_requested_s is not None,
         cancel_attempts=frozenset((row.id, row.attempt) for row in cancelled),
-        allowances={row.hardware: Allowance(row.devices, row.preemptible, row.reason) for row in allowed},
+        allowances={
+            row.hardware: DeviceAllowance(row.devices, row.preemptible, row.reason) for row in allowed
+        },
     )
 
 

@@ -11,7 +11,7 @@ from service.db import placement_statements, schema, statements
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
 from service.domain.records import Placement
-from service.domain.shares import HeldDevices, Holder
+from service.domain.shares import DeviceHolder, HeldDevices
 from service.store.base import (
     NewEvent,
     StorePart,
@@ -77,7 +77,7 @@ class Placing(StorePart):
             rows = connection.execute(placement_statements.held_now(limit)).all()
         found = []
         for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
-            holder = Holder(*experiment)
+            holder = DeviceHolder(*experiment)
             seen = visible.includes(holder.project)
             found.append(
                 HeldDevices(

@@ -7,7 +7,7 @@ import pytest
 from service.db import schema, share_statements
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
-from service.domain.shares import Allowance
+from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState
 from service.fairness.rules import USEFUL_S
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -32,7 +32,7 @@ def started(store: Store, queue: Queue) -> Experiment:
     return claimed
 
 
-def allowances(store: Store, experiment_id: int) -> dict[str, Allowance]:
+def allowances(store: Store, experiment_id: int) -> dict[str, DeviceAllowance]:
     return dict(store.requests(experiment_id, 1).allowances)
 
 
@@ -67,7 +67,7 @@ def test_a_grid_makes_room_for_a_newcomer_that_is_claimed(
     assert f"experiment {newcomer.id} of bob" in shared.reason
     (claimed,) = queue.claim("s", lease_s=30, max_active=4, among=[newcomer.id])
     assert (claimed.id, claimed.state, claimed.attempt) == (newcomer.id, ExperimentState.starting, 1)
-    assert allowances(store, newcomer.id) == {"cpu": Allowance(1)}
+    assert allowances(store, newcomer.id) == {"cpu": DeviceAllowance(1)}
 
 
 def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(

@@ -43,7 +43,7 @@ MOST_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ReportContents:
     """Content of a report.
 
     Attributes:
@@ -84,7 +84,7 @@ def gather(
     traced: Callable[[Run], TracedStep | None] = lambda run: None,
     unit_scores: UnitScores = no_scores,
     label_counts: Callable[[Run], LabelCounts | None] = lambda run: None,
-) -> Contents:
+) -> ReportContents:
     """Reads and answers everything.
 
     Args:
@@ -108,7 +108,7 @@ def gather(
     recommendation, effects = material.recommendation, material.effects
     kernels = read_kernels(store, material.experiment_ids)
     comparison = answered(lambda: question.compare(kernels=kernels or None))
-    return Contents(
+    return ReportContents(
         run_table=run_table,
         specs=tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments),
         made_at_s=material.made_at_s,

@@ -18,7 +18,7 @@ import jinja2
 
 from service.domain.formats import utc
 from service.output.plots.plot import Plot
-from service.output.report.contents import Contents
+from service.output.report.contents import ReportContents
 from service.output.report.sections import Block, Bullets, Code, Paragraph, Table, sections
 
 _FOLDER = files("service.output.report")
@@ -32,7 +32,7 @@ class ReportPage:
     policy: str
 
 
-def html(contents: Contents) -> ReportPage:
+def html(contents: ReportContents) -> ReportPage:
     parts = sections(contents)
     plots = [block for part in parts for block in part.blocks if isinstance(block, Plot)]
     drawn = [{"id": plot.id, "data": plot.data, "layout": plot.layout} for plot in plots]
@@ -82,7 +82,7 @@ def _plotly() -> str:
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
-def markdown(contents: Contents) -> str:
+def markdown(contents: ReportContents) -> str:
     names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
     lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
     for section in sections(contents):

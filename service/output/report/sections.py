@@ -26,7 +26,7 @@ from service.domain.records import Run
 from service.output import ledger_words
 from service.output.plots.material import Unanswered
 from service.output.plots.plot import Plot
-from service.output.report.contents import MOST_ROWS, OF_SIGNS, Contents, description_of
+from service.output.report.contents import MOST_ROWS, OF_SIGNS, ReportContents, description_of
 from trainers.tasks.info import NO_LOSS
 from trainers.telemetry.kernels import KERNEL_FIGURES
 
@@ -71,7 +71,7 @@ class ReportSection:
     blocks: list[Block] = field(default_factory=list)
 
 
-def sections(contents: Contents) -> list[ReportSection]:
+def sections(contents: ReportContents) -> list[ReportSection]:
     """In the report's order; empty sections are left out."""
 
     def plots(prefix: str) -> list[Block]:
@@ -104,7 +104,7 @@ def sections(contents: Contents) -> list[ReportSection]:
     return [section for section in found if section.blocks]
 
 
-def _answer(contents: Contents) -> Iterable[Block]:
+def _answer(contents: ReportContents) -> Iterable[Block]:
     chosen = contents.recommendation
     if isinstance(chosen, Unanswered):
         yield Paragraph(f"No recommendation: {chosen.reason}.", strong=True)
@@ -119,7 +119,7 @@ def _answer(contents: Contents) -> Iterable[Block]:
         )
 
 
-def _question(contents: Contents) -> Iterable[Block]:
+def _question(contents: ReportContents) -> Iterable[Block]:
     run_table = contents.run_table
     for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
         if said := description_of(spec):
@@ -153,7 +153,7 @@ def _question(contents: Contents) -> Iterable[Block]:
     )
 
 
-def _fixed(contents: Contents) -> dict[str, list[str]]:
+def _fixed(contents: ReportContents) -> dict[str, list[str]]:
     """Properties of the runs that no axis varies."""
     axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
     runs = contents.run_table.runs
@@ -172,7 +172,7 @@ def _fixed(contents: Contents) -> dict[str, list[str]]:
     }
 
 
-def _results(contents: Contents) -> Iterable[Block]:
+def _results(contents: ReportContents) -> Iterable[Block]:
     answer = contents.comparison
     if isinstance(answer, Unanswered):
         yield Paragraph(answer.reason)
@@ -227,7 +227,7 @@ def _results(contents: Contents) -> Iterable[Block]:
         yield Paragraph(f"The first {MOST_ROWS} of {len(answer.rows)} configurations; the bundle has all.")
 
 
-def _kernels(contents: Contents) -> Iterable[Block]:
+def _kernels(contents: ReportContents) -> Iterable[Block]:
     """The kernels with the most time of each profiled configuration."""
     rows = () if isinstance(contents.comparison, Unanswered) else contents.comparison.kernels
     if not rows:
@@ -258,7 +258,7 @@ _OF_BITS = (
 """Figures of the section about bits, of a run's summary."""
 
 
-def _bits(contents: Contents) -> Iterable[Block]:
+def _bits(contents: ReportContents) -> Iterable[Block]:
     """Size and scores of models of few bits."""
     groups: dict[str, list[Run]] = {}
     for run in contents.run_table.finished:
@@ -294,7 +294,7 @@ def _bits(contents: Contents) -> Iterable[Block]:
     )
 
 
-def _labels(contents: Contents) -> Iterable[Block]:
+def _labels(contents: ReportContents) -> Iterable[Block]:
     found = contents.by_label
     if found is None:
         return
@@ -355,7 +355,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "–"
 
 
-def _frontier(contents: Contents) -> Iterable[Block]:
+def _frontier(contents: ReportContents) -> Iterable[Block]:
     answer = contents.frontier
     if isinstance(answer, Unanswered):
         yield Paragraph(answer.reason)
@@ -388,7 +388,7 @@ def _frontier(contents: Contents) -> Iterable[Block]:
         )
 
 
-def _verdicts(contents: Contents) -> Iterable[Block]:
+def _verdicts(contents: ReportContents) -> Iterable[Block]:
     answer = contents.verdicts
     if isinstance(answer, Unanswered):
         yield Paragraph(answer.reason)
@@ -434,7 +434,7 @@ def _signed(scale: Any, value: float) -> str:
     return f"{'+' if value > 0 else ''}{scale.text(value)}"
 
 
-def _effects(contents: Contents) -> Iterable[Block]:
+def _effects(contents: ReportContents) -> Iterable[Block]:
     answer = contents.effects
     if isinstance(answer, Unanswered):
         yield Paragraph(answer.reason)
@@ -449,7 +449,7 @@ def _effects(contents: Contents) -> Iterable[Block]:
         yield Paragraph(f"{title(name)}: {reason}.")
 
 
-def _speedup(contents: Contents) -> Iterable[Block]:
+def _speedup(contents: ReportContents) -> Iterable[Block]:
     answer = contents.speedup
     if isinstance(answer, Unanswered):
         yield Paragraph(answer.reason)
@@ -496,7 +496,7 @@ def _speedup(contents: Contents) -> Iterable[Block]:
         )
 
 
-def _scores(contents: Contents) -> Iterable[Block]:
+def _scores(contents: ReportContents) -> Iterable[Block]:
     answers = contents.scores
     if isinstance(answers, Unanswered):
         yield Paragraph(answers.reason)
@@ -521,7 +521,7 @@ def _scores(contents: Contents) -> Iterable[Block]:
     yield Table(["strategy", "weights", "best (score)", "second"], rows)
 
 
-def _method(contents: Contents) -> Iterable[Block]:
+def _method(contents: ReportContents) -> Iterable[Block]:
     del contents
     yield Bullets(
         [
@@ -544,13 +544,13 @@ def _method(contents: Contents) -> Iterable[Block]:
     )
 
 
-def _drift(contents: Contents) -> Iterable[Block]:
+def _drift(contents: ReportContents) -> Iterable[Block]:
     found = drifts(contents.run_table.references)
     for experiment, of in found:
         yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
 
 
-def _ledger(contents: Contents) -> Iterable[Block]:
+def _ledger(contents: ReportContents) -> Iterable[Block]:
     ledgers = [ledger for ledger in contents.ledgers if ledger.total.attempts]
     if not ledgers:
         return
@@ -578,7 +578,7 @@ def _ledger(contents: Contents) -> Iterable[Block]:
     yield Paragraph(f"Devices are charged from placed to released, busy or not; {ledger_words.LEGEND}.")
 
 
-def _environment(contents: Contents) -> Iterable[Block]:
+def _environment(contents: ReportContents) -> Iterable[Block]:
     environments = contents.run_table.environments
     if not environments:
         yield Paragraph("No run reported where it ran.")
@@ -602,11 +602,11 @@ def _fact(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _caveats(contents: Contents) -> Iterable[Block]:
+def _caveats(contents: ReportContents) -> Iterable[Block]:
     yield Bullets(contents.caveats or ["No known caveats apply to these numbers."])
 
 
-def _reproduce(contents: Contents) -> Iterable[Block]:
+def _reproduce(contents: ReportContents) -> Iterable[Block]:
     run_table = contents.run_table
     ids = " ".join(str(experiment.id) for experiment in run_table.experiments)
     commits = list(
@@ -637,7 +637,7 @@ def _reproduce(contents: Contents) -> Iterable[Block]:
         yield Code(spec.rstrip())
 
 
-def _short_labels(contents: Contents) -> dict[str, str]:
+def _short_labels(contents: ReportContents) -> dict[str, str]:
     return {label_of(run.point): point_text(run.point) or "all runs" for run in contents.run_table.runs}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.domain.events import EventKind
-from service.domain.shares import Allowance
+from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.fairness.rules import USEFUL_S
@@ -17,7 +17,7 @@ PREEMPTED = Ending("stopped", stop_reason=StopReason.preempted, summary={"steps"
 
 def test_starts_no_more_runs_than_it_may_hold_devices(begin: Begin, store: Store) -> None:
     sweep, _ = begin(2)
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     first = given(sweep)
     assert sweep.next_turn() is Wait.later
     complete(sweep, store, first)
@@ -27,7 +27,7 @@ def test_starts_no_more_runs_than_it_may_hold_devices(begin: Begin, store: Store
 def test_without_any_allowance_it_waits(begin: Begin) -> None:
     sweep, _ = begin(2)
     first = given(sweep)
-    sweep.allow({"cpu": Allowance(0, preemptible=False)})
+    sweep.allow({"cpu": DeviceAllowance(0, preemptible=False)})
     assert sweep.next_turn() is Wait.later
     assert not sweep.may_start_more
     sweep.allow({})
@@ -39,7 +39,7 @@ def test_without_any_allowance_it_waits(begin: Begin) -> None:
 def test_with_nothing_live_and_no_allowance_it_yields_its_place(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(2)
     first = given(sweep)
-    sweep.allow({"cpu": Allowance(0, reason="no cpu device is free")})
+    sweep.allow({"cpu": DeviceAllowance(0, reason="no cpu device is free")})
     store.run_started(first.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
     sweep.ended(first.turn, PREEMPTED)
     assert sweep.next_turn() is Wait.over
@@ -51,9 +51,9 @@ def test_with_nothing_live_and_no_allowance_it_yields_its_place(begin: Begin, st
 
 def test_an_allowance_that_comes_before_the_end_is_used(begin: Begin) -> None:
     sweep, _ = begin(1)
-    sweep.allow({"cpu": Allowance(0)})
+    sweep.allow({"cpu": DeviceAllowance(0)})
     assert sweep.next_turn() is Wait.over
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     assert sweep.conclude() is None
     sweep.recover()
     given(sweep)
@@ -61,7 +61,7 @@ def test_an_allowance_that_comes_before_the_end_is_used(begin: Begin) -> None:
 
 def test_a_cancellation_goes_before_yielding(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(1)
-    sweep.allow({"cpu": Allowance(0)})
+    sweep.allow({"cpu": DeviceAllowance(0)})
     assert sweep.next_turn() is Wait.over
     store.request_cancel(experiment.id)
     sweep.stopping = StopReason.cancel
@@ -74,7 +74,7 @@ def test_the_newest_run_beyond_the_allowance_is_preempted_and_queued_again(
     sweep, experiment = begin(2)
     first, second = given(sweep), given(sweep)
     assert not sweep.preempted
-    sweep.allow({"cpu": Allowance(1, reason="its share is 1 of the cpu devices")})
+    sweep.allow({"cpu": DeviceAllowance(1, reason="its share is 1 of the cpu devices")})
     assert sweep.preempted == {(second.run_id, second.attempt)}
     store.run_started(second.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
     sweep.ended(second.turn, PREEMPTED)
@@ -98,7 +98,7 @@ def test_a_run_that_has_worked_for_a_useful_time_goes_before_one_that_has_just_s
     first = given(sweep)
     now[0] += USEFUL_S
     given(sweep)
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     assert sweep.preempted == {(first.run_id, first.attempt)}
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_not_placed_yet_goes_before_one_that_trains(begin: Begin) 
     sweep, _ = begin(2)
     waiting = turn_of(sweep)
     training = given(sweep)
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     assert not sweep.wanted(waiting)
     assert sweep.wanted(training.turn)
     assert not sweep.preempted
@@ -116,7 +116,7 @@ def test_workers_that_get_ready_beyond_the_allowance_get_no_attempt(begin: Begin
     sweep, _ = begin(2)
     given(sweep)
     turn = turn_of(sweep)
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     assert sweep.open(turn, READY) is None
     assert store.run(turn.run_id).state is RunState.queued
 
@@ -124,7 +124,7 @@ def test_workers_that_get_ready_beyond_the_allowance_get_no_attempt(begin: Begin
 def test_what_is_not_preemptible_ends_in_its_own_time(begin: Begin) -> None:
     sweep, _ = begin(3)
     given(sweep), given(sweep)
-    sweep.allow({"cpu": Allowance(0, preemptible=False)})
+    sweep.allow({"cpu": DeviceAllowance(0, preemptible=False)})
     assert not sweep.preempted
     assert sweep.next_turn() is Wait.later
 
@@ -132,13 +132,13 @@ def test_what_is_not_preemptible_ends_in_its_own_time(begin: Begin) -> None:
 def test_a_run_that_is_measured_alone_is_not_interrupted(begin: Begin) -> None:
     sweep, _ = begin(1, measure="exclusive")
     given(sweep)
-    sweep.allow({"cpu": Allowance(0)})
+    sweep.allow({"cpu": DeviceAllowance(0)})
     assert not sweep.preempted
 
 
 def test_a_run_larger_than_the_allowance_runs_alone(begin: Begin) -> None:
     sweep, _ = begin(2, resources={"cpus_per_worker": 2})
-    sweep.allow({"cpu": Allowance(1)})
+    sweep.allow({"cpu": DeviceAllowance(1)})
     given(sweep)
     assert not sweep.preempted
     assert sweep.next_turn() is Wait.later

@@ -41,7 +41,7 @@ from service.domain.records import (
     tags_text,
 )
 from service.domain.serialization import Number, Serializable, adapter, to_json
-from service.domain.shares import Allowance, month_named, month_of
+from service.domain.shares import DeviceAllowance, month_named, month_of
 from service.domain.states import ExperimentState, RunState
 from trainers.metrics import DECLARED
 
@@ -227,7 +227,7 @@ def test_a_query_of_a_view_is_refused_by_its_parameter() -> None:
 
 
 def test_an_allowance_covers_what_it_says_and_rounding() -> None:
-    allowance = Allowance(2.0)
+    allowance = DeviceAllowance(2.0)
     assert [allowance.covers(devices) for devices in (1.0, 2.0, 2.0000005, 2.00001)] == [
         True,
         True,

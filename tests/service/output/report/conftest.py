@@ -12,7 +12,7 @@ import pytest
 from benchmarks.simulated import Clock, open_store, sweep
 from service.config.settings import Settings
 from service.domain.records import Experiment
-from service.output.report import Contents, gather
+from service.output.report import ReportContents, gather
 from service.store import Store
 
 
@@ -24,7 +24,7 @@ class Sweep:
     clock: Clock
     experiment: Experiment
 
-    def contents(self, *more: int) -> Contents:
+    def contents(self, *more: int) -> ReportContents:
         """What its report says."""
         return gather(self.store, [self.experiment.id, *more])
 

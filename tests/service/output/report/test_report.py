@@ -17,7 +17,7 @@ from service.domain.formats import title
 from service.domain.records import PointRow
 from service.output.plots.material import TIME_PARTS, Unanswered
 from service.output.plots.plot import PALETTE, unit_of
-from service.output.report import Contents, gather, html, markdown
+from service.output.report import ReportContents, gather, html, markdown
 from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep
 from trainers.checkpoints.predictions import LabelCounts
@@ -212,5 +212,5 @@ def test_models_of_few_bits_have_a_section_of_their_own(simulated: Sweep) -> Non
     assert "bits" not in {section.id for section in sections(contents)}
 
 
-def _blocks(contents: Contents, id: str) -> list[Block]:
+def _blocks(contents: ReportContents, id: str) -> list[Block]:
     return next(section.blocks for section in sections(contents) if section.id == id)
