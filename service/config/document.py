@@ -71,14 +71,7 @@ def plain(text: str) -> JsonValue:
 
 
 def load_yaml(text: str, *, max_depth: int, max_values: int) -> JsonValue:
-    """Returns the one document of a text; None if it is empty.
-
-    Args:
-        max_values: most values, keys included.
-
-    Raises:
-        Refused: with the line.
-    """
+    """Returns the one document of a text; None if it is empty. Keys count as values."""
     documents: list[JsonValue] = []
     opened: list[_Collection] = [documents]
     keys: list[str | None] = [None]  # By collection, the key whose value comes next.
@@ -257,12 +250,7 @@ def refusal(kind: str, message: str) -> SpecError:
 
 
 def parse(text: bytes) -> dict[str, JsonValue]:
-    """Turns the bytes of a mapping, YAML or JSON, into plain values.
-
-    Raises:
-        SpecError: with one problem of type `too-large`, `not-utf-8`, `yaml-alias`, `too-deep`,
-            `not-yaml` or `not-a-mapping`.
-    """
+    """Turns the bytes of a mapping, YAML or JSON, into plain values; raises `SpecError` with one problem."""
     if len(text) > MAX_BYTES:
         raise refusal("too-large", f"{len(text):,} bytes; the limit is {MAX_BYTES:,}")
     try:

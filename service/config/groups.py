@@ -77,11 +77,7 @@ class GroupTable(BaseModel):
 
 
 def group_table(data_dir: Path) -> GroupTable:
-    """Returns the installation's table; an empty one if there is no file.
-
-    Raises:
-        ValueError: one line with file, field and value.
-    """
+    """Returns the installation's table; an empty one if there is no file."""
     path = data_dir / FILE_NAME
     if not path.exists():
         return GroupTable()

@@ -93,14 +93,7 @@ class Hardware(DeviceRates):
         )
 
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
-        """Returns the rates of one worker.
-
-        Args:
-            shared: other runs may use the device at the same time.
-
-        Raises:
-            ValueError: for a device that is only listed.
-        """
+        """Returns the rates of one worker; `shared` = other runs may use the device at the same time."""
         if self.too_old_for is not None:
             raise ValueError(
                 f"hardware '{self.name}' is listed for comparison only: {self.too_old_for} does not "
@@ -132,11 +125,7 @@ def find(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware |
 
 
 def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware:
-    """Returns the entry with a name or alias.
-
-    Raises:
-        ValueError: naming the nearest known name.
-    """
+    """Returns the entry with a name or alias; a `ValueError` names the nearest known one."""
     entry = find(name, catalogue)
     if entry is None:
         known = [*catalogue, *(alias for each in catalogue.values() for alias in each.aliases)]

@@ -43,11 +43,7 @@ class AllowedHosts:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads entries separated by commas: `chat.internal`, `*.example.com`, `10.1.0.0/16`, `*`.
-
-        Raises:
-            ValueError: naming an entry that is none of these.
-        """
+        """Reads entries separated by commas: `chat.internal`, `*.example.com`, `10.1.0.0/16`, `*`."""
         names: set[str] = set()
         suffixes: list[str] = []
         networks: list[Network] = []

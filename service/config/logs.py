@@ -35,12 +35,7 @@ def current() -> dict[str, str | int]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: `at`, `level`, `logger`, `message`, `process`, and its subject.
-
-    Args:
-        process: such as `api`.
-        always: fields of every record.
-    """
+    """One JSON object per record: `at`, `level`, `logger`, `message`, `process`, and its subject."""
 
     def __init__(self, process: str, always: dict[str, str | int]) -> None:
         super().__init__()
@@ -79,12 +74,7 @@ class TextFormatter(logging.Formatter):
 
 
 def set_up(process: str, log_format: LogFormat, *, level: int = logging.INFO, **always: str | int) -> None:
-    """Sends this process's logs to standard error; called once by its first function.
-
-    Args:
-        process: such as `scheduler`.
-        always: fields of every record, such as the experiment of a driver.
-    """
+    """Sends this process's logs to standard error, with `always` in every record; called once, first."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter(process, always) if log_format is LogFormat.json else TextFormatter(always)

@@ -121,11 +121,7 @@ class Settings(BaseSettings):
         return self.token is not None or self.oidc_issuer is not None or self.proxy_user_header is not None
 
     def trusted_proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """Returns the networks of trusted proxies.
-
-        Raises:
-            ValueError: naming the variable and the entry that is not an address or a network.
-        """
+        """Returns the networks of trusted proxies; a `ValueError` names the variable and the wrong entry."""
         networks = []
         for entry in filter(None, (part.strip() for part in self.proxy_trusted.split(","))):
             try:
@@ -151,10 +147,9 @@ class Settings(BaseSettings):
         return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        """Returns the hardware catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
+        """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
 
-        Raises:
-            ValueError: naming the entry and what is wrong with it.
+        A `ValueError` names the entry and what is wrong with it.
         """
         path = self.data_dir / "hardware.yaml"
         if not path.exists():

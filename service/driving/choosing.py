@@ -45,11 +45,7 @@ class Group:
 
 
 class QueuedRuns:
-    """Queued runs without a turn, as of the last `read`.
-
-    Args:
-        decides: returns everything that decides whether the runs of a cell can start.
-    """
+    """Queued runs without a turn, as of the last `read`; runs of cells that `decides` equates are a group."""
 
     def __init__(
         self, context: SweepContext, live: LiveTurns, decides: Callable[[Run], tuple[object, ...]]
@@ -124,11 +120,7 @@ class SourceModels:
         """Checkpoint folder by `run:12`."""
 
     def of(self, run: Run) -> dict[str, Path] | None:
-        """Returns the checkpoint folders that a run starts from; None = a source may still succeed.
-
-        Raises:
-            NoModel: a source has none and will have none.
-        """
+        """Returns the checkpoints that a run starts from; None = a source may still succeed."""
         models: dict[str, Path] = {}
         for text in (run.student, run.teacher):
             number = reference(text)
@@ -171,10 +163,9 @@ _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureCl
 
 
 class Suggestions:
-    """Sets the axis values of runs whose search suggests them, one suggestion after the other.
+    """Sets the axis values of runs whose search suggests them; those of one suggestion differ by seed.
 
-    Such runs are stored without axis values when the experiment is; those of one suggestion differ by seed.
-    Values are suggested from stored results when a run is about to start.
+    They are stored without values, which are suggested from stored results when a run is about to start.
     """
 
     def __init__(
@@ -203,11 +194,7 @@ class Suggestions:
         return self._refused[run.cell]
 
     def give(self, index: int, runs: Sequence[Run]) -> None:
-        """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-        """
+        """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds."""
         seeds = len(self._spec.seeds)
         number = index // seeds
         better = self._spec.metric_better
@@ -279,11 +266,7 @@ class Wait(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A run that may start now, in the widest shape that the cluster could hold.
-
-    Attributes:
-        models: checkpoint folders that it starts from, by `run:12`.
-    """
+    """A run that may start now, in its widest shape, with the checkpoints it starts from by `run:12`."""
 
     run: Run
     shape: Shape
@@ -319,15 +302,7 @@ class RunChooser:
             self._list()
 
     def choose(self, *, suggested: bool = False) -> Choice | Wait:
-        """Returns the next run and takes it off the list.
-
-        Args:
-            suggested: whether this choice has already made its one suggestion.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-            StoreOutage: the database is unavailable.
-        """
+        """Returns the next run and takes it off the list; a choice makes one suggestion at most."""
         if not self._queued:
             self._list()
         self.list_when_due()

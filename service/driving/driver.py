@@ -55,10 +55,7 @@ class StopRequests:
     """Current requests of people, the search and the scheduler to stop runs; thread-safe.
 
     They are sent to the experiment's actor until acknowledged, and repeated: a killed actor restarts empty.
-
-    Args:
-        send: replaces the actor's requests: a reason to stop all runs, and reasons by (run, attempt number);
-            raises if the actor does not respond.
+    `send` takes a reason to stop all runs, and reasons by (run, attempt number).
     """
 
     def __init__(
@@ -91,10 +88,7 @@ class StopRequests:
             self._preempted = frozenset(attempts)
 
     def pass_on(self) -> None:
-        """Sends requests that are new or were sent a while ago; called by one thread.
-
-        What `send` raises is passed on, and the next call sends them again.
-        """
+        """Sends requests that are new, were sent a while ago or could not be sent; called by one thread."""
         with self._lock:
             attempts = dict.fromkeys(self._preempted, StopReason.preempted)
             attempts |= dict.fromkeys(self._early, StopReason.early_stop)
@@ -124,14 +118,7 @@ _TELL_S = 60.0
 
 
 class LeaseRenewal:
-    """Renews the lease in a thread and passes on people's requests, while its context is open.
-
-    Args:
-        read: returns the requests and writes nothing.
-        every_s: pause between two renewals; requests are read more often.
-        heard: called with the current requests at every beat, so that a withdrawn one is not missed.
-        lost: called when another attempt has become the current one.
-    """
+    """Renews the lease in a thread, while its context is open; passes on people's requests at every beat."""
 
     def __init__(
         self,
@@ -179,11 +166,7 @@ class Driver:
         self._asked_s: float | None = None
 
     def run(self) -> None:
-        """Carries the attempt through to its end.
-
-        Raises:
-            StaleAttempt: another attempt is current; nothing was written after that.
-        """
+        """Carries the attempt through to its end; after `StaleAttempt` nothing was written."""
         wait_out(
             lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
             "the start of the driver",
@@ -294,11 +277,7 @@ class Driver:
         return self._store.renew_lease(self._id, self._attempt, self._settings.lease_s)
 
     def _wait_until_stored(self, actor: ExperimentActorClient) -> None:
-        """Waits until no points are left on this node's disk.
-
-        Raises:
-            TimeoutError: the database accepts the driver's writes, but not the points.
-        """
+        """Waits for this node's points; fails if the database accepts the driver's writes, but not these."""
         waiting = actor.wait_until_stored(_TELL_S)
         if waiting is not None:
             self._note(f"points on the disk of {socket.gethostname()} are not stored yet: {waiting}")

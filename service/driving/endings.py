@@ -35,13 +35,7 @@ class Endings:
         """Writes an attempt's ending and returns the run's new state; waits for an unavailable database.
 
         The attempt may have ended before: an earlier try's answer was lost, or the run ended with its
-        experiment.
-
-        Args:
-            for_whom: who gets the devices of a preempted run, in words.
-
-        Raises:
-            StaleAttempt: another attempt is current.
+        experiment. `for_whom` gets the devices of a preempted run, in words.
         """
         for _ in range(_START_RECORDED_LOOKS):
             try:
@@ -107,12 +101,7 @@ class _StartNotRecorded(Exception):
 def experiment_outcome(
     runs: Sequence[Run], budget_reached: str | None, unusable: str | None = None
 ) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
-    """Returns how an experiment ends once its runs have ended or will not start.
-
-    Args:
-        budget_reached: the limit that keeps queued runs from starting, in words; None = none.
-        unusable: the mistake in the data of all runs, which keeps queued ones from starting; None = none.
-    """
+    """Returns how an experiment ends once its runs have ended, or do not start for the given reasons."""
     ended = [run for run in runs if run.state is not RunState.queued]
     if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
         return ExperimentState.succeeded, None

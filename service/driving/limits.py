@@ -150,10 +150,7 @@ _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 
 
 class RoomLeft:
-    """Room on idle nodes next to this experiment's own live runs.
-
-    Devices held by other experiments count as room: Ray places a run once they are released.
-    """
+    """Room on idle nodes next to this experiment's runs; what others hold counts too, as Ray waits for it."""
 
     def __init__(self, nodes: Sequence[ClusterNode], held: Iterable[Shape]) -> None:
         self._free = FreeRoom(nodes)

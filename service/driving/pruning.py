@@ -1,7 +1,4 @@
-"""Runs that are not worth training: queued ones that cannot succeed, live ones that do badly.
-
-Decides from stored points, without Ray, so that a restarted driver can restore the search's judge.
-"""
+"""Runs that are not worth training: queued ones that cannot succeed, live ones that do badly."""
 
 from __future__ import annotations
 
@@ -80,6 +77,8 @@ LONGEST_SERIES = 2_000
 
 
 class EarlyStops:
+    """Decides from stored points, so that a restarted driver can restore the search's judge."""
+
     def __init__(
         self, store: Store, experiment_id: int, spec: ExperimentSpec, note: Callable[[str], None]
     ) -> None:
@@ -97,11 +96,7 @@ class EarlyStops:
         return self._judge is not None or self._spec.search.stop_diverging is not None
 
     def look(self, live: Mapping[int, int]) -> frozenset[tuple[int, int]]:
-        """Returns the attempts to end early, as (run, number), including live ones from earlier calls.
-
-        Args:
-            live: attempts in training, by run.
-        """
+        """Returns attempts to end early, as (run, number), among the live ones; earlier answers included."""
         self._restore(live)
         for run_id, attempt in live.items():
             if self._retried(run_id, attempt):

@@ -39,16 +39,7 @@ class WaitingReasons:
         self._stored: dict[int, str] = {}
 
     def update(self, waiting: Mapping[int, Shape], lacking: Mapping[int, str]) -> None:
-        """Stores the reasons of all runs that wait, by id, and removes those of the others.
-
-        Args:
-            waiting: shapes of runs that have their turn, but no room.
-            lacking: what even the idle cluster lacks, for others.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-            StoreOutage: the database is unavailable; nothing is stored.
-        """
+        """Stores why runs wait for room or for nodes, by id, and removes the reasons of the others."""
         store, id = self._context.store, self._context.experiment_id
         others = store.held_by_others(id) if waiting else []
         reasons = {run_id: f"capacity: {missing}" for run_id, missing in lacking.items()}
@@ -88,12 +79,9 @@ ROOM_S = 2.0
 
 
 class Sweep:
-    """The runs of one attempt at an experiment.
+    """The runs of one attempt at an experiment, which fences everything written here (`StaleAttempt`).
 
-    Args:
-        attempt: the experiment's attempt, which fences everything written here.
-        capacity: returns a snapshot of the cluster.
-        note: adds an event to the experiment.
+    Waits while the database is unavailable, unless a method says otherwise.
     """
 
     def __init__(
@@ -172,11 +160,7 @@ class Sweep:
         self._allowances.set(allowances)
 
     def recover(self) -> None:
-        """Takes back every turn after all trials have ended; runs with an open attempt are queued again.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-        """
+        """Takes back every turn after all trials have ended; runs with an open attempt are queued again."""
         context = self._context
         self._live.clear()
         self._yields = False
@@ -187,11 +171,7 @@ class Sweep:
         )
 
     def next_turn(self) -> Turn | Wait:
-        """Gives the next run that the cluster could hold a turn.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-        """
+        """Gives the next run that the cluster could hold a turn; `Wait.later` during a database outage."""
         if self._closed and not self._data_may_be_fixed():
             # A pause may be withdrawn while runs still stop for it.
             return Wait.over if self._ends_early or not self._live else Wait.later
@@ -211,14 +191,9 @@ class Sweep:
             return Wait.later
 
     def open(self, turn: Turn, ready: Ready) -> Assignment | None:
-        """Opens the attempt of a run whose workers are ready; waits while the database is unavailable.
+        """Opens the attempt of a run whose workers are ready; None = it is no longer wanted.
 
-        Returns:
-            None if the run is no longer wanted: it was cancelled, everything stops, or a budget was used up
-            while it waited for room.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
+        It was cancelled, everything stops, or a budget was used up while it waited for room.
         """
         return wait_out(lambda: self._open(turn, ready), "a run's attempt")
 
@@ -238,14 +213,7 @@ class Sweep:
             self._chooser.relist()
 
     def tell_waiting(self, starting: Iterable[Shape]) -> None:
-        """Stores what runs without room wait for; called from time to time.
-
-        Args:
-            starting: shapes of workers that are placed but not ready.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-        """
+        """Stores what runs without room wait for; `starting` are placed, not ready. Not in an outage."""
         now = self._monotonic()
         waiting = {
             live.run.id: live.turn.shape
@@ -260,13 +228,9 @@ class Sweep:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 
     def ended(self, turn: Turn, ending: Ending) -> None:
-        """Writes the ending of a turn; waits while the database is unavailable.
+        """Writes the ending of a turn.
 
-        Workers that fail before they are ready get an attempt that ends at once, because failures are counted
-        there.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
+        Workers that fail before they are ready get an attempt that ends at once: failures are counted there.
         """
         live = self._live.of(turn)
         if live is None:
@@ -296,13 +260,9 @@ class Sweep:
         return experiment_outcome(self._context.runs(), self._budget.reached, self._unusable)
 
     def conclude(self) -> ExperimentState | None:
-        """Ends the experiment; None = people asked for more since the sweep was over: carry on.
+        """Ends the experiment; None = people asked for more since: carry on. Raises `StoreOutage`.
 
         An experiment that may hold no devices is queued again, which frees its driver's place meanwhile.
-
-        Raises:
-            StaleAttempt: the experiment's attempt is over.
-            StoreOutage: the database is unavailable.
         """
         context = self._context
         if self._data_may_be_fixed():
@@ -348,10 +308,7 @@ class Sweep:
         return [run.id for run in self._context.runs() if run.state not in TERMINAL_RUN_STATES]
 
     def _judge_data(self, failed: Run, mistake: str) -> None:
-        """Fails the runs that share a mistake in data: all of them, or those with the same data.
-
-        A run that has trained has shown that its data can be used, here or on another node.
-        """
+        """Fails the runs that share a mistake in data, unless a run with that data has trained somewhere."""
         key = data_key(self._context.spec_of(failed))
         usable = {
             data_key(self._context.spec_of(run))

@@ -18,13 +18,7 @@ from service.store import Store
 
 @dataclass(slots=True)
 class LiveTurn:
-    """A run that has its turn.
-
-    Attributes:
-        run: as it was when its turn came.
-        since_s: when its turn came, by the monotonic clock.
-        assignment: its attempt, once its workers are ready.
-    """
+    """A run, as it was when its turn came, and its attempt once its workers are ready."""
 
     turn: Turn
     run: Run
@@ -72,11 +66,7 @@ class LiveTurns:
                 self.remove(live.turn)
 
     def without_room(self, starting: Iterable[Shape]) -> list[LiveTurn]:
-        """Returns the runs that the cluster has not placed.
-
-        Args:
-            starting: shapes of workers that are placed but not ready.
-        """
+        """Returns the runs that the cluster has not placed; `starting` are placed but not ready."""
         placed = Counter(starting)
         waiting = []
         for live in self:
@@ -91,12 +81,7 @@ class LiveTurns:
 
 @dataclass(frozen=True, slots=True)
 class SweepContext:
-    """One attempt at one experiment, shared by the parts of a sweep.
-
-    Attributes:
-        attempt: the experiment's attempt, which fences everything that the sweep writes.
-        note: adds an event to the experiment.
-    """
+    """One attempt at one experiment, which fences all writes, shared by the parts of a sweep."""
 
     store: Store
     settings: Settings

@@ -9,11 +9,7 @@ from service.store.notifications import Outgoing
 
 
 class BadSubscription(ValueError):
-    """A subscription that is not possible; the message says why and what to change.
-
-    Attributes:
-        field: the wrong one: `channel`, `target`, `topics`, `project` or `owner`.
-    """
+    """A subscription that is not possible: which field is wrong, why and what to change."""
 
     def __init__(self, field: str, why: str) -> None:
         self.field = field
@@ -21,12 +17,7 @@ class BadSubscription(ValueError):
 
 
 class Undeliverable(Exception):
-    """A receiver did not take a message.
-
-    Attributes:
-        again: whether another attempt may help.
-        gone: whether the receiver wants no messages any more.
-    """
+    """A receiver did not take a message: whether to try again, and whether it wants no more."""
 
     def __init__(self, why: str, *, again: bool = True, gone: bool = False) -> None:
         self.again = again
@@ -43,11 +34,7 @@ class Channel(Protocol):
     """Whether a target is a person's own address: only administrators name others'."""
 
     def check(self, target: str, settings: Settings) -> str:
-        """Returns a target as it is stored.
-
-        Raises:
-            BadSubscription: it is not an address of this channel, or the settings do not allow it.
-        """
+        """Returns a target as it is stored; raises `BadSubscription`."""
         ...
 
     def new_secret(self) -> str | None:
@@ -55,9 +42,5 @@ class Channel(Protocol):
         ...
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
-        """Sends one message; returns the receiver's answer in one line.
-
-        Raises:
-            Undeliverable: the receiver did not take it; says whether another attempt may help.
-        """
+        """Sends one message; returns the receiver's answer in one line, or raises `Undeliverable`."""
         ...

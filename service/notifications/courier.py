@@ -54,11 +54,7 @@ class Round:
 
 
 class Courier:
-    """Delivers the messages of an installation; several may share a database.
-
-    Args:
-        figures: receives counts of delivered and failed attempts.
-    """
+    """Delivers the messages of an installation; several may share a database."""
 
     def __init__(self, store: Store, settings: Settings, figures: MetricBuffer | None = None) -> None:
         self._figures = figures or MetricBuffer()
@@ -83,8 +79,7 @@ class Courier:
     def run_once(self) -> Round:
         """Addresses new notifications, and attempts the deliveries that are due.
 
-        Raises:
-            StoreError: the database is unavailable; what was sent may be sent again.
+        After a `StoreError`, messages that were sent may be sent again.
         """
         addressed = self._store.address_notifications()
         taken = self._store.take_deliveries(AT_ONCE, HELD_S)

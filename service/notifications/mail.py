@@ -29,11 +29,6 @@ class Mail:
     personal = True
 
     def check(self, target: str, settings: Settings) -> str:
-        """Returns the address.
-
-        Raises:
-            BadSubscription: it is not an address, or no mail server is configured.
-        """
         if len(target) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(target):
             raise BadSubscription("target", f"{target[:100]!r} is not an e-mail address")
         if settings.smtp_host is None:
@@ -46,11 +41,6 @@ class Mail:
         """Mail is not signed by us."""
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
-        """Hands the message to the SMTP server.
-
-        Raises:
-            Undeliverable: the server is unreachable, or refuses the message.
-        """
         if settings.smtp_host is None:
             raise Undeliverable("STILLHOUSE_SMTP_HOST is not set")
         try:

@@ -30,13 +30,7 @@ def subscribe(
 ) -> NewSubscription:
     """Checks and stores a subscription; returns it with its secret, which is shown nowhere else.
 
-    Args:
-        owner: user who gets the messages.
-        target: address in the channel.
-        project: all experiments of it; None = the owner's own.
-
-    Raises:
-        BadSubscription: one of these is not possible; the message says which and why.
+    Without a project it is about the owner's own experiments. Raises `BadSubscription`.
     """
     chosen = CHANNELS.get(channel)
     if chosen is None:

@@ -47,11 +47,6 @@ class Webhook:
     described = "an https:// or http:// URL of a host in STILLHOUSE_WEBHOOK_HOSTS"
 
     def check(self, target: str, settings: Settings) -> str:
-        """Returns the URL.
-
-        Raises:
-            BadSubscription: it is not a URL of an allowed host.
-        """
         host = _host(_split(target))
         allowed = AllowedHosts.read(settings.webhook_hosts)
         if not allowed.takes_name(host):
@@ -69,11 +64,6 @@ class Webhook:
         return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
-        """Posts the message.
-
-        Raises:
-            Undeliverable: the host is not allowed, does not answer in time, or answers with an error.
-        """
         import httpx  # Not by the API, which only checks targets, and stays small.
 
         logging.getLogger("httpcore").setLevel(logging.INFO)  # At DEBUG it logs what receivers quote.
@@ -180,11 +170,7 @@ def _host(url: SplitResult) -> str:
 
 
 async def _resolved(host: str, port: int, settings: Settings) -> Address:
-    """Returns the checked address to connect to.
-
-    Raises:
-        Undeliverable: the name has no address, or one that messages may not go to.
-    """
+    """Returns the checked address to connect to."""
     allowed = AllowedHosts.read(settings.webhook_hosts)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

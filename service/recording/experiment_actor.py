@@ -90,10 +90,7 @@ class ExperimentActor:
 
 
 class ExperimentActorClient:
-    """Calls the actor from any process of the experiment; picklable.
-
-    Every call waits at most a minute and raises Ray's errors (`ray.exceptions.RayError`).
-    """
+    """Calls the actor from any process; picklable. Calls wait at most a minute and raise `RayError`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -133,12 +130,9 @@ class ExperimentActorClient:
         patiently(lambda: self._call("shut_out", run_id, attempt))
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
-        """Waits until no points are left on the node's disk, those of earlier attempts included.
+        """Waits until no points of any attempt are left on the node's disk; returns why some are, or None.
 
-        An actor that dies meanwhile is waited for: the one that replaces it reads the same spools.
-
-        Returns:
-            Why some are left when time ran out; None = none are.
+        A killed actor is waited for: the one that replaces it reads the same spools.
         """
         deadline = time.monotonic() + timeout_s
         while (trouble := self._trouble()) is not None and time.monotonic() < deadline:
@@ -188,11 +182,7 @@ class ExperimentActorClient:
 
 
 def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
-    """Repeats a call to the experiment's actor while it restarts.
-
-    Raises:
-        RayError: it has not answered for `patience_s`.
-    """
+    """Repeats a call to the experiment's actor while it restarts."""
     import ray
 
     deadline = time.monotonic() + patience_s

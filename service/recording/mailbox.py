@@ -16,11 +16,8 @@ from trainers.reporting import Clock, StopReason
 class Turn:
     """A run whose turn has come: it waits for a place in the cluster, and gets an attempt only there.
 
-    Attributes:
-        number: number of this turn in its sweep.
-        attempt: number that its next attempt will have.
-        shape: resources taken from the cluster.
-        isolated: its processes serve no other run, before or after.
+    `number` counts turns in the sweep, `attempt` is the run's next one; processes of an `isolated` turn serve
+    no other run.
     """
 
     number: int
@@ -38,11 +35,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A trial's report that its workers could begin at once.
+    """A trial's report that its workers could begin, holding the devices that Ray calls `placement`.
 
-    Attributes:
-        placement: Ray's id of the devices that they hold.
-        at_s: Unix time of the first such report; reused processes repeat it.
+    `at_s` is the Unix time of the first such report; reused processes repeat it.
     """
 
     placement: str | None
@@ -51,11 +46,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt at one run, opened for workers that are ready.
-
-    Attributes:
-        clock: when the run was submitted and the attempt opened.
-    """
+    """One attempt at one run, opened for workers that are ready."""
 
     turn: Turn
     attempt: int
@@ -115,15 +106,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """Where a worker of a group runs.
-
-    Attributes:
-        node: Ray's id of its node.
-        host: name of the machine.
-        address: of its node in the cluster.
-        port: free there when the worker arrived.
-        placement: Ray's id of the devices that the group holds.
-    """
+    """Where a worker of a group runs: Ray's ids of its node and of the group's devices, and a free port."""
 
     rank: int
     node: str | None

@@ -17,12 +17,7 @@ Result = TypeVar("Result")
 
 
 def wait_out(call: Callable[[], Result], what: str) -> Result:
-    """Repeats a call while the database is unavailable, and returns its result.
-
-    Args:
-        call: safe to repeat, as every call of the store is.
-        what: what waits meanwhile; for the log.
-    """
+    """Repeats a call while the database is unavailable; every call of the store is safe to repeat."""
     while True:
         try:
             return call()
@@ -32,12 +27,7 @@ def wait_out(call: Callable[[], Result], what: str) -> Result:
 
 
 class Repeated:
-    """Calls a function from time to time in a thread, whatever it raises; `StaleAttempt` ends the repetition.
-
-    Args:
-        name: of the thread, and in the log.
-        on_stale: called when `step` has raised `StaleAttempt`.
-    """
+    """Calls `step` from time to time in a thread, whatever it raises; `StaleAttempt` ends the repetition."""
 
     def __init__(
         self,

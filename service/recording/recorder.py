@@ -136,12 +136,7 @@ _MOST_SPLITS = 100
 
 
 class Recorder:
-    """Writes reports through a store; thread-safe.
-
-    Args:
-        open_store: connects to the database; called by the writing thread, and again while it fails.
-        folder: of the experiment's spools, on this node's own disk.
-    """
+    """Writes reports through a store, in a thread that connects again while that fails; thread-safe."""
 
     def __init__(
         self, open_store: Callable[[], Store], folder: Path, experiment_id: int, attempt: int

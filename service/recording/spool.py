@@ -33,11 +33,7 @@ _WINDOW = 1 << 20
 
 
 def spool_folder(settings: Settings, experiment_id: int) -> Path:
-    """Returns this node's folder for the spools of an experiment, which is created if missing.
-
-    Raises:
-        PermissionError: the spool folder belongs to another user.
-    """
+    """Returns this node's folder for the spools of an experiment, which is created if missing."""
     root = settings.resolved_spool_dir()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.stat().st_uid != os.geteuid():
@@ -53,14 +49,9 @@ def spool_folder(settings: Settings, experiment_id: int) -> Path:
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of reading a spool.
+    """Progress of reading a spool, in bytes and records.
 
-    Attributes:
-        position: end of what was read, in bytes.
-        records: number of records read.
-        first_damage: position of the first damage, in bytes; None = none.
-        damaged_bytes: bytes without a usable record.
-        torn_bytes: length of an unfinished append at the end.
+    `damaged_bytes` hold no usable record; `torn_bytes` are an unfinished append at the end.
     """
 
     position: int = 0
@@ -176,14 +167,7 @@ class SpoolReader:
 
 
 class Spool:
-    """A new spool file, written by this process alone.
-
-    Args:
-        attempt: at the experiment; spools are delivered in the order of attempts, then of creation.
-
-    Raises:
-        OSError: the folder is not writable.
-    """
+    """A new spool file of this process alone; delivered in the order of attempts, then of creation."""
 
     def __init__(self, folder: Path, attempt: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,11 +178,7 @@ class Spool:
         _sync_folder(folder)
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Adds records, all or none; durable on return.
-
-        Raises:
-            OSError: the disk is full or broken; nothing was added.
-        """
+        """Adds records, durable on return; after an `OSError` none was added."""
         text = b"".join(map(_framed, records))
         view = memoryview(text)
         try:
@@ -246,11 +226,7 @@ def rejected_file(folder: Path, attempt: int) -> Path:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a text file; durable on return.
-
-    Raises:
-        OSError: the disk is full or broken.
-    """
+    """Adds a line to a text file; durable on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")

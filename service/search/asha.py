@@ -28,13 +28,7 @@ def rungs(first: float, reduction: int) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Halving:
-    """The rungs of one search.
-
-    Attributes:
-        first: share of a run's length at which it is first judged, in (0, 1).
-        reduction: one in this many continues from a rung.
-        values: by rung, then by run, the value that it was judged by.
-    """
+    """The rungs of one search; `values` by rung, then by run, are those that runs were judged by."""
 
     first: float
     reduction: int
@@ -42,11 +36,7 @@ class Halving:
     values: dict[float, dict[int, float]] = field(default_factory=dict)
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judges a run at the rungs that it has newly reached.
-
-        Returns:
-            The verdict at the first rung where it stops, else at the last new one; None = no new rung.
-        """
+        """Returns the verdict at the first new rung where a run stops, else at the last new one."""
         verdict: Verdict | None = None
         for rung in rungs(self.first, self.reduction):
             if run in self.values.get(rung, {}):

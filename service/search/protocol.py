@@ -44,12 +44,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a running run ends early.
-
-    Attributes:
-        value: metric value by which the run was judged.
-        reason: for the experiment's events.
-    """
+    """Whether a running run ends early, by which value of the metric, and why."""
 
     value: float
     stops: bool
@@ -60,35 +55,18 @@ class Judge(Protocol):
     """Ends runs early. Its decisions follow from stored series alone, so that a new driver can take over."""
 
     def judge(self, run: int, series: Sequence[tuple[int, float]], total_steps: int) -> Verdict | None:
-        """Judges a run by its points so far; called again as the run continues.
-
-        Args:
-            series: (step, value) of the metric, ascending by step.
-
-        Returns:
-            The verdict; None = there is nothing new to judge.
-        """
+        """Judges a run by its (step, value) points so far, ascending; None = there is nothing to judge."""
 
     def restore(self, ended: Mapping[int, Sequence[tuple[int, float]]], steps: Mapping[int, int]) -> None:
-        """Takes in runs that ended before this driver began; called once, before any run is judged.
-
-        Args:
-            ended: series by run, as for `judge`.
-            steps: total steps by run.
-        """
+        """Takes in series and total steps of runs that ended before this driver began; called once, first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchInfo:
     """A search algorithm.
 
-    Attributes:
-        name: value of `search.name`.
-        summary: its runs in a few words.
-        section: the spec's section with the algorithm's own fields.
-        samples: whether it takes `search.samples`.
-        suggests: its runs are stored without axis values, and get them from `Search.suggest` in turn.
-        ends_runs_early: `Search.judge` returns a judge, and `Search.least_share` is below 1.
+    `suggests`: its runs are stored without axis values, and get them from `Search.suggest` in turn.
+    `ends_runs_early`: `Search.judge` returns a judge, and `Search.least_share` is below 1.
     """
 
     name: str

@@ -210,15 +210,9 @@ class Search(Rungs):
         return self._product() if self.info.suggests else self.points()
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        """Returns the next configuration, different from earlier ones; for searches with `info.suggests`.
+        """Returns a new configuration, if `info.suggests`; `ValueError` = all have been suggested.
 
         It follows from the section and the arguments alone, so that another driver can take over.
-
-        Args:
-            better: winning direction of `metric`.
-
-        Raises:
-            ValueError: all configurations have been suggested.
         """
         raise NotImplementedError(f"search.name: {self.name} suggests nothing")
 

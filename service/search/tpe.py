@@ -56,17 +56,7 @@ TPE = SearchInfo(
 def suggest(
     axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], *, better: Better, seed: int
 ) -> Point:
-    """Returns the next configuration, different from earlier ones.
-
-    If the estimator repeats itself, it comes from the rest of the grid.
-
-    Args:
-        axes: listed values and ranges, by name.
-        better: winning direction of the metric.
-
-    Raises:
-        ValueError: all configurations have been suggested.
-    """
+    """Returns a new configuration (`ValueError` = all have been suggested)."""
     known = {_text(one.point) for one in earlier}
     for number in range(_TRIES):
         point = _ask(axes, conditions, earlier, better, _seed_of(seed, len(earlier), number))

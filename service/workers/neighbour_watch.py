@@ -51,11 +51,7 @@ _SCRIPT = b"stillhouse"
 
 
 def mark_of(cluster: str, experiment_id: int) -> str:
-    """Returns the value of `MARK` for an experiment.
-
-    Args:
-        cluster: address of its Ray cluster; experiments of two clusters on a machine can have the same id.
-    """
+    """Returns the value of `MARK`; two clusters on a machine can have experiments of one id."""
     return f"{cluster}/{experiment_id}"
 
 
@@ -214,12 +210,7 @@ tells about a hundred times."""
 
 
 def kind_of(owner: str | None, mark: str) -> Neighbour | None:
-    """Returns the relation of a process to a run; None = not a neighbour.
-
-    Args:
-        owner: see `Process.owner`.
-        mark: mark of the run's experiment; empty = unknown.
-    """
+    """Returns the relation of a process to a run of the experiment with `mark`; None = not a neighbour."""
     if owner == SERVICE:
         return None
     if owner is None:
@@ -233,11 +224,7 @@ def kind_of(owner: str | None, mark: str) -> Neighbour | None:
 def cpu_by_kind(
     before: Machine, after: Machine, mark: str, roots: Collection[int]
 ) -> dict[Neighbour, float] | None:
-    """Returns neighbours' CPU seconds between two snapshots; None = the system does not count them.
-
-    Args:
-        roots: the run's workers; they and their descendants are not neighbours.
-    """
+    """Returns others' CPU seconds, `roots` and their descendants left out; None = they are not counted."""
     if before.busy_s is None or after.busy_s is None:
         return None
     ours = before.under(roots) | after.under(roots)
@@ -296,12 +283,6 @@ class Company:
     def add(
         self, window_s: float, cpus: int, cpu_s: Mapping[Neighbour, float], on_device: Collection[Neighbour]
     ) -> None:
-        """Adds one window.
-
-        Args:
-            cpus: CPUs of the machine.
-            on_device: kinds with processes on the run's GPU.
-        """
         self.time_s += window_s
         for kind in Neighbour:
             if kind in on_device or cpu_s[kind] > OTHERS_SHARE * cpus * window_s:
@@ -320,12 +301,7 @@ class Company:
 
 
 class NeighbourWatch:
-    """Watches the node in a thread during an attempt, and reports measurements.
-
-    Args:
-        roots: processes of the run's workers on this machine.
-        mark: mark of the run's experiment; None = the mark of this process.
-    """
+    """Watches the node in a thread during an attempt; `roots` are the run's workers on this machine."""
 
     def __init__(
         self,
@@ -392,11 +368,7 @@ class NeighbourWatch:
 def watcher(
     report: Callable[[Sequence[Measurement]], None], device: str, rank: int, workers: Sequence[WorkerAddress]
 ) -> NeighbourWatch | None:
-    """Returns a worker's watch, or None: only the first worker of a group on each machine has one.
-
-    Args:
-        workers: of the group, by rank; empty for a single worker.
-    """
+    """Returns a worker's watch, or None: only the first worker of a group on each machine has one."""
     if not workers:
         return NeighbourWatch(report, device, roots=[os.getpid()])
     here = [worker for worker in workers if worker.host == workers[rank].host]
@@ -426,11 +398,7 @@ class _Gpus:
         self._nvml = pynvml
 
     def pids_beside(self, ours: Collection[int]) -> set[int]:
-        """Returns other processes on the GPUs that one of ours computes on.
-
-        A GPU without any of ours is not the run's; nor is a GPU whose processes NVML numbers as in another
-        container.
-        """
+        """Returns other processes on the GPUs that one of ours computes on; none if NVML renumbers them."""
         found: set[int] = set()
         if self._nvml is None:
             return found

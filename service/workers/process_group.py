@@ -32,10 +32,7 @@ GLOO, NCCL = interface_variable("gloo"), interface_variable("nccl")
 def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str | None:
     """Returns the interface that has an address; None = none has it, as behind address translation.
 
-    Every loopback address belongs to the loopback interface, which lists only one of them.
-
-    Args:
-        interfaces: addresses by interface; IPv6 ones may carry a scope (`fe80::1%eth0`).
+    The loopback interface lists only one of its addresses; IPv6 ones may carry a scope (`fe80::1%eth0`).
     """
     wanted = ipaddress.ip_address(address)
     for name, addresses in interfaces.items():
@@ -48,12 +45,7 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str |
 def variables_for(
     address: str, interfaces: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns additions to a worker's environment, needed before its process group is opened.
-
-    Args:
-        address: by which Ray knows the worker's node.
-        environment: current variables, which are not overwritten.
-    """
+    """Returns variables that are not set, for a worker whose node Ray knows by `address`."""
     name = interface_of(address, interfaces)
     if name is None:
         return {}
@@ -119,15 +111,7 @@ def take_own_device() -> None:
 
 @contextmanager
 def process_group(address: str, port: int, *, device: str) -> Iterator[None]:
-    """Joins the process group of this worker's group, on the current device.
-
-    Args:
-        address: of rank 0's node.
-        port: free there.
-
-    Raises:
-        NoProcessGroup: the interface is missing, or a peer cannot be reached.
-    """
+    """Joins the process group of this worker's group; `address` and `port` are free on rank 0's node."""
     import ray.train
     from ray.train.torch.config import (
         _set_torch_distributed_env_vars,

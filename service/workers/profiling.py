@@ -64,9 +64,7 @@ _ORDER = TypeAdapter(ProfileOrder)
 def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
     """Submits a job that measures, and waits for its result; after `timeout_s` it is stopped.
 
-    Raises:
-        ProfileFailed: the cluster has no such nodes, the job failed, or time ran out.
-        RayUnreachable: Ray does not answer.
+    Raises `ProfileFailed` or `RayUnreachable`.
     """
     shape = order.shape
     cluster = jobs.cluster(time.time())

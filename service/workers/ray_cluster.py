@@ -26,13 +26,7 @@ SEEN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PlacementGroup:
-    """Resources that Ray has reserved for the job.
-
-    Attributes:
-        created_s: when they were reserved, Unix time.
-        bundles: amounts by resource, one mapping per worker.
-        labels: of the node of the first bundle.
-    """
+    """Resources that Ray has reserved for the job: amounts per worker, and labels of the first one's node."""
 
     id: str
     created_s: float
@@ -58,12 +52,6 @@ class PlacementWatch:
 
     Ray does not report when a placement group is removed, so it is polled. If the database is unavailable,
     placements are kept here until they can be stored.
-
-    Args:
-        look: returns the job's current reservations.
-        pricing: returns price and power of a worker's devices, for all shapes that may be held.
-        record: stores placements in their current state.
-        clock: Unix seconds.
     """
 
     def __init__(

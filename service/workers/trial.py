@@ -1,10 +1,8 @@
 """What runs in a Tune trial: one turn, in this process or in a worker group opened from it.
 
-A trial begins where Ray has placed it. It first gets its workers ready, which takes seconds in new processes
-and nothing in reused ones, and reports them; only then does the driver open the run's attempt.
-
-Tune reuses the trial's process for the next run of the same shape. A group stays open between runs, in this
-module's one variable; when Tune ends the process, Ray ends the group with it.
+Its workers get ready first, which takes seconds in new processes; only then does the driver open the run's
+attempt. Tune reuses the trial's process for the next run of the same shape. A group stays open between runs,
+in this module's one variable; when Tune ends the process, Ray ends the group with it.
 """
 
 from __future__ import annotations
@@ -39,15 +37,9 @@ class ProcessNotClean(Exception):
 
 
 def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
-    """Gets the workers ready, has an attempt opened, carries it out, and reports its `Ending` to Tune.
+    """Gets the workers of the `turn` ready, has an attempt opened, trains, and reports its `Ending` to Tune.
 
-    Args:
-        config: holds the `Turn` under `turn`.
-        storage: folder for Ray Train's own files.
-        names: beginning of the names of worker groups.
-
-    Raises:
-        ProcessNotClean: after the ending was reported; Tune then ends the process.
+    `ProcessNotClean` comes after the report; Tune then ends the process.
     """
     from ray import tune
 
@@ -105,11 +97,7 @@ def _alone(actor: ExperimentActorClient, assignment: Assignment) -> Ending:
 
 
 def _group_ready(actor: ExperimentActorClient, turn: Turn, storage: Path, names: str) -> Ready:
-    """Opens a group for the turn, unless one of its shape is open; returns once its workers wait for orders.
-
-    Raises:
-        WorkerGroupFailed: it could not be opened.
-    """
+    """Opens a group unless one of the turn's shape is open; returns once its workers wait for orders."""
     global _group
     if _group is not None and (not _group.open or turn.isolated or _group.shape != turn.shape):
         _group.close()

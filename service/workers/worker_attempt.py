@@ -52,14 +52,8 @@ class RecorderSink:
     """Reports one attempt at one run to the recorder; a `Sink`, a `Stop` and a `Fence`.
 
     The training loop only appends to lists. A thread sends them, one report at a time, repeats a report until
-    it is acknowledged, and polls for stop requests at least every `POLL_S`.
-
-    Args:
-        send: delivers a report and returns the recorder's answer; if it raises, the same report is sent
-            again.
-        rank: of this worker; those above 0 only poll for stops and report their machine.
-        workers: this one and its peers, by rank; empty for a worker that is alone.
-        on_stale: called once when another attempt has become the current one.
+    it is acknowledged, and polls for stop requests at least every `POLL_S`. Ranks above 0 only poll for stops
+    and report their machine; `workers` is empty for a worker that is alone.
     """
 
     def __init__(
@@ -304,14 +298,7 @@ def train_one(
     rank: int = 0,
     workers: Sequence[WorkerAddress] = (),
 ) -> TrainingOutcome:
-    """Trains one assignment in this process; all its reports are safe when this returns.
-
-    Args:
-        workers: of the group, by rank; empty for a single worker.
-
-    Raises:
-        Exception: whatever ended the training; its traceback is in the run's log.
-    """
+    """Trains one assignment in this process; all its reports, errors included, are safe when this returns."""
     from trainers.entrypoint import train
 
     sink = RecorderSink(
@@ -388,13 +375,7 @@ _WORST_FIRST = (
 
 
 def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) -> tuple[FailureClass, str]:
-    """Returns class and one line of the error that explains the others of a worker group.
-
-    When a worker fails, its peers fail too, but only with a lost connection.
-
-    Args:
-        failures: by rank, of those that failed before the group was ended; not empty.
-    """
+    """Returns the failure that explains the others: peers of a failed worker only lose a connection."""
 
     def order(rank: int) -> tuple[bool, int, int]:
         kind, _ = failure_of(failures[rank])

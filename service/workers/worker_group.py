@@ -1,12 +1,8 @@
-"""A Ray Train worker group that serves the runs of one shape in turn.
+"""A Ray Train worker group that serves the runs of one shape in turn, on one or several nodes.
 
 A group costs 20-30 s to open on two cores: controller and workers are new processes, and each worker imports
 torch. The process group is opened once, and the workers then wait for orders in the mailbox; a further run
-costs one look into the mailbox. No run is opened before the group is. A failure ends the group, so that the
-next run begins in new processes.
-
-Its workers may be on several nodes. Before the first run, each checks that it sees what rank 0 has written to
-the storage.
+costs one look into the mailbox. A failure ends the group, so that the next run begins in new processes.
 """
 
 from __future__ import annotations
@@ -59,11 +55,7 @@ TRAIN_ENVIRONMENT = {
 
 
 class WorkerGroupFailed(Exception):
-    """The group ended while a run trained in it, or never had room.
-
-    Args:
-        failures: each rank's error, where any is known.
-    """
+    """The group ended while a run trained in it, or never had room; with each rank's known error."""
 
     def __init__(self, message: str, failures: Mapping[int, BaseException]) -> None:
         super().__init__(message)
@@ -71,12 +63,7 @@ class WorkerGroupFailed(Exception):
 
 
 class WorkerGroup:
-    """A group of workers, open until `close` or a failure.
-
-    Args:
-        name: unique among all groups: Ray Train would resume a known one.
-        storage: folder for Ray Train's own files.
-    """
+    """A group of workers, open until `close` or a failure (`WorkerGroupFailed`)."""
 
     def __init__(self, actor: ExperimentActorClient, shape: Shape, name: str, storage: Path) -> None:
         self.shape = shape
@@ -96,11 +83,7 @@ class WorkerGroup:
         return not self._ended.is_set()
 
     def wait_until_ready(self) -> Ready:
-        """Waits until all workers are placed, have found each other and wait for orders.
-
-        Raises:
-            WorkerGroupFailed: they never did; the group is closed.
-        """
+        """Waits until all workers are placed, have found each other and wait for orders."""
         room = _Room(self.shape)
         while True:
             room.check()
@@ -115,11 +98,6 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def train(self, assignment: Assignment) -> Ending:
-        """Trains one run in the group.
-
-        Raises:
-            WorkerGroupFailed: a worker failed or died; the group is closed.
-        """
         import ray
 
         self._order += 1
@@ -141,11 +119,7 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def close(self) -> bool:
-        """Lets the workers end, and waits until Ray has released their resources.
-
-        Returns:
-            Whether it has; if not, the group ends with this process.
-        """
+        """Ends the workers; returns whether Ray has their resources back, else it has once this process ends."""
         import ray
 
         try:
@@ -238,11 +212,7 @@ def _own_address(rank: int) -> WorkerAddress:
 
 
 def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Repeated:
-    """Repeats a worker's arrival while its context is open.
-
-    A worker that has seen all others stops asking for them. If the actor restarts then, it has forgotten that
-    worker, and peers that have not seen it yet would wait in vain.
-    """
+    """Repeats a worker's arrival: a restarted actor has forgotten it, and its peers would wait in vain."""
 
     def arrive() -> None:
         actor.arrive(group, own)
@@ -253,12 +223,7 @@ def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Re
 def _meet(
     actor: ExperimentActorClient, group: str, storage: Path, own: WorkerAddress
 ) -> tuple[WorkerAddress, ...]:
-    """Waits for the group's other workers, and checks that all share the storage; returns them by rank.
-
-    Raises:
-        TimeoutError: some of them did not come.
-        BadSpecError: this worker does not see what rank 0 has written.
-    """
+    """Waits for the group's other workers, and checks that all share the storage; returns them by rank."""
     import ray.train
 
     mark = storage / f"{group}.seen-by-all"
@@ -276,15 +241,7 @@ def _meet(
 
 
 def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
-    """Waits until a file that rank 0 has written is visible here.
-
-    Args:
-        own: host of this worker.
-        writer: host of rank 0.
-
-    Raises:
-        BadSpecError: it never was: the nodes do not share the folder.
-    """
+    """Waits until a file that rank 0 has written is visible here; else the nodes do not share the folder."""
     deadline = time.monotonic() + patience_s
     while not mark.exists():
         if time.monotonic() > deadline:
@@ -304,11 +261,6 @@ class _Room:
         self._looked_s = self._had_room_s = time.monotonic()
 
     def check(self) -> None:
-        """Looks from time to time.
-
-        Raises:
-            WorkerGroupFailed: there has been no room for a while.
-        """
         now = time.monotonic()
         if now - self._looked_s < _ROOM_EVERY_S:
             return
