@@ -119,7 +119,7 @@ class WorkerGroup:
             self._ended.wait(_LOOK_S)
 
     def close(self) -> bool:
-        """Ends the workers; returns whether Ray has their resources back, else it has once this process ends."""
+        """Ends the workers; returns whether Ray has their resources back. It has once this process ends."""
         import ray
 
         try:
