@@ -8,7 +8,8 @@ Functions that split return ascending indices of the larger and of the held-out 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,20 @@ def hashes(names: Iterable[str]) -> Hashes:
     """(N,) BLAKE2b of each name, 64 bits."""
     digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+
+
+def numbers_of(names: Sequence[str]) -> Indices:
+    """(N,) the number of each name, in the order in which they occur first."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int64)
+
+
+def told_apart(names: Iterable[str]) -> Iterator[str]:
+    """Yields names; where one occurs again, its number of occurrence is appended."""
+    counts: Counter[str] = Counter()
+    for name in names:
+        counts[name] += 1
+        yield name if counts[name] == 1 else f"{name}-{counts[name]}"
 
 
 def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:

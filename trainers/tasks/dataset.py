@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, TypeVar
@@ -28,6 +27,7 @@ from trainers.data.selection import (
     held_out,
     held_out_by_hash,
     normal,
+    told_apart,
 )
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
@@ -91,11 +91,7 @@ class DatasetTask(Task, Generic[Example]):
 
     def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
         """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
-        found: Counter[str] = Counter()
-        for one in hashes(self.units(examples)).tolist():
-            name = f"{one:016x}"
-            found[name] += 1
-            yield name if found[name] == 1 else f"{name}-{found[name]}"
+        return told_apart(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
 
     def describe(self, folder: Path, parts: Parts[Example], task: TaskConfig) -> None:
         """Writes into the cache what head and scoring need besides tokens; nothing by default."""
@@ -144,7 +140,16 @@ class DatasetTask(Task, Generic[Example]):
         examples = _Examples(self, source, config.task)
         identity = self._identity(source, config.task)
         cache = Path(config.workspace.cache)
-        file = self._tokenizer_file(origin, examples, identity, cache, report)
+        file = tokenizer_file(
+            origin,
+            # Each once: questions share their context, sentences their question.
+            lambda: list(
+                dict.fromkeys(text for one in examples.selected()[TRAIN] for text in self.texts(one))
+            ),
+            digest_of([_LAYOUT, identity, VOCABULARY_SIZE]),
+            cache,
+            report,
+        )
         tokenizer = tokenizers.load(file.parent)
         pad_id = tokenizers.SpecialTokens.of(tokenizer, file.parent).id_of("pad_token")
         tokenizer_digest = digest_text(tokenizer.to_str())
@@ -216,27 +221,6 @@ class DatasetTask(Task, Generic[Example]):
             **rule_identity(source.parts, task.test),
             **self.settings(task),
         }
-
-    def _tokenizer_file(
-        self,
-        origin: Origin,
-        examples: _Examples[Example],
-        identity: Facts,
-        cache: Path,
-        report: Callable[[str], None],
-    ) -> Path:
-        if isinstance(origin, Folder):
-            return tokenizers.file_in(origin.path)
-
-        def build(folder: Path) -> None:
-            # Each once: questions share their context, sentences their question.
-            every = (text for one in examples.selected()["train"] for text in self.texts(one))
-            texts = list(dict.fromkeys(every))
-            report(f"training a WordPiece vocabulary on {len(texts)} texts")
-            tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
-
-        key = digest_of([_LAYOUT, identity, VOCABULARY_SIZE])
-        return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
 
 
 class _Examples(Generic[Example]):
@@ -330,6 +314,21 @@ class _Examples(Generic[Example]):
         return examples
 
 
+def tokenizer_file(
+    origin: Origin, texts: Callable[[], list[str]], key: str, cache: Path, report: Callable[[str], None]
+) -> Path:
+    """Returns the tokenizer of a model folder, or a vocabulary that is trained on texts and kept."""
+    if isinstance(origin, Folder):
+        return tokenizers.file_in(origin.path)
+
+    def build(folder: Path) -> None:
+        sample = texts()
+        report(f"training a WordPiece vocabulary on {len(sample)} texts")
+        tokenizers.train_wordpiece(sample, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
+
+    return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
+
+
 def drawn(parts: Parts[Drawn], stratum: Callable[[Drawn], int], task: TaskConfig) -> dict[str, list[Drawn]]:
     """Returns the parts, in the units that sizes count, cut to the requested sizes; see `balanced_subset`."""
     chosen = {}
@@ -352,6 +351,17 @@ def contents(row: Row, task: TaskConfig) -> tuple[str, ...]:
         "text_pair" in task.columns or row.fields.get("text_pair") is not None
     )
     return (row.text("text"), row.text("text_pair")) if pair else (row.text("text"),)
+
+
+def require_known(part: str, labels: Iterable[str], known: set[str], remedy: str) -> None:
+    """Refuses labels that the training part lacks."""
+    lost = sorted(set(labels) - known)
+    if lost:
+        others = f" (nor are {len(lost) - 1} others)" if lost[1:] else ""
+        raise BadDataError(
+            f"{part}: label {lost[0]!r} is not in the training part{others}, so it cannot be "
+            f"learned; add training examples of it, or {remedy}"
+        )
 
 
 def require_alike(texts: Mapping[str, Iterable[int]]) -> None:

@@ -17,11 +17,11 @@ from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.tokens import TokenSet, tokenise
-from trainers.errors import BadDataError, BadSpecError
+from trainers.errors import BadSpecError
 from trainers.model_kinds.heads import IGNORED, ClassHead, Head
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
 from trainers.tasks.classification import LabelFields
-from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
+from trainers.tasks.dataset import DatasetTask, contents, require_alike, require_known, same_answer
 from trainers.tasks.scores import calibration_error, class_loss, classification, decisions, matthews
 
 if TYPE_CHECKING:
@@ -169,13 +169,8 @@ class Classification(DatasetTask[Labelled]):
         known = {label for one in parts[TRAIN] for label in one.labels}
         require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
         for part, examples in parts.items():
-            lost = sorted({label for one in examples for label in one.labels} - known)
-            if lost:
-                others = f" (nor are {len(lost) - 1} others)" if lost[1:] else ""
-                raise BadDataError(
-                    f"{part}: label {lost[0]!r} is not in the training part{others}, so it cannot be "
-                    "learned; add training examples of it, or remove its rows"
-                )
+            labels = (label for one in examples for label in one.labels)
+            require_known(part, labels, known, "remove its rows")
         classes = self.fields(task).labels or tuple(sorted(known, key=_in_order))
         return with_classes(super().draw(parts, task), classes)
 

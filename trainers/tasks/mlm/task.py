@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -26,14 +25,14 @@ from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
-from trainers.data.selection import hashes, normal
+from trainers.data.selection import hashes, normal, told_apart
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
-from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
+from trainers.models.origin import VOCABULARY_SIZE, Origin
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Prepared, Task
-from trainers.tasks.dataset import Pace, overlap_policy
+from trainers.tasks.dataset import Pace, overlap_policy, tokenizer_file
 from trainers.tasks.mlm import MaskFields
 from trainers.tasks.scores import cross_entropies
 
@@ -62,7 +61,8 @@ class Mlm(Task):
         corpus = _Corpus(source, task)
         texts_identity = corpus.identity(source)
         cache = Path(config.workspace.cache)
-        file = _tokenizer_file(origin, corpus, texts_identity, cache, report)
+        key = digest_of([_LAYOUT, texts_identity, VOCABULARY_SIZE, _SAMPLE_CHARACTERS])
+        file = tokenizer_file(origin, lambda: _beginning(corpus), key, cache, report)
         tokenizer = tokenizers.load(file.parent)
         special = tokenizers.SpecialTokens.of(tokenizer, file.parent)
         sizes = {f"{part}_examples": _wanted(task, part) for part in corpus.parts}
@@ -314,41 +314,29 @@ class _Apart:
 
 
 def _sequence_names(tokens: TokenSet) -> list[str]:
-    found: Counter[str] = Counter()
-    names = []
-    for begin, end in pairwise(tokens.offsets.tolist()):
-        content = np.ascontiguousarray(tokens.tokens[begin:end], dtype=np.int64).tobytes()
-        name = hashlib.blake2b(content, digest_size=8).hexdigest()
-        found[name] += 1
-        names.append(name if found[name] == 1 else f"{name}-{found[name]}")
-    return names
+    contents = (
+        np.ascontiguousarray(tokens.tokens[begin:end], dtype=np.int64).tobytes()
+        for begin, end in pairwise(tokens.offsets.tolist())
+    )
+    return list(told_apart(hashlib.blake2b(content, digest_size=8).hexdigest() for content in contents))
 
 
 def _wanted(task: TaskConfig, part: str) -> int:
     return task.examples_of(part) or task.info.default_examples[part]
 
 
-def _tokenizer_file(
-    origin: Origin, corpus: _Corpus, identity: Facts, cache: Path, report: Callable[[str], None]
-) -> Path:
-    if isinstance(origin, Folder):
-        return tokenizers.file_in(origin.path)
-
-    def build(folder: Path) -> None:
-        texts: list[str] = []
-        size = 0
-        for piece in corpus.pieces("train"):
-            texts.extend(piece)
-            size += sum(map(len, piece))
-            if size >= _SAMPLE_CHARACTERS:
-                break
-        if not texts:
-            raise corpus.nothing("train")
-        report(f"training a WordPiece vocabulary on {len(texts)} texts")
-        tokenizers.train_wordpiece(texts, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
-
-    key = digest_of([_LAYOUT, identity, VOCABULARY_SIZE, _SAMPLE_CHARACTERS])
-    return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
+def _beginning(corpus: _Corpus) -> list[str]:
+    """Returns the beginning of the training text, on which a vocabulary is trained."""
+    texts: list[str] = []
+    size = 0
+    for piece in corpus.pieces(TRAIN):
+        texts.extend(piece)
+        size += sum(map(len, piece))
+        if size >= _SAMPLE_CHARACTERS:
+            break
+    if not texts:
+        raise corpus.nothing(TRAIN)
+    return texts
 
 
 def _pack(

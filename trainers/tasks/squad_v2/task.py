@@ -14,7 +14,7 @@ from typing_extensions import override
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.selection import Indices, held_out_groups
+from trainers.data.selection import Indices, held_out_groups, numbers_of
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head, SpanHead
@@ -189,15 +189,10 @@ def _articles(questions: Sequence[Question]) -> Indices:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    contexts = _numbered([one.context for one in questions])
-    titles = _numbered([one.title or one.context for one in questions])
+    contexts = numbers_of([one.context for one in questions])
+    titles = numbers_of([one.title or one.context for one in questions])
     size = max(contexts.max(), titles.max()) + 1
     # Contexts and titles are the nodes: an article may repeat a context of another.
     edges = coo_array((np.ones(len(questions)), (contexts, titles + size)), shape=(2 * size, 2 * size))
     groups = connected_components(edges, directed=False)[1].astype(np.int64)[contexts]
     return contexts if len(np.unique(groups)) == 1 else groups
-
-
-def _numbered(names: Sequence[str]) -> Indices:
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    return np.array([numbers[name] for name in names], dtype=np.int64)

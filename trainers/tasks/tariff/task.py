@@ -16,7 +16,7 @@ from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.selection import Indices, held_out_by_text, normal
+from trainers.data.selection import Indices, held_out_by_text, normal, numbers_of
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED
@@ -73,10 +73,8 @@ class Tariff(Classification):
     @override
     def hold_out(self, whole: Sequence[Labelled], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out texts with all their codes."""
-        spellings: dict[str, int] = {}
-        texts = [spellings.setdefault(normal(one.content[0]), len(spellings)) for one in whole]
         return held_out_by_text(
-            np.array(texts),
+            numbers_of([normal(one.content[0]) for one in whole]),
             np.array([self.stratum(one) for one in whole]),
             task.validation_fraction,
             task.split_seed,

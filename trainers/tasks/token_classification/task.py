@@ -19,7 +19,7 @@ from trainers.data.tokens import TokenSet, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
-from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.dataset import DatasetTask, require_known
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.token_classification import OUTSIDE, TagFields, is_tag
 from trainers.tasks.token_classification.scoring import (
@@ -73,13 +73,8 @@ class TokenClassification(DatasetTask[Tagged]):
         listed = task.own(TagFields).labels or ()
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         for part, examples in parts.items():
-            lost = sorted(types_of(chain.from_iterable(one.tags for one in examples)) - known)
-            if lost:
-                others = f" (nor are {len(lost) - 1} others)" if lost[1:] else ""
-                raise BadDataError(
-                    f"{part}: label {lost[0]!r} is not in the training part{others}, so it cannot be "
-                    "learned; add training examples of it, or remove its tags"
-                )
+            types = types_of(chain.from_iterable(one.tags for one in examples))
+            require_known(part, types, known, "remove its tags")
         every = (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(known) for prefix in "BI"))
         classes = tuple(dict.fromkeys((*listed, *every)))
         return {

@@ -15,7 +15,7 @@ from typing_extensions import override
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.selection import Indices, held_out
+from trainers.data.selection import Indices, held_out, numbers_of
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead, Head
@@ -162,7 +162,7 @@ class WikiQa(DatasetTask[Pair]):
     @override
     def hold_out(self, whole: Sequence[Pair], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole questions, with the same share of answerable ones."""
-        numbers = _numbered(whole)
+        numbers = numbers_of([pair.key for pair in whole])
         answerable = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
         np.maximum.at(answerable, numbers, [pair.label for pair in whole])
         _, held = held_out(answerable, task.validation_fraction, task.split_seed)
@@ -192,7 +192,9 @@ class WikiQa(DatasetTask[Pair]):
         labels = np.array([pair.label for pair in examples], dtype=np.int64)
         pairs = [(pair.question, pair.sentence) for pair in examples]
         tokens = tokenise(pairs, labels, tokenizer, task.max_length, progress)
-        return replace(tokens, columns={**tokens.columns, "question": _numbered(examples)})
+        return replace(
+            tokens, columns={**tokens.columns, "question": numbers_of([pair.key for pair in examples])}
+        )
 
     @override
     def head(self, folder: Path) -> Head:
@@ -252,11 +254,6 @@ def _probability(log_odds: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Returns the probability of the second class by how much its logit is the larger."""
     # Below -700 the exponential leaves float64.
     return np.asarray(1.0 / (1.0 + np.exp(-np.maximum(log_odds, -700.0))))
-
-
-def _numbered(pairs: Sequence[Pair]) -> npt.NDArray[np.int64]:
-    numbers = {key: i for i, key in enumerate(dict.fromkeys(pair.key for pair in pairs))}
-    return np.array([numbers[pair.key] for pair in pairs], dtype=np.int64)
 
 
 def _named(row: Row, *names: str) -> str:
