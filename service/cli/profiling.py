@@ -86,7 +86,7 @@ def profile(
             measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
         step, link, notes = _of(measured, config, hardware, link_gb_s)
         exchange = exchange_of(config.parallel, measured.compression)
-    found = [
+    estimates = [
         estimated(
             step,
             link,
@@ -99,7 +99,7 @@ def profile(
     ]
     comparison = None
     if measured is not None and measured.exchange is not None and measured.measured_ms is not None:
-        predicted_ms = next(one.step_ms for one in found if one.workers == measured.exchange.workers)
+        predicted_ms = next(one.step_ms for one in estimates if one.workers == measured.exchange.workers)
         comparison = {
             "workers": measured.exchange.workers,
             "predicted_ms": predicted_ms,
@@ -116,14 +116,14 @@ def profile(
                 "rest_ms": step.rest_ms,
                 "examples": step.examples,
                 "link": asdict(link),
-                "estimates": [asdict(one) for one in found],
+                "estimates": [asdict(one) for one in estimates],
                 "comparison": comparison,
                 "notes": notes,
             }
         )
         return
-    notes.append(_sent(config, exchange, found[1]))
-    _print(step, found, notes)
+    notes.append(_sent(config, exchange, estimates[1]))
+    _print(step, estimates, notes)
     if comparison is not None:
         say(
             f"ddp x{comparison['workers']}: predicted {comparison['predicted_ms']:.1f} ms, measured "
@@ -141,12 +141,12 @@ def _chosen(
     from service.scheduling.admission import read_spec
 
     if target.startswith("run:"):
-        found = reference(target)
-        assert isinstance(found, RunRef)
+        run_ref = reference(target)
+        assert isinstance(run_ref, RunRef)
         if assignments:
             raise Failure("--set changes a spec and has no effect on a run; remove it", ExitCode.usage)
         with connected() as client:
-            run = client.run(found.id)
+            run = client.run(run_ref.id)
             text = client.spec(run.experiment_id, "canonical").encode()
         point: Mapping[str, Any] | None = run.point
         seed: int | None = run.seed
@@ -310,7 +310,7 @@ def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
     return Link(link_gb_s if link_gb_s is not None else hardware.kind.link_gb_s)
 
 
-def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:
+def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
     from service.cli.rendering import grid_table
 
     screen = console()
@@ -322,7 +322,7 @@ def _print(step: Step, found: list[Estimate], notes: list[str]) -> None:
     screen.print()
     columns = ("workers", "step", "exchange", "exposed", "speed-up")
     table = grid_table(*columns, right=columns)
-    for one in found:
+    for one in estimates:
         table.add_row(
             str(one.workers),
             f"{one.step_ms:.1f} ms",

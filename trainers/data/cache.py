@@ -68,15 +68,15 @@ def digest_of(value: object) -> str:
 def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     """Returns the fingerprint of files, read or remembered in the folder `memory`."""
     ordered = sorted(files)
-    found = [os.stat(path) for path in ordered]
-    for path, status in zip(ordered, found, strict=True):
+    statuses = [os.stat(path) for path in ordered]
+    for path, status in zip(ordered, statuses, strict=True):
         if not stat.S_ISREG(status.st_mode):
             raise BadDataError(f"{path}: not a file but a folder, device or pipe; remove it from the dataset")
-    size = sum(status.st_size for status in found)
+    size = sum(status.st_size for status in statuses)
     signature = digest_of(
         [
             (str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            for path, status in zip(ordered, found, strict=True)
+            for path, status in zip(ordered, statuses, strict=True)
         ]
     )
     remembered = memory / f"{signature}.sha256"
@@ -85,7 +85,7 @@ def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
     except OSError:
         with preparing():
             sha256 = _read_digest(root, ordered)
-    newest = max((max(status.st_mtime, status.st_ctime) for status in found), default=0.0)
+    newest = max((max(status.st_mtime, status.st_ctime) for status in statuses), default=0.0)
     if time.time() - newest > _RACY_S:
         # A memory that cannot be written costs the next run its reading.
         with contextlib.suppress(OSError):

@@ -93,13 +93,13 @@ class Row:
     def _present(self, name: str) -> Any:
         value = self.fields.get(name)
         if value is None:
-            found = ", ".join(map(str, self.fields)) or "nothing"
+            names = ", ".join(map(str, self.fields)) or "nothing"
             advice = ""
             if name in self.fields:
                 advice = "; remove the row or fill it"
             elif self.fields:
                 advice = f"; set task.columns.{name} to one of these"
-            raise self.refusal(name, f"missing (found: {found}){advice}")
+            raise self.refusal(name, f"missing (found: {names}){advice}")
         return value
 
 

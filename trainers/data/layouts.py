@@ -46,9 +46,9 @@ def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
     """Returns the parts that exist; `find` looks one up by one of its names."""
     parts: dict[str, Found] = {}
     for part, names in NAMES.items():
-        found = next((one for one in map(find, names) if one is not None), None)
-        if found is not None:
-            parts[part] = found
+        first = next((one for one in map(find, names) if one is not None), None)
+        if first is not None:
+            parts[part] = first
     return parts
 
 
@@ -142,12 +142,12 @@ def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, 
 
     def find(name: str) -> Path | None:
         word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
-        found = [path for path in files if word.search(path.name.lower()) and accept(path)]
-        if len(found) > 1:
+        matches = [path for path in files if word.search(path.name.lower()) and accept(path)]
+        if len(matches) > 1:
             raise BadDataError(
-                f"{folder}: {found[0].name} and {found[1].name} could both be the {name} part; keep one "
+                f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; keep one "
                 "of them in the folder"
             )
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     return named_parts(find)

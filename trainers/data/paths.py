@@ -34,12 +34,12 @@ class OutsideRoots(UnusablePath):
 def id_on_hub(text: str, what: str) -> str:
     """Returns the id in `hub:<id>`, which never names a local folder; `what` is dataset or model."""
     form, shown = _IDS[what]
-    found = text.removeprefix(HUB)
-    if not form.fullmatch(found) or ".." in found:
+    identifier = text.removeprefix(HUB)
+    if not form.fullmatch(identifier) or ".." in identifier:
         raise UnusablePath(
             f"'{text}' is not a {what} id of the hub: an id is {shown}; for a folder leave out '{HUB}'"
         )
-    return found
+    return identifier
 
 
 def find(text: str, roots: Sequence[Path]) -> Path:

@@ -74,10 +74,10 @@ class Sample:
 
     def mapped(self, **fields: Column | None) -> dict[str, str | int]:
         """Returns `task.columns` for fields with a column; columns with the field's name are left out."""
-        found = {name: column.name for name, column in fields.items() if column is not None}
-        if any(isinstance(column, int) for column in found.values()):
-            return found
-        return {name: column for name, column in found.items() if column != name}
+        columns = {name: column.name for name, column in fields.items() if column is not None}
+        if any(isinstance(column, int) for column in columns.values()):
+            return columns
+        return {name: column for name, column in columns.items() if column != name}
 
 
 @dataclass(frozen=True, slots=True)

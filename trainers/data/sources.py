@@ -54,13 +54,13 @@ def open_source(task: Task, workspace: Workspace) -> Source:
         if path.startswith(HUB):
             identifier = id_on_hub(path, "dataset")
             return HubDataset(identifier, offline=workspace.offline, test=task.test, columns=task.columns)
-        found = resolve(path, workspace.data_roots, "dataset")
+        place = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(found, parts_at(found, task), Path(workspace.cache) / "fingerprints", task.columns)
+        return FileSource(place, parts_at(place, task), Path(workspace.cache) / "fingerprints", task.columns)
     except OSError as error:
-        raise BadDataError(f"{error.filename or found}: cannot be read ({error.strerror})") from None
+        raise BadDataError(f"{error.filename or place}: cannot be read ({error.strerror})") from None
 
 
 def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
@@ -137,13 +137,13 @@ class HubDataset:
     @cached_property
     def parts(self) -> dict[str, FileSet]:
         """Fingerprints, as the library computes them from the dataset's revision and files."""
-        found: dict[str, FileSet] = {}
+        parts: dict[str, FileSet] = {}
         for part, table in self._tables.items():
             identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
             checksums = table.info.download_checksums or {}
             size = table.info.dataset_size or 0
-            found[part] = FileSet(1, int(size), digest_of([self.name, identity, sorted(checksums)]))
-        return found
+            parts[part] = FileSet(1, int(size), digest_of([self.name, identity, sorted(checksums)]))
+        return parts
 
     def rows(self, part: str) -> Iterator[Row]:
         rows = enumerate(self._tables[part], 1)

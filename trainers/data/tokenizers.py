@@ -126,7 +126,7 @@ class SpecialTokens:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for file in (folder / name for name in SETTINGS):
         if not file.is_file():
             continue
@@ -135,8 +135,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         except ValueError as error:
             raise BadSpecError(f"{file}: cannot be read ({error})") from None
         if isinstance(fields, dict):
-            found.update({name: value for name, value in fields.items() if value is not None})
-    return found
+            settings.update({name: value for name, value in fields.items() if value is not None})
+    return settings
 
 
 def load(folder: Path) -> Tokenizer:

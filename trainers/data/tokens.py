@@ -39,8 +39,8 @@ class Frame:
         """
         room = max(0, max_length - sum(map(len, self.specials)))
         whole = [counts for _, counts in columns]
-        kept = _cut(whole, room)
-        lengths = np.sum(kept, axis=0) + sum(map(len, self.specials))
+        cut = _cut(whole, room)
+        lengths = np.sum(cut, axis=0) + sum(map(len, self.specials))
         place = ends_of(lengths)[:-1]
         framed = np.empty(int(lengths.sum()), dtype=columns[0][0].dtype)
         second_at = np.zeros(len(lengths), dtype=np.int64)
@@ -53,11 +53,11 @@ class Frame:
             if number == 1:
                 second_at = place - ends_of(lengths)[:-1]
             tokens, counts = columns[number]
-            within = _within(kept[number])
-            framed[np.repeat(place, kept[number]) + within] = tokens[
-                np.repeat(ends_of(counts)[:-1], kept[number]) + within
+            within = _within(cut[number])
+            framed[np.repeat(place, cut[number]) + within] = tokens[
+                np.repeat(ends_of(counts)[:-1], cut[number]) + within
             ]
-            place = place + kept[number]
+            place = place + cut[number]
         return Framed(framed, lengths, second_at, np.sum(whole, axis=0) > room)
 
 
@@ -133,8 +133,8 @@ class TokenSet:
     @property
     def cut(self) -> npt.NDArray[np.bool_]:
         """(N,) whether an example was longer than the limit; windows and packed sequences never are."""
-        found: npt.NDArray[np.bool_] | None = self.columns.get(_CUT)
-        return np.zeros(len(self), dtype=np.bool_) if found is None else found
+        column: npt.NDArray[np.bool_] | None = self.columns.get(_CUT)
+        return np.zeros(len(self), dtype=np.bool_) if column is None else column
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:

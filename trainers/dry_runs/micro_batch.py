@@ -214,31 +214,31 @@ class SizeCache:
         self._path = path
 
     def recall(self, key: str) -> int | None:
-        found = self._read().get(key)
-        return found if isinstance(found, int) and found >= 1 else None
+        size = self._read().get(key)
+        return size if isinstance(size, int) and size >= 1 else None
 
     def keep(self, key: str, size: int) -> None:
-        self._change(lambda found: found.update({key: size}))
+        self._change(lambda sizes: sizes.update({key: size}))
 
     def forget(self, key: str) -> None:
-        self._change(lambda found: found.pop(key, None))
+        self._change(lambda sizes: sizes.pop(key, None))
 
     def _change(self, change: Callable[[dict[str, object]], object]) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self._path}.lock", timeout=_LOCK_S):
-                found = self._read()
-                change(found)
+                sizes = self._read()
+                change(sizes)
                 draft = self._path.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps(found, indent=1, sort_keys=True))
+                draft.write_text(json.dumps(sizes, indent=1, sort_keys=True))
                 draft.replace(self._path)
 
     def _read(self) -> dict[str, object]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            sizes = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return sizes if isinstance(sizes, dict) else {}
 
 
 def choose(
@@ -257,20 +257,20 @@ def choose(
     memory = _memory_of(config)
     key = key_of(config, device, shape)
     # Rank 0's word counts, because another run may write between two workers' readings.
-    found: int | None = workers.broadcast(memory.recall(key))
-    if found is None:
+    chosen: int | None = workers.broadcast(memory.recall(key))
+    if chosen is None:
         # In a pipeline `micro_size` is the largest that leaves each stage enough of them.
         with preparing():
             own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
-            found = min(workers.all_gather(own))
-        if found == 0:
+            chosen = min(workers.all_gather(own))
+        if chosen == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits in memory; lower "
                 "task.max_length, or use another model or hardware"
             )
         if workers.rank == 0:
-            memory.keep(key, found)
-    return found
+            memory.keep(key, chosen)
+    return chosen
 
 
 def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
@@ -289,10 +289,10 @@ def in_tokens(config: RunConfig, size: int, device: torch.device, width: int) ->
     What fits at the greatest length fits in every other shape of as many positions, and short texts make
     fewer, larger micro-batches.
     """
-    sized = with_size(config, size)
+    run = with_size(config, size)
     if not _searched(config, device) or size == config.share or config.parallel.stage_count > 1:
-        return sized
-    return sized.model_copy(update={"batch": sized.batch.model_copy(update={"micro_tokens": size * width})})
+        return run
+    return run.model_copy(update={"batch": run.batch.model_copy(update={"micro_tokens": size * width})})
 
 
 def _searched(config: RunConfig, device: torch.device) -> bool:

@@ -186,13 +186,13 @@ class _Stamps:
     def times(self) -> list[tuple[str, float, float]]:
         """(part, forward s, backward s) of the last micro-batch, without the loss."""
         names = list(self.parts)
-        found, entered_s = [], self.begin_s
+        times, entered_s = [], self.begin_s
         for number, name in enumerate(names):
             before = names[number - 1] if number else "end"
             backward_s = self.backward[before] - self.backward[name]
-            found.append((name, self.forward[name] - entered_s, backward_s))
+            times.append((name, self.forward[name] - entered_s, backward_s))
             entered_s = self.forward[name]
-        return found
+        return times
 
     def now(self) -> float:
         kind_of(self._device).backend.synchronize(self._device)
@@ -292,8 +292,8 @@ def alone(config: RunConfig, examples: int) -> RunConfig:
 
 def data_parallel(config: RunConfig, workers: int, *, compression_warmup: float = 0.2) -> RunConfig:
     """Returns the run, data-parallel, with its buckets and its compression."""
-    kept = {name: getattr(config.parallel, name) for name in ("bucket_mib", "compression", "powersgd_rank")}
-    parallel = Parallel(strategy=Strategy.ddp, workers=workers, compression_warmup=compression_warmup, **kept)
+    same = {name: getattr(config.parallel, name) for name in ("bucket_mib", "compression", "powersgd_rank")}
+    parallel = Parallel(strategy=Strategy.ddp, workers=workers, compression_warmup=compression_warmup, **same)
     return _changed(config, parallel=parallel)
 
 
@@ -352,13 +352,13 @@ def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) ->
     if not any(traits.passes):
         return None
     run = data_parallel(config, group.workers)
-    taken = [row for worker in group.run(compression_times, run) for row in worker]
+    times = [row for worker in group.run(compression_times, run) for row in worker]
     sent_mib = traits.payload(_MATRIX, 4, run.parallel) / MIB
     exchange_ms = traits.messages * exchange.message_ms + exchange.ms_per_mib * sent_mib
-    own_ms = max(0.0, statistics.median(whole for _, whole in taken) - exchange_ms)
+    own_ms = max(0.0, statistics.median(whole for _, whole in times) - exchange_ms)
     # Where the call returns with the result, its parts cannot be told apart.
     called = traits.waits or traits.answers_last
-    pack_ms = own_ms / 2 if called else min(own_ms, statistics.median(begun for begun, _ in taken))
+    pack_ms = own_ms / 2 if called else min(own_ms, statistics.median(begun for begun, _ in times))
     matrix_mib = 4 * math.prod(_MATRIX) / MIB
     return CompressionCost(pack_ms / matrix_mib, (own_ms - pack_ms) / matrix_mib)
 
@@ -382,7 +382,7 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
 
     parallel.register_comm_hook(None, hook)
     batch = torch.randn(2, _MATRIX[1], device=device)
-    taken: list[tuple[float, float]] = []
+    times: list[tuple[float, float]] = []
     for step in range(_WARM_UP_STEPS + _REPEATS):
         exchange.begin_step(step, 1.0)
         distributed.barrier()
@@ -390,10 +390,10 @@ def compression_times(config: RunConfig) -> list[tuple[float, float]]:
         parallel(batch).square().sum().backward()
         backend.synchronize(device)
         began_s, begun_s = marks
-        taken.append((1e3 * (begun_s - began_s), 1e3 * (time.perf_counter() - began_s)))
+        times.append((1e3 * (begun_s - began_s), 1e3 * (time.perf_counter() - began_s)))
         optimizer.step()
         optimizer.zero_grad()
-    return taken[_WARM_UP_STEPS + 1 :]
+    return times[_WARM_UP_STEPS + 1 :]
 
 
 def mean_step(workers: list[StepTimes]) -> StepTimes:
@@ -444,8 +444,8 @@ def fit(workers: int, times: list[list[tuple[float, float, float]]], *, idle: bo
     p, q = sum(1 / ms for _, ms, _ in rows), sum(mib / ms for mib, ms, _ in rows)
     slope = (a * q - b * p) / (a * c - b * b)
     message_ms = max(0.0, (p - b * slope) / a)
-    taken = 0.0 if idle else min(1.0, sum(cpu for _, _, cpu in rows) / sum(ms for _, ms, _ in rows))
-    return ExchangeCost(workers, message_ms, max(slope, 1e-9), taken)
+    share = 0.0 if idle else min(1.0, sum(cpu for _, _, cpu in rows) / sum(ms for _, ms, _ in rows))
+    return ExchangeCost(workers, message_ms, max(slope, 1e-9), share)
 
 
 def _traced_steps_ms(config: RunConfig) -> list[float]:

@@ -108,10 +108,10 @@ class DatasetTask(Task, Generic[Example]):
             whole = parts[source]
             units, strata = hashes(self.units(whole)), np.array([self.split_stratum(one) for one in whole])
             if rule is SplitRule.half:
-                kept, test = halved(units, strata)
+                rest, test = halved(units, strata)
             else:
-                kept, test = held_out_by_hash(units, strata, task.validation_fraction)
-            parts = {**parts, source: [whole[i] for i in kept], TEST: [whole[i] for i in test]}
+                rest, test = held_out_by_hash(units, strata, task.validation_fraction)
+            parts = {**parts, source: [whole[i] for i in rest], TEST: [whole[i] for i in test]}
         if VALIDATION not in parts:
             whole = parts[TRAIN]
             train, validation = self.hold_out(whole, task)
@@ -244,7 +244,7 @@ class _Examples(Generic[Example]):
     def _apart(self, parts: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
         """Returns the parts without examples that a later part has too; the test part stays whole."""
         seen: dict[int, str] = {}
-        kept: dict[str, list[Example]] = {}
+        own: dict[str, list[Example]] = {}
         for part in reversed(list(parts)):
             examples = parts[part]
             keys = hashes(normal("\n".join(self._task.texts(one))) for one in examples).tolist()
@@ -256,21 +256,21 @@ class _Examples(Generic[Example]):
                     f"{seen[keys[at]]} part ({sum(twice)} such examples); remove it from one, or set "
                     "task.overlap: drop"
                 )
-            kept[part] = [one for one, again in zip(examples, twice, strict=True) if not again]
+            own[part] = [one for one, again in zip(examples, twice, strict=True) if not again]
             if any(twice):
-                others = " or ".join(name for name in parts if name in kept and name != part)
+                others = " or ".join(name for name in parts if name in own and name != part)
                 self.notes.append(
                     f"{part}: {sum(twice)} of {len(examples)} examples dropped because they are also in "
                     f"the {others} part (task.overlap)"
                 )
-            if not kept[part]:
+            if not own[part]:
                 raise BadDataError(
                     f"{self._source.name}: every example of the {part} part is also in another part; give "
                     "it examples of its own, or set task.overlap: allow"
                 )
             for key in keys:
                 seen.setdefault(key, part)
-        return {part: kept[part] for part in parts}
+        return {part: own[part] for part in parts}
 
     def cut_line(self, part: str, tokens: TokenSet) -> str:
         limit = self._config.max_length
@@ -289,8 +289,8 @@ class _Examples(Generic[Example]):
         texts = list(self._task.texts(example))
         for part in self._source.parts:
             for row in self._source.rows(part):
-                found = self._task.example(row, self._config)
-                if found is not None and list(self._task.texts(found)) == texts:
+                other = self._task.example(row, self._config)
+                if other is not None and list(self._task.texts(other)) == texts:
                     return row.where
         return self._source.name
 

@@ -86,11 +86,11 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
     except (Spent, OSError):  # Elsewhere it may be readable: the run decides.
         return FirstRows(path.name, {}, False, [])
     rules = build(task.name)
-    found: dict[str, list[Row]] = {}
+    parts: dict[str, list[Row]] = {}
     mistakes: list[str] = []
     whole = True
     for part, source in sources.items():
-        rows = found.setdefault(part, [])
+        rows = parts.setdefault(part, [])
         try:
             with within(Allowance(LOOK_BYTES // len(sources), LOOK_S / len(sources), roots)):
                 for row in renamed(source.read(), task.columns):
@@ -100,7 +100,7 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
             mistakes.append(str(error))
         except (Spent, OSError):
             whole = False
-    return FirstRows(path.name, found, whole, mistakes)
+    return FirstRows(path.name, parts, whole, mistakes)
 
 
 LENGTHS = (64, 128, 256, 512)
@@ -191,8 +191,8 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
     if not proposals and path.is_dir():
         files = sorted((one for one in path.iterdir() if one.is_file()), key=_size, reverse=True)
         for file in files[:_FILES_TRIED]:
-            found, _ = _proposals(file)
-            proposals.extend(found)
+            others, _ = _proposals(file)
+            proposals.extend(others)
     proposals.sort(key=lambda one: (-one.certainty, bool(one.mistakes), -_size(one.path)))
     best = proposals[0] if proposals else None
     parts: dict[str, PartContents] = {}
@@ -239,7 +239,7 @@ def _counter(folder: Path) -> CountTokens:
 
 def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
     """Returns the tasks whose checks the first rows pass, and why each other task's do not."""
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     refused: dict[str, str] = {}
     for name, info in TASKS.items():
         try:
@@ -260,8 +260,8 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
         if mistakes and not _mostly_usable(path, task):
             refused[name] = mistakes[0]
         else:
-            found.append(Proposal({"name": name, **guess.fields}, guess.certainty, path, tuple(mistakes)))
-    return found, refused
+            proposals.append(Proposal({"name": name, **guess.fields}, guess.certainty, path, tuple(mistakes)))
+    return proposals, refused
 
 
 def _sample(path: Path, task: TaskConfig) -> Sample | None:
@@ -326,16 +326,16 @@ def _first_rows(path: Path, task: TaskConfig) -> list[Row]:
 
 def _lists(path: Path) -> list[list[str]]:
     folder = path if path.is_dir() else path.parent
-    found = []
+    lists = []
     for file in sorted(folder.glob("*.txt"))[:20]:
         try:
             if file.is_file() and file.stat().st_size <= _LIST_BYTES:
                 lines = [line.strip() for line, _ in read_lines(file) if line.strip()]
                 if len(lines) > 1 and len(set(lines)) == len(lines) and max(map(len, lines)) <= 100:
-                    found.append(lines)
+                    lists.append(lines)
         except BadDataError:
             continue
-    return found
+    return lists
 
 
 def _allowance() -> Allowance:
@@ -374,20 +374,20 @@ def _read_part(source: SourcePart, task: TaskConfig, root: Path, count: CountTok
     texts: list[Sequence[str]] = []
     values: dict[str, list[Any]] = {}
     for row in _usable_rows(renamed(source.read(), task.columns), part):
-        found: Sequence[str] = ()
+        content: Sequence[str] = ()
         try:
-            found = rules.texts_of(row, task)
+            content = rules.texts_of(row, task)
         except BadDataError as error:
             if len(part.mistakes) < _SHOWN:
                 part.mistakes.append(str(error))
         part.empty += _has_empty_text(row, task)
-        if not found:
+        if not content:
             continue
         part.usable += 1
-        texts.append(found)
+        texts.append(content)
         for name in task.info.columns:
             value = row.fields.get(name)
-            if value is not None and value not in found:
+            if value is not None and value not in content:
                 values.setdefault(name, []).append(value)
     keys = hashes(normal("\n".join(one)) for one in texts).tolist()
     part.keys = set(keys)

@@ -345,12 +345,12 @@ class GradientNoise:
         efficiency = self._averages.efficiency
         if efficiency is None:
             return {}
-        found = {"statistical_efficiency": efficiency}
+        figures = {"statistical_efficiency": efficiency}
         if math.isfinite(self._averages.noise_scale):
-            found["noise_scale"] = self._averages.noise_scale
+            figures["noise_scale"] = self._averages.noise_scale
         if samples_per_s is not None:
-            found["goodput"] = goodput(samples_per_s, efficiency)
-        return found
+            figures["goodput"] = goodput(samples_per_s, efficiency)
+        return figures
 
     def to_state(self) -> dict[str, float]:
         """Returns the JSON-able state, after which the next step is compared with none before it.

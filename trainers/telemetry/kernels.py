@@ -68,7 +68,7 @@ def kernels_of(events: Sequence[Mapping[str, Any]], *, steps: int, window_us: fl
     launches: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         launches[str(event["name"])].append(event)
-    found = []
+    kernels = []
     for name, those in launches.items():
         total_us = sum(event["dur"] for event in those)
         figures = {
@@ -80,8 +80,8 @@ def kernels_of(events: Sequence[Mapping[str, Any]], *, steps: int, window_us: fl
         for shape in ("grid", "block"):
             if (size := _usual_size(those, shape)) is not None:
                 figures[f"{shape}_size"] = size
-        found.append(Kernel(name[:_NAME_LIMIT], figures))
-    return tuple(sorted(found, key=lambda kernel: -kernel.figures["kernel_ms_per_step"]))
+        kernels.append(Kernel(name[:_NAME_LIMIT], figures))
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.figures["kernel_ms_per_step"]))
 
 
 def _usual_size(launches: Iterable[Mapping[str, Any]], shape: str) -> float | None:

@@ -52,11 +52,11 @@ class Ring:
 
     def take(self) -> tuple[list[Sample], dict[str, float]]:
         """Returns all samples and peaks since the last call; the last one begins the next window."""
-        taken, peaks = self._samples, self._peaks
+        samples, peaks = self._samples, self._peaks
         self._samples, self._peaks = [], {}
-        for sample in taken[-1:]:
+        for sample in samples[-1:]:
             self.append(sample)
-        return taken, peaks
+        return samples, peaks
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,8 +178,8 @@ def aligned(workers: Sequence[WorkerTrace]) -> tuple[Shift, ...]:
         pairs = list(zip(first.exchanges, worker.exchanges, strict=True))
         low = max(ours[0] - theirs[1] for ours, theirs in pairs)
         high = min(ours[1] - theirs[0] for ours, theirs in pairs)
-        told = worker.epoch_s - first.epoch_s
-        shifts.append(Shift(min(max(told, low), high), max(0.0, high - low)))
+        by_unix_time = worker.epoch_s - first.epoch_s
+        shifts.append(Shift(min(max(by_unix_time, low), high), max(0.0, high - low)))
     return tuple(shifts)
 
 

@@ -51,8 +51,8 @@ class LabelFields(ListedFields):
 def _guess(sample: Sample) -> Guess | None:
     texts = sample.texts[:2]
     several = next((one for one in sample.columns if one.is_several_labels), None)
-    found = [one for one in sample.columns if one.is_label]
-    label = several or sample.column("label") or (found[-1] if found else None)
+    labels = [one for one in sample.columns if one.is_label]
+    label = several or sample.column("label") or (labels[-1] if labels else None)
     if not texts or label is None or label in texts or label.is_number:
         return None
     pair = texts[1] if len(texts) > 1 else None

@@ -269,8 +269,8 @@ def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.floa
 
 def by_label(labels: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """Returns the weight of each label; 1 for a label of several, (N, C), that is absent."""
-    found = weights[labels] if labels.ndim == 1 else np.where(labels == 1, weights, 1.0)
-    return found.astype(np.float32)
+    factors = weights[labels] if labels.ndim == 1 else np.where(labels == 1, weights, 1.0)
+    return factors.astype(np.float32)
 
 
 def _several(row: Row) -> list[str | int]:

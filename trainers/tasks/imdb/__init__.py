@@ -18,8 +18,8 @@ def labelled_folders(path: Path) -> Mapping[str, SourcePart] | None:
     root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
     if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
         return None
-    found = named_parts(lambda name: root / name if (root / name).is_dir() else None)
-    return {part: _one_text_per_file(folder) for part, folder in found.items()}
+    folders = named_parts(lambda name: root / name if (root / name).is_dir() else None)
+    return {part: _one_text_per_file(folder) for part, folder in folders.items()}
 
 
 def _one_text_per_file(folder: Path) -> SourcePart:
@@ -34,10 +34,10 @@ def _one_text_per_file(folder: Path) -> SourcePart:
 
 def _texts_in(folder: Path) -> list[Path]:
     # Listed, since a glob takes a folder that cannot be read for an empty one.
-    found = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
-    if not found:
+    texts = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
+    if not texts:
         raise BadDataError(f"{folder}: no texts; both pos/*.txt and neg/*.txt are needed")
-    return found
+    return texts
 
 
 def _guess(sample: Sample) -> Guess | None:

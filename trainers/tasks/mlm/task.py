@@ -160,7 +160,7 @@ class GuessScoring:
         import torch
 
         right = _right(batch)
-        found = []
+        rows = []
         for start in range(0, len(right), self._TOKENS):
             part = logits[start : start + self._TOKENS].float()
             own = part.gather(1, right[start : start + self._TOKENS, None])
@@ -168,11 +168,11 @@ class GuessScoring:
             # Counted from the end, so that a NaN ranks last.
             rank = part.shape[1] - below - (equal - 1) * 0.5
             loss = part.logsumexp(1) - own[:, 0] if self._losses else torch.zeros_like(rank)
-            found.append(torch.stack([torch.ones_like(rank), (rank == 1.0).float(), 1.0 / rank, loss], dim=1))
+            rows.append(torch.stack([torch.ones_like(rank), (rank == 1.0).float(), 1.0 / rank, loss], dim=1))
         of_sequences = logits.new_zeros((len(batch.labels), 4), dtype=torch.float32)
-        if found:
+        if rows:
             assert batch.guessed is not None
-            of_sequences.index_add_(0, batch.guessed // batch.labels.shape[1], torch.cat(found))
+            of_sequences.index_add_(0, batch.guessed // batch.labels.shape[1], torch.cat(rows))
         return of_sequences
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
@@ -291,8 +291,8 @@ class _Apart:
         try:
             for piece in self.corpus.pieces(part):
                 keys = hashes(map(normal, piece)).tolist()
-                kept = [text for text, key in zip(piece, keys, strict=True) if key not in self._seen]
-                if len(kept) < len(piece) and self._policy == "error":
+                rest = [text for text, key in zip(piece, keys, strict=True) if key not in self._seen]
+                if len(rest) < len(piece) and self._policy == "error":
                     text, other = next(
                         (t, self._seen[k]) for t, k in zip(piece, keys, strict=True) if k in self._seen
                     )
@@ -300,11 +300,11 @@ class _Apart:
                         f"{self.corpus.name}: the same text is in the {part} and the {other} part: "
                         f"{text[:80]!r}; remove it from one, or set task.overlap: drop"
                     )
-                dropped += len(piece) - len(kept)
+                dropped += len(piece) - len(rest)
                 if part != TRAIN:
                     own.update(dict.fromkeys(keys, part))
-                if kept:
-                    yield kept
+                if rest:
+                    yield rest
         finally:
             self._seen = {**own, **self._seen}
             if dropped:
@@ -351,14 +351,14 @@ def _pack(
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
     (begin,), (separator,) = frame_of(tokenizer, pairs=False).specials
     packer = Packer(task.max_length, begin=begin, separator=separator, dtype=dtype)
-    told = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
+    progress = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
     done = 0
     with closing(TokenWriter(folder, part, dtype)) as writer, closing(source.pieces(part)) as pieces:
         for texts in pieces:
             full = packer.add(*encode(texts))[: wanted - done]
             writer.append(full, np.full(len(full), task.max_length))
             done += len(full)
-            told(done)
+            progress(done)
             if done == wanted:
                 break
         else:
@@ -368,10 +368,10 @@ def _pack(
                 done += 1
         if not done:
             raise source.corpus.nothing(part)
-        asked = task.examples_of(part)
-        if asked is not None and done < asked:
+        exact = task.examples_of(part)
+        if exact is not None and done < exact:
             raise BadDataError(
-                f"{part}_examples is {asked}, but the {part} part packs into {done} sequences of "
+                f"{part}_examples is {exact}, but the {part} part packs into {done} sequences of "
                 f"{task.max_length} tokens; lower task.{part}_examples"
             )
         writer.finish()

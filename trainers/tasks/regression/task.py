@@ -155,13 +155,13 @@ class Regression(DatasetTask[Scored]):
 
     def describe(self, folder: Path, parts: Parts[Scored], task: TaskConfig) -> None:
         numbers = np.array([one.number for one in parts[TRAIN]])
-        found = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
-        (folder / _STATISTICS).write_text(json.dumps(found), encoding="utf-8")
+        statistics = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
+        (folder / _STATISTICS).write_text(json.dumps(statistics), encoding="utf-8")
 
     @override
     def head(self, folder: Path) -> NumberHead:
-        found = json.loads((folder / _STATISTICS).read_text(encoding="utf-8"))
-        return NumberHead(found["mean"], 2.0 ** round(math.log2(found["deviation"])))
+        statistics = json.loads((folder / _STATISTICS).read_text(encoding="utf-8"))
+        return NumberHead(statistics["mean"], 2.0 ** round(math.log2(statistics["deviation"])))
 
     @override
     def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:

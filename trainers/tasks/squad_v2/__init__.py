@@ -64,14 +64,14 @@ def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dic
 
 
 def _named(folder: Path, name: str) -> Path | None:
-    found = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
+    files = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
     plain = folder / f"{name}.json"
     if plain.is_file() and _is_official(plain):
-        found.append(plain)
-    if len(found) > 1:
-        shown = ", ".join(file.name for file in found)
+        files.append(plain)
+    if len(files) > 1:
+        shown = ", ".join(file.name for file in files)
         raise BadDataError(f"{folder}: {shown} could each be the {name} part; keep only one")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _is_official(path: Path) -> bool:

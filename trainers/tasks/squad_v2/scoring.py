@@ -70,14 +70,14 @@ def _bag_f1(words: Counter[str], gold: Counter[str]) -> float:
 
 def means(exact: Scores, f1: Scores, has_answer: Flags) -> dict[str, float]:
     """Returns means over all questions, those with an answer and those without; none of empty groups."""
-    found = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
+    figures = {"exact_match": float(exact.mean()), "f1": float(f1.mean())}
     if has_answer.any():
-        found["exact_match_has_answer"] = float(exact[has_answer].mean())
-        found["f1_has_answer"] = float(f1[has_answer].mean())
+        figures["exact_match_has_answer"] = float(exact[has_answer].mean())
+        figures["f1_has_answer"] = float(f1[has_answer].mean())
     if not has_answer.all():
         # The F1 of a question without answer is its exact match.
-        found["exact_match_no_answer"] = float(exact[~has_answer].mean())
-    return found
+        figures["exact_match_no_answer"] = float(exact[~has_answer].mean())
+    return figures
 
 
 def with_threshold(scores: Scores, null_scores: Scores, has_answer: Flags, threshold: float) -> Scores:
@@ -124,12 +124,12 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
     ends = torch.nn.functional.pad(ends, (0, max_tokens - 1), value=-torch.inf)
     # (B, S, max_tokens): of the span that begins at s and has n + 1 tokens.
     scores = (begins[:, :, None] + ends.unfold(1, max_tokens, 1)).reshape(size, width * max_tokens)
-    kept = min(N_BEST, scores.shape[1])
-    top, places = scores.topk(kept, dim=1)
+    count = min(N_BEST, scores.shape[1])
+    top, places = scores.topk(count, dim=1)
     starts = places // max_tokens
     spans = (top, starts.float(), (starts + places % max_tokens).float())
     filled = (
-        torch.nn.functional.pad(part, (0, N_BEST - kept), value=value)
+        torch.nn.functional.pad(part, (0, N_BEST - count), value=value)
         for part, value in zip(spans, (-torch.inf, 0.0, 0.0), strict=True)
     )
     return torch.cat([(first[:, 0] + last[:, 0])[:, None], *filled], dim=1)
@@ -206,8 +206,8 @@ class GoldQuestions:
 
     @cached_property
     def _read(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = json.loads(self._file.read_text(encoding="utf-8"))
-        return found
+        document: dict[str, list[Any]] = json.loads(self._file.read_text(encoding="utf-8"))
+        return document
 
 
 class SpanScoring:
@@ -271,10 +271,10 @@ def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str],
         scores[i] = -np.inf
         for span in range(int(candidates.offsets[i]), int(candidates.offsets[i + 1])):
             text = context[candidates.begin[span] : candidates.end[span]]
-            told = bool(normalise(text))
-            if told or not texts[i]:
+            is_answer = bool(normalise(text))
+            if is_answer or not texts[i]:
                 texts[i], scores[i] = text, candidates.scores[span]
-            if told:
+            if is_answer:
                 break
     difference = np.nan_to_num(candidates.null_scores - scores, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     # The logistic function, in a form that does not overflow.

@@ -167,8 +167,8 @@ def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
     if not isinstance(start, int) or isinstance(start, bool):
         raise row.refusal("answers", f"answer_start {start!r} of {text!r} is not a whole number")
     if start < 0 or context[start : start + len(text)] != text:
-        found = context.find(text)
-        hint = f"it occurs at {found}" if found >= 0 else "it does not occur"
+        place = context.find(text)
+        hint = f"it occurs at {place}" if place >= 0 else "it does not occur"
         raise row.refusal("answers", f"{text!r} is not at character {start} of the context ({hint})")
     return Answer(text, start)
 

@@ -109,15 +109,15 @@ def tokenise_windows(
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
         encoded = tokenizer.encode_batch_fast([one.text for one in chunk], add_special_tokens=False)
-        for i, (one, asked) in enumerate(zip(chunk, encoded, strict=True), start):
+        for i, (one, query) in enumerate(zip(chunk, encoded, strict=True), start):
             context = numbers[one.context]
             begin, end = int(contexts.offsets[context]), int(contexts.offsets[context + 1])
             answer = _answer_tokens(one, contexts, context)
-            head = np.array([*before, *asked.ids, *between], dtype=dtype)
+            head = np.array([*before, *query.ids, *between], dtype=dtype)
             room = max_length - len(head) - len(tail)
             if room < 1:
                 raise BadDataError(
-                    f"{one.where}, field question: {len(asked.ids)} tokens leave no room for the context "
+                    f"{one.where}, field question: {len(query.ids)} tokens leave no room for the context "
                     f"in {max_length}; raise task.max_length or shorten the question"
                 )
             if begin == end:
@@ -148,10 +148,10 @@ def tokenise_windows(
 def _answer_tokens(question: Question, contexts: Contexts, context: int) -> Span | None:
     if not question.answers:
         return None
-    found = contexts.span(context, question.answers[0])
-    if found is None:
+    span = contexts.span(context, question.answers[0])
+    if span is None:
         raise BadDataError(
             f"{question.where}, field answers: {question.answers[0].text!r} has no token in the vocabulary; "
             "remove the answer"
         )
-    return found
+    return span

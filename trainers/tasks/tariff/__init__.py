@@ -32,11 +32,11 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
     if path.is_dir() and any(path.glob("train.*")):
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    found = {file: reader for file in files if file.is_file() and (reader := _reader_of(file)) is not None}
-    if not found:
+    by_file = {file: reader for file in files if file.is_file() and (reader := _reader_of(file)) is not None}
+    if not by_file:
         return None
-    readers = [partial(reader, file) for file, reader in found.items()]
-    return {"train": SourcePart(list(found), lambda: chain.from_iterable(read() for read in readers))}
+    readers = [partial(reader, file) for file, reader in by_file.items()]
+    return {"train": SourcePart(list(by_file), lambda: chain.from_iterable(read() for read in readers))}
 
 
 def _reader_of(file: Path) -> Reader | None:

@@ -35,15 +35,15 @@ Span = tuple[int, int, str]
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
-    found: list[Span] = []
+    spans: list[Span] = []
     for place, tag in enumerate(tags):
         if tag.startswith("B-"):
             kind = tag[2:]
             end = place + 1
             while end < len(tags) and tags[end] == f"I-{kind}":
                 end += 1
-            found.append((place, end, kind))
-    return found
+            spans.append((place, end, kind))
+    return spans
 
 
 def repaired(tags: Sequence[str]) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ def repaired(tags: Sequence[str]) -> tuple[str, ...]:
 def words_of(text: str, spans: Sequence[Span]) -> list[tuple[int, int]]:
     """Returns the words of a text: runs of letters and digits, and signs; edges of spans divide them."""
     edges = sorted({edge for start, end, _ in spans for edge in (start, end)})
-    found: list[tuple[int, int]] = []
+    words: list[tuple[int, int]] = []
     for word in _WORD.finditer(text):
         inside = edges[bisect_left(edges, word.start() + 1) : bisect_left(edges, word.end())]
         cuts = [word.start(), *inside, word.end()]
-        found.extend(pairwise(cuts))
-    return found
+        words.extend(pairwise(cuts))
+    return words
 
 
 def tags_of(words: Sequence[tuple[int, int]], spans: Sequence[Span]) -> tuple[str, ...]:
@@ -139,9 +139,9 @@ class EntityScoring:
 
         words = batch.labels != IGNORED
         order = (~words).byte().argsort(dim=1, stable=True)  # Words first, in their order.
-        found = logits.argmax(-1).gather(1, order).masked_fill(~words.gather(1, order), -1)
-        missing = max(0, self._width - found.shape[1])
-        return functional.pad(found, (0, missing), value=-1)[:, : self._width].float()
+        likeliest = logits.argmax(-1).gather(1, order).masked_fill(~words.gather(1, order), -1)
+        missing = max(0, self._width - likeliest.shape[1])
+        return functional.pad(likeliest, (0, missing), value=-1)[:, : self._width].float()
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         counts, right = EntityCounts(), 0
@@ -158,12 +158,12 @@ class EntityScoring:
         """
         counts = EntityCounts()
         sentences = self._sentences(observed)
-        found = np.array([counts.add(true, predicted) for true, predicted in sentences], dtype=np.float64)
-        f1, total = counts.scores()["entity_f1"], max(1.0, float(found[:, 1].sum()))
+        hits = np.array([counts.add(true, predicted) for true, predicted in sentences], dtype=np.float64)
+        f1, total = counts.scores()["entity_f1"], max(1.0, float(hits[:, 1].sum()))
         types = sorted(types_of(self._classes))
         return Judged(
             np.arange(len(sentences)),
-            f1 + len(sentences) * (2.0 * found[:, 0] - f1 * found[:, 1]) / total,
+            f1 + len(sentences) * (2.0 * hits[:, 0] - f1 * hits[:, 1]) / total,
             [predicted for _, predicted in sentences],
             [true for true, _ in sentences],
             LabelCounts(
@@ -176,18 +176,18 @@ class EntityScoring:
 
     def _sentences(self, observed: Observed) -> list[tuple[list[str], list[str]]]:
         outside = self._classes.index(OUTSIDE)
-        found: list[tuple[list[str], list[str]]] = []
+        sentences: list[tuple[list[str], list[str]]] = []
         start = 0
         for row, count in zip(observed.astype(np.int64), self._counts.tolist(), strict=True):
             seen = self._seen[start : start + count]
             predicted = np.full(count, outside)
             predicted[seen] = row[: int(seen.sum())]
             true = self._tags[start : start + count]
-            found.append(
+            sentences.append(
                 (
                     [self._classes[tag] for tag in true.tolist()],
                     [self._classes[tag] for tag in predicted.tolist()],
                 )
             )
             start += count
-        return found
+        return sentences

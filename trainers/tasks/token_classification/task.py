@@ -114,9 +114,9 @@ class TokenClassification(DatasetTask[Tagged]):
             framed = frame.around([(ids, counts)], task.max_length)
             parts.append(framed)
             for one, pieces, length in zip(chunk, encoded, framed.lengths.tolist(), strict=True):
-                kept = length - specials
+                room = length - specials
                 first = first_pieces(one.words, pieces.offsets)
-                inside = (first >= 0) & (first < kept)
+                inside = (first >= 0) & (first < room)
                 of_tokens = np.full(length, IGNORED, dtype=np.int64)
                 tags = np.array([numbers[tag] for tag in one.tags], dtype=np.int64)
                 of_tokens[before + first[inside]] = tags[inside]
@@ -162,12 +162,12 @@ def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, 
     ends = np.array([end for _, end in words], dtype=np.int64)
     last = np.array([end for _, end in offsets], dtype=np.int64) - 1
     of_piece = np.searchsorted(starts, last, side="right") - 1
-    found = np.full(len(words), -1, dtype=np.int64)
+    first = np.full(len(words), -1, dtype=np.int64)
     for piece in range(len(offsets) - 1, -1, -1):
         word = of_piece[piece]
         if word >= 0 and last[piece] < ends[word]:
-            found[word] = piece
-    return found
+            first[word] = piece
+    return first
 
 
 def _of_tags(row: Row, labels: Sequence[str] | None) -> Tagged:

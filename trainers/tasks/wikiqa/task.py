@@ -69,9 +69,9 @@ def _by_query(
     hits, of_query = relevant[order] == 1, queries[order]
     numbers, first, place = np.unique(of_query, return_index=True, return_inverse=True)
     ranks = np.arange(len(order)) - first[place] + 1
-    found = np.cumsum(hits)
-    found_before = (found - hits)[first]
-    precision = (found - found_before[place]) / ranks
+    cumulative = np.cumsum(hits)
+    found_before = (cumulative - hits)[first]
+    precision = (cumulative - found_before[place]) / ranks
     total = np.bincount(place, weights=hits, minlength=len(numbers))
     answerable = total > 0
     summed = np.bincount(place, weights=precision * hits, minlength=len(numbers))
@@ -261,10 +261,10 @@ def _named(row: Row, *names: str) -> str:
 
 
 def _by_question(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    found: dict[str, list[Pair]] = {}
+    questions: dict[str, list[Pair]] = {}
     for pair in pairs:
-        found.setdefault(pair.key, []).append(pair)
-    return list(found.values())
+        questions.setdefault(pair.key, []).append(pair)
+    return list(questions.values())
 
 
 def _answerable(question: Sequence[Pair]) -> int:
