@@ -140,7 +140,7 @@ def compare_experiment(
     With `a` and `b`, or with `claims`, every pair is a tested claim: paired by seed where possible, corrected
     over all pairs, with "equivalent" within a margin and about how many more seeds an undecided one needs.
     """
-    from service.analysis.run_tables import read_kernels
+    from service.analysis.run_table import read_kernels
     from service.analysis.words import assignments
 
     return _question(store, experiment_id, also, selection, settings).compare(
@@ -266,7 +266,7 @@ def speedup_experiment(
     also: Also = None,
 ) -> SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
-    from service.analysis.run_tables import read_curves
+    from service.analysis.run_table import read_curves
     from service.analysis.words import one_assignment
 
     question = _question(store, experiment_id, also, selection)
@@ -332,8 +332,7 @@ def _question(
 ) -> Question:
     """With settings, claims go over the examples too, where runs kept what they made of each."""
     from service.analysis.question import Question
-    from service.analysis.run_table import no_scores
-    from service.analysis.run_tables import read_run_table
+    from service.analysis.run_table import no_scores, read_run_table
     from service.output.run_files import known_scores
 
     ids = [experiment_id, *(also or ())]

@@ -9,18 +9,26 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 from service.config.settings import Settings
+from service.domain.metrics import headline
+from service.domain.records import MeasurementRow, Run
 from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
-from service.output.model_card import Told, model_card
 from service.specs.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
+from trainers.data.paths import HUB
+from trainers.metrics import on_test
+from trainers.model_kinds.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
+from trainers.tasks import TASKS
 
 WEIGHTS = "model.safetensors"
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -187,3 +195,220 @@ def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+PIPELINES: Mapping[type[Head], tuple[str, str]] = {
+    ClassHead: ("text-classification", "AutoModelForSequenceClassification"),
+    NumberHead: ("text-classification", "AutoModelForSequenceClassification"),
+    SpanHead: ("question-answering", "AutoModelForQuestionAnswering"),
+    TokenHead: ("token-classification", "AutoModelForTokenClassification"),
+    VocabularyHead: ("fill-mask", "AutoModelForMaskedLM"),
+}
+"""By head, what the hub calls its use, and the class of transformers that loads the model."""
+_BESIDE = frozenset(
+    {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
+)
+"""Figures of a summary that the card tells in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Everything that a card is written from.
+
+    Attributes:
+        which: `best` or `last`, of the run's checkpoints.
+        step: Of the checkpoint.
+        score: Headline score of the best checkpoint; None when unknown.
+        spec: The run's spec without axes, as a document.
+        spec_sha256: Hash of the experiment's canonical spec.
+        summary: Figures by name; empty until the run has ended.
+        facts: Facts of the last attempt that trained.
+        model_type: As in the model's `config.json`.
+    """
+
+    run: Run
+    which: str
+    step: int
+    score: float | None
+    spec: Mapping[str, Any]
+    spec_sha256: str
+    summary: Mapping[str, float | int | str | None]
+    measurements: Sequence[MeasurementRow]
+    facts: Mapping[str, Any]
+    model_type: str
+
+
+def model_card(told: Told) -> str:
+    """Returns the card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
+    front = yaml.safe_dump(_front_matter(told), sort_keys=False, allow_unicode=True).rstrip()
+    parts = [f"---\n{front}\n---", *_sections(told)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(told: Told) -> dict[str, Any]:
+    run, task = told.run, told.spec["task"]
+    pipeline, _ = PIPELINES[TASKS[run.task].head]
+    front: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": pipeline,
+        "tags": [told.model_type, "stillhouse", run.task],
+    }
+    if run.student.startswith(HUB):
+        front["base_model"] = run.student.removeprefix(HUB)
+    dataset = task.get("path") or ""
+    if dataset.startswith(HUB):
+        front["datasets"] = [dataset.removeprefix(HUB)]
+    results = []
+    for part, scores in (("test", _test_scores(told)), ("validation", _scores_of_this_checkpoint(told))):
+        metrics = [
+            {"type": name, "name": name, "value": value}
+            for name, value in scores.items()
+            if math.isfinite(value)  # YAML's .nan is no number to the hub.
+        ]
+        if metrics:
+            where = {
+                "type": dataset.removeprefix(HUB) or run.task,
+                "name": dataset or run.task,
+                "split": part,
+            }
+            results.append({"task": {"type": pipeline}, "dataset": where, "metrics": metrics})
+    if results:
+        front["model-index"] = [{"name": f"run-{run.id}", "results": results}]
+    return front
+
+
+def _test_scores(told: Told) -> dict[str, float]:
+    """Scores of the exported weights on the test part; only the best checkpoint has any."""
+    if told.which != "best":
+        return {}
+    names = {score: on_test(score) for score in (headline(told.run), *TASKS[told.run.task].scores)}
+    return {
+        score: value
+        for score, name in names.items()
+        if name is not None and isinstance(value := told.summary.get(name), float)
+    }
+
+
+def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
+    """Scores of the exported weights, which may not be those that the run ended with."""
+    found: dict[str, float] = {}
+    if told.which == "best" and told.score is not None:
+        found[headline(told.run)] = told.score
+    if told.summary.get("steps") == told.step:
+        scores = TASKS[told.run.task].scores
+        for name, value in told.summary.items():
+            if name in scores and not scores[name].tuned and isinstance(value, float):
+                found.setdefault(name, value)
+    return found
+
+
+def _sections(told: Told) -> Iterator[str]:
+    run = told.run
+    yield f"# {told.spec['name']}: run {run.id}"
+    if told.spec.get("description"):
+        yield _plain(str(told.spec["description"]))
+    yield _what(told)
+    yield "## Use"
+    yield _use(told)
+    yield "## Figures"
+    yield from _figures(told)
+    yield "## Data"
+    yield _table(("what", "value"), [*_data(told)])
+    yield "## How to reproduce"
+    yield _reproduction(told)
+
+
+def _what(told: Told) -> str:
+    run = told.run
+    taught = f", distilled from `{run.teacher}`" if run.teacher else ""
+    words = f"`{run.student}` trained on task `{run.task}` in {run.precision}{taught}. "
+    where = f"These are the weights after step {told.step}"
+    if told.which == "best":
+        by = headline(run)
+        score = "" if told.score is None else f" of {told.score:.6g}"
+        told_of_test = ""
+        if run.test_score is not None:
+            examples = f" ({run.test_examples:,} examples)" if run.test_examples else ""
+            told_of_test = (
+                f" On the test part{examples}, which was scored once, `{by}` is {run.test_score:.6g}."
+            )
+        return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{told_of_test}"
+    return f"{words}{where}, the last the run saved."
+
+
+def _use(told: Told) -> str:
+    _, kind = PIPELINES[TASKS[told.run.task].head]
+    return (
+        "```python\n"
+        f"from transformers import AutoTokenizer, {kind}\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n'
+        f'model = {kind}.from_pretrained("path/to/this/folder")\n'
+        "```"
+    )
+
+
+def _figures(told: Told) -> Iterator[str]:
+    if not told.summary:
+        yield (
+            f"The run was {told.run.state} at step {told.run.step} when this was exported, so there are "
+            "none yet."
+        )
+        return
+    steps = told.summary.get("steps")
+    if steps != told.step:
+        yield (
+            f"Figures are for the whole run, which ended at step {steps}; accuracies are from its last "
+            f"evaluation, while the weights here are from step {told.step}. Figures starting with `test_` "
+            "are for the best checkpoint."
+        )
+    sources = {row.name: row for row in told.measurements if row.attempt == told.run.attempt}
+    rows = []
+    for name, value in told.summary.items():
+        if name in _BESIDE or value is None:
+            continue
+        source = sources.get(name)
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        rows.append((f"`{name}`", shown, source.unit if source else "", source.provenance if source else ""))
+    yield _table(("figure", "value", "unit", "provenance"), rows)
+    yield (
+        "`counter`: read from hardware or the clock; `sampled`: integrated from samples; `modelled`: "
+        "computed from rated power, price or another assumption."
+    )
+
+
+def _data(told: Told) -> Iterator[tuple[str, str]]:
+    task = told.spec["task"]
+    yield "dataset", f"`{task.get('path') or 'the default of the task'}`"
+    for name, value in sorted((told.facts.get("data") or {}).items()):
+        yield name.replace("_", " "), f"`{value}`"
+
+
+def _reproduction(told: Told) -> str:
+    run, facts = told.run, told.facts
+    document = {**told.spec, "seeds": [run.seed]}
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+    packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
+    rows = [
+        ("spec of the experiment, SHA-256", f"`{told.spec_sha256}`"),
+        ("seed", str(run.seed)),
+        (
+            "hardware",
+            f"{run.workers} x {run.hardware} ({facts.get('gpu') or facts.get('cpu') or 'not known'})",
+        ),
+        ("Python", str(facts.get("python", "not known"))),
+        ("packages", packages or "not known"),
+    ]
+    if facts.get("git_commit"):
+        rows.append(("commit", f"`{facts['git_commit']}`" + (", changed" if facts.get("git_dirty") else "")))
+    lead = f"Save this as `run-{run.id}.yaml`, then: `stillhouse submit run-{run.id}.yaml`"
+    return f"{lead}\n\n```yaml\n{text}\n```\n\n" + _table(("what", "value"), rows)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *([_plain(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Text that stays in its cell and its line."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -15,7 +15,7 @@ from api.routes import analysis
 from benchmarks.simulated import FACTS, open_store, sweep
 from service.analysis.question import Question
 from service.analysis.ranking import STRATEGIES
-from service.analysis.run_tables import read_curves, read_run_table
+from service.analysis.run_table import read_curves, read_run_table
 from service.config.settings import Settings
 from service.domain.records import MeasurementRow
 from service.store import RecordBatch, Store

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.analysis.run_tables import read_run_table
+from service.analysis.run_table import read_run_table
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE, lookup
 from service.domain.states import RunState

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from service.analysis.answers import AnalysisError, BadQuestion, Selection
 from service.analysis.ranking import label_of
-from service.analysis.run_tables import with_their_differences
+from service.analysis.run_table import with_their_differences
 from service.domain.formats import point_text, scale_for
 from service.domain.neighbours import disturbances
 from service.domain.records import Run

@@ -23,8 +23,7 @@ from service.analysis.answers import (
 )
 from service.analysis.question import Question
 from service.analysis.ranking import label_of
-from service.analysis.run_table import RunTable, UnitScores, no_scores
-from service.analysis.run_tables import read_run_table
+from service.analysis.run_table import RunTable, UnitScores, no_scores, read_run_table
 from service.domain.ledger import Ledger
 from service.domain.records import Run
 from service.domain.states import RunState

@@ -22,8 +22,7 @@ from service.analysis.answers import (
     TestedPair,
 )
 from service.analysis.ranking import STRATEGIES
-from service.analysis.run_table import RunTable, UnitScores, no_scores
-from service.analysis.run_tables import read_curves, read_kernels
+from service.analysis.run_table import RunTable, UnitScores, no_scores, read_curves, read_kernels
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState

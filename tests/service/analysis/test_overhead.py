@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.analysis.run_tables import OverheadShare
+from service.analysis.run_table import OverheadShare
 from service.domain.ledger import Sum
 from service.domain.records import Run
 from service.domain.states import RunState

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from service.analysis.answers import Selection
-from service.analysis.run_tables import (
+from service.analysis.run_table import (
     read_curves,
     read_kernels,
     read_run_table,

@@ -11,8 +11,7 @@ import pytest
 
 from service.analysis.answers import AnalysisError, Selection
 from service.analysis.question import Question
-from service.analysis.run_table import RunTable
-from service.analysis.run_tables import read_run_table
+from service.analysis.run_table import RunTable, read_run_table
 from service.db.schema import NEIGHBOUR_COLUMNS
 from service.domain.neighbours import Neighbour, disturbances, in_words, of_cpus, of_time
 from service.domain.records import MeasurementRow, Run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.analysis.run_tables import read_run_table
+from service.analysis.run_table import read_run_table
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.domain.grid import MAX_RUNS, reference_places
