@@ -92,17 +92,17 @@ def drift(middles_s: Sequence[float], seconds: Sequence[float]) -> Drift:
 
 
 def drifts(runs: Iterable[Run]) -> list[tuple[int, Drift]]:
-    found: dict[int, list[tuple[float, float]]] = {}
+    times: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         if not run.is_reference:
             continue
-        of = found.setdefault(run.experiment_id, [])
+        of = times.setdefault(run.experiment_id, [])
         rate, began_s, ended_s = run.samples_per_s, run.started_s, run.ended_s
         if run.state is RunState.succeeded and rate and began_s is not None and ended_s is not None:
             of.append(((began_s + ended_s) / 2, 1.0 / rate))
     return [
         (experiment, drift([middle for middle, _ in of], [seconds for _, seconds in of]))
-        for experiment, of in found.items()
+        for experiment, of in times.items()
     ]
 
 

@@ -197,25 +197,25 @@ class _Grid:
 
     def checks(self) -> list[str]:
         """Doubts: missing cells, uneven seeds, seeds that are not normally distributed."""
-        found: list[str] = []
+        doubts: list[str] = []
         possible = math.prod(len(levels) for levels in self.axes.values())
         if len(self.codes) < possible:
-            found.append(
+            doubts.append(
                 f"{possible - len(self.codes)} of {possible} cells have no run: an effect is over the cells "
                 "that every value of its axis has"
             )
         counts = np.isfinite(self.values).sum(axis=1)
         if counts.min() < counts.max():
-            found.append(f"cells have between {counts.min()} and {counts.max()} seeds")
+            doubts.append(f"cells have between {counts.min()} and {counts.max()} seeds")
         residuals = self.values - self.cell_means[:, None]
         residuals = residuals - np.nanmean(residuals, axis=0)
         residuals = residuals[np.isfinite(residuals)]
         spread = np.abs(residuals).max() > 1e-9 * np.nanmax(np.abs(self.values))
         if spread and 8 <= len(residuals) <= 5000 and stats.shapiro(residuals).pvalue < 0.01:
-            found.append(
+            doubts.append(
                 "what seeds add to cells is not normal (Shapiro-Wilk p < 0.01): p-values are approximate"
             )
-        return found
+        return doubts
 
 
 def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
@@ -283,8 +283,8 @@ def orthonormal_contrasts(levels: int) -> Matrix:
     contrasts = np.triu(np.ones((levels, levels - 1)))
     below = np.arange(1, levels)
     contrasts[below, below - 1] = -below
-    found: Matrix = contrasts / np.sqrt(below * (below + 1.0))
-    return found
+    scaled: Matrix = contrasts / np.sqrt(below * (below + 1.0))
+    return scaled
 
 
 def sentences(model: Effects, *, alpha: float = 0.05, margin: float | None = None) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from service.search.protocol import Samples
 
 def next_seeds(used: Iterable[int], count: int) -> list[int]:
     """Returns the smallest unused seeds."""
-    taken = set(used)
-    return list(itertools.islice((seed for seed in itertools.count() if seed not in taken), count))
+    excluded = set(used)
+    return list(itertools.islice((seed for seed in itertools.count() if seed not in excluded), count))
 
 
 def further_spec(

@@ -525,12 +525,12 @@ class Question(Rows):
         if text is None:
             return cells[0]
         point = self._point(text, "baseline")
-        found = [cell for cell in cells if is_at(cell.point, point)]
-        if len(found) != 1:
+        matches = [cell for cell in cells if is_at(cell.point, point)]
+        if len(matches) != 1:
             raise BadQuestion(
-                "baseline", f"'{text[:200]}' names {len(found)} configurations; name one, with all its axes"
+                "baseline", f"'{text[:200]}' names {len(matches)} configurations; name one, with all its axes"
             )
-        return found[0]
+        return matches[0]
 
 
 def claim_words(a: str, b: str, claim: Claim) -> str:

@@ -243,14 +243,14 @@ def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> 
     on_frontier = np.ones(len(costs), dtype=bool)
     # In lexicographic order a point is dominated only by points before it.
     order = np.lexsort(costs.T[::-1])
-    kept: list[int] = []
+    undominated: list[int] = []
     for row in order:
-        members = costs[kept]
+        members = costs[undominated]
         beaten = (members <= costs[row]).all(axis=1) & (members < costs[row]).any(axis=1)
         if beaten.any():
             on_frontier[row] = False
         else:
-            kept.append(int(row))
+            undominated.append(int(row))
     member_rows = np.flatnonzero(on_frontier)
     members = costs[member_rows]
     dominated: dict[str, tuple[str, ...]] = {}

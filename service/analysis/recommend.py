@@ -279,7 +279,7 @@ def _not_shown_worse(
     ]
     for mean, configuration in sorted(better, key=lambda pair: sign * pair[0]):
         claims = [_against_best(configuration, configurations, [each], test)[0] for each in relative]
-        tested = [claim for found in claims for claim in found]
+        tested = [claim for of_one in claims for claim in of_one]
         if tested and all(claim.verdict != "B is better" for claim in tested):
             undecided = next((claim for claim in tested if claim.verdict == "undecided"), None)
             change = f"{mean / value - 1:+.1%}" if value else f"{mean:.4g}"

@@ -110,7 +110,7 @@ class Rows:
         raise BadQuestion(parameter, f"unknown axis '{name[:100]}'; axes: {', '.join(known) or 'none'}")
 
     def _point(self, text: str, parameter: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values_by_axis: dict[str, Any] = {}
         for part in text.split(","):
             name, separator, written = part.partition("=")
             if not separator:
@@ -125,8 +125,8 @@ class Rows:
                 raise BadQuestion(
                     parameter, f"no run has {axis}={written.strip()[:100]}; values: {', '.join(values)}"
                 )
-            found[axis] = written.strip()
-        return {axis: found[axis] for axis in self.axes if axis in found}
+            values_by_axis[axis] = written.strip()
+        return {axis: values_by_axis[axis] for axis in self.axes if axis in values_by_axis}
 
     def _full(self, point: Mapping[str, Any], every: Sequence[Side]) -> Mapping[str, Any]:
         return next(side.point for side in every if is_at(side.point, point))
@@ -208,8 +208,8 @@ class Rows:
         return {run.id: run for run in self.run_table.runs}
 
     def _having(self, name: str) -> list[int]:
-        found: list[int] = np.flatnonzero(self._is_finished & np.isfinite(self._column(name))).tolist()
-        return found
+        positions: list[int] = np.flatnonzero(self._is_finished & np.isfinite(self._column(name))).tolist()
+        return positions
 
     def _has(self, name: str) -> bool:
         return bool(self._having(name))
@@ -265,8 +265,8 @@ class Rows:
         notes += self._disturbance_notes()
         if self.run_table.with_overhead:
             notes.append("time and cost include an even share of each experiment's overhead; energy does not")
-        for _, found in drifts(self.run_table.references):
-            notes += found.notes()
+        for _, trend in drifts(self.run_table.references):
+            notes += trend.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
             notes.append("one seed per configuration: the spread is unknown, so nothing can be claimed")

@@ -89,12 +89,12 @@ class RunTable:
         return column
 
     def figure_names(self) -> dict[str, None]:
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for summary in self.summaries.values():
-            for name in summary.keys() - found.keys():
+            for name in summary.keys() - names.keys():
                 if finite(summary[name]) is not None:
-                    found[name] = None
-        return found
+                    names[name] = None
+        return names
 
     @property
     def finished(self) -> list[Run]:
@@ -264,27 +264,27 @@ def read_curves(
     store: Store, runs: Sequence[Run], names: Sequence[str], *, max_points: int | None = None
 ) -> dict[int, dict[str, list[PointRow]]]:
     """Points by run id and name; runs without any are left out."""
-    found: dict[int, dict[str, list[PointRow]]] = {}
+    curves: dict[int, dict[str, list[PointRow]]] = {}
     for run in runs:
         series = {
             name: rows for name, rows in store.points(run.id, names, max_points=max_points).items() if rows
         }
         if series:
-            found[run.id] = series
-    return found
+            curves[run.id] = series
+    return curves
 
 
 def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[str, dict[str, float]]]:
     """Figures by run id and the kernel's name; runs that were not profiled are left out."""
-    found: dict[int, dict[str, dict[str, float]]] = {}
+    kernels: dict[int, dict[str, dict[str, float]]] = {}
     profiled: dict[int, int] = {}
     with store.database.read() as connection:
         statement = run_table_statements.kernel_measurements(experiment_ids, KERNEL_FIGURES)
         for run, attempt, scope, name, value in connection.execute(statement):
             if profiled.get(run) != attempt:  # A later attempt's window replaces an earlier one's.
-                found[run], profiled[run] = {}, attempt
-            found[run].setdefault(scope.removeprefix("kernel:"), {})[name] = as_float(value)
-    return found
+                kernels[run], profiled[run] = {}, attempt
+            kernels[run].setdefault(scope.removeprefix("kernel:"), {})[name] = as_float(value)
+    return kernels
 
 
 def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:

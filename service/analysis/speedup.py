@@ -51,8 +51,8 @@ def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) 
         baseline: Label of the configuration that the others are set against.
     """
     means = {
-        label: statistics.fmean(found)
-        if (found := [t for t in of if t is not None]) and None not in of
+        label: statistics.fmean(reached)
+        if (reached := [t for t in of if t is not None]) and None not in of
         else None
         for label, of in times.items()
     }

@@ -231,8 +231,8 @@ def _of_seeds(squared: Values, freedom: Values) -> Uncertainty:
 
 
 def _quantile(freedom: Values, alpha: float, power: float) -> Values:
-    found: Values = special.stdtrit(freedom, power) - special.stdtrit(freedom, alpha / 2)
-    return found
+    quantile: Values = special.stdtrit(freedom, power) - special.stdtrit(freedom, alpha / 2)
+    return quantile
 
 
 UNKNOWN_EXAMPLES = 100

@@ -11,7 +11,7 @@ from service.domain.metrics import METRICS, Metric, better_of
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
     """Reads NAME=NUMBER, each name once."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for text in texts or ():
         name, separator, value = (part.strip() for part in text.rpartition("="))
         try:
@@ -22,17 +22,17 @@ def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]
             raise BadQuestion(
                 parameter, f"'{text[:100]}' is not NAME=NUMBER, such as accuracy=0.005"
             ) from None
-        if name in found:
+        if name in numbers:
             raise BadQuestion(parameter, f"'{name[:100]}' is given twice; give it once")
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers
 
 
 def one_assignment(texts: Iterable[str] | None, parameter: str) -> tuple[str, float] | None:
-    found = assignments(texts, parameter)
-    if len(found) > 1:
-        raise BadQuestion(parameter, f"{len(found)} values are given; give one")
-    return next(iter(found.items()), None)
+    numbers = assignments(texts, parameter)
+    if len(numbers) > 1:
+        raise BadQuestion(parameter, f"{len(numbers)} values are given; give one")
+    return next(iter(numbers.items()), None)
 
 
 def metric_of(

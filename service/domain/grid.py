@@ -179,21 +179,21 @@ def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
         for other in others:
             dependents.setdefault(other, []).append(name)
     ready = [places[name] for name, others in missing.items() if not others]
-    found: list[str] = []
+    order: list[str] = []
     while ready:
         name = listed[heapq.heappop(ready)]
-        found.append(name)
+        order.append(name)
         for dependent in dependents.get(name, ()):
             missing[dependent].discard(name)
             if not missing[dependent]:
                 heapq.heappush(ready, places[dependent])
-    if len(found) < len(listed):
+    if len(order) < len(listed):
         left = [repr(name) for name in listed if missing[name]]
         raise ValueError(
             f"the conditions of {' and '.join(left)} depend on each other in a cycle; "
             "remove one from search.when"
         )
-    return found
+    return order
 
 
 def holds(name: str, conditions: Conditions, chosen: Point) -> bool:

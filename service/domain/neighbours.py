@@ -75,7 +75,7 @@ def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]
     for run in runs:
         if run.state in RUN_STATES_WITH_RESULT:
             cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(run)
-    found: dict[int, tuple[Neighbour, ...]] = {}
+    causes_by_run: dict[int, tuple[Neighbour, ...]] = {}
     for cell in cells.values():
         of_cell = {run.id: _noticed(run) for run in cell}
         alone = any(
@@ -86,8 +86,8 @@ def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]
         for number, kinds in of_cell.items():
             causes = tuple(kind for kind in kinds if alone or kind is not Neighbour.same_experiment)
             if causes:
-                found[number] = causes
-    return found
+                causes_by_run[number] = causes
+    return causes_by_run
 
 
 def _noticed(run: MeasuredRun) -> list[Neighbour]:

@@ -231,7 +231,7 @@ class MetricSamples:
 
 def series_of(rows: list[MetricRow]) -> list[MetricSamples]:
     """Combines rows of the database; metrics that this release does not know are left out."""
-    found: list[MetricSamples] = []
+    series: list[MetricSamples] = []
     sums: dict[str, dict[str, float]] = {}
     buckets: dict[tuple[str, str], dict[str, float]] = {}
     gauges: dict[tuple[str, str], float] = {}
@@ -249,8 +249,8 @@ def series_of(rows: list[MetricRow]) -> list[MetricSamples]:
             key = row.name, row.labels
             gauges[key] = max(row.value, gauges.get(key, row.value))
         else:
-            found.append(MetricSamples(info, json.loads(row.labels), row.value))
-    found += [
+            series.append(MetricSamples(info, json.loads(row.labels), row.value))
+    series += [
         MetricSamples(FIGURES[name], json.loads(labels), value) for (name, labels), value in gauges.items()
     ]
     for (name, labels_text), counts in buckets.items():
@@ -260,8 +260,8 @@ def series_of(rows: list[MetricRow]) -> list[MetricSamples]:
             total += counts.get(bound, 0.0)
             cumulative.append((bound, total))
         histogram = Histogram(tuple(cumulative), sums.get(name, {}).get(labels_text, 0.0))
-        found.append(MetricSamples(info, json.loads(labels_text), histogram))
-    return found
+        series.append(MetricSamples(info, json.loads(labels_text), histogram))
+    return series
 
 
 def _text(labels: Mapping[str, str]) -> str:

@@ -687,11 +687,11 @@ def canonical_query(text: str) -> str:
     Raises:
         ValueError: a parameter is unknown, or is there twice.
     """
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in parse_qsl(text.removeprefix("?"), max_num_fields=100):
         if name not in PARAMETERS:
             raise ValueError(f"'{name[:50]}' is not part of a view; use {', '.join(PARAMETERS)}")
-        if name in found:
+        if name in parameters:
             raise ValueError(f"'{name}' is there twice; keep one of them")
-        found[name] = value
-    return urlencode({name: found[name] for name in PARAMETERS if name in found})
+        parameters[name] = value
+    return urlencode({name: parameters[name] for name in PARAMETERS if name in parameters})

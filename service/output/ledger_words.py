@@ -60,14 +60,14 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
     Args:
         overhead: Parts of an experiment's overhead; a run has none.
     """
-    said = [
+    lines = [
         f"total: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
         f"{duration(total.device_hours * 3600)} of device time, "
         f"{figure('cost_usd', total.cost_usd)}, {energy(total.energy_kwh)}"
     ]
     if total.retries or total.lost_s:
         share = f" ({total.lost_usd / total.cost_usd:.0%} of the cost)" if total.cost_usd else ""
-        said.append(
+        lines.append(
             f"including {total.retries:,} retr{'y' if total.retries == 1 else 'ies'}, "
             f"{duration(total.lost_s)} and {figure('cost_usd', total.lost_usd)} of lost work{share}"
         )
@@ -76,8 +76,8 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
             f"{PARTS.get(part.part, part.part)} {duration(part.time_s)}" for part in overhead if part.time_s
         ]
         named = f": {', '.join(parts)}" if parts else ""
-        said.append(
+        lines.append(
             f"including {figure('cost_usd', total.overhead_usd)} of overhead, which is in no run's "
             f"figures{named}"
         )
-    return said
+    return lines

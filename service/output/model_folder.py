@@ -96,14 +96,14 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         NotFound: the run does not exist.
         NoModel: it has no such checkpoint, or the checkpoint is incomplete.
     """
-    told = _told(store, settings, run_id, which)
-    path = checkpoint_of(settings, store.source_of(told.run), which)
+    source = _card_source(store, settings, run_id, which)
+    path = checkpoint_of(settings, store.source_of(source.run), which)
     try:
         sealed = manifest.sealed_files(path)[WEIGHTS]
         texts = {
-            "README.md": model_card(told).encode(),
+            "README.md": model_card(source).encode(),
             "config.json": (path / "config.json").read_bytes(),
-            **tokenizer_files(path, int(told.spec["task"]["max_length"])),
+            **tokenizer_files(path, int(source.spec["task"]["max_length"])),
         }
         weights = (path / WEIGHTS).open("rb")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -113,7 +113,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
     listing = {
         "run": run_id,
         "checkpoint": which,
-        "step": told.step,
+        "step": source.step,
         "files": {file.name: {"size": file.size, "sha256": file.sha256} for file in files},
     }
     text = json.dumps(listing, indent=1).encode()
@@ -122,16 +122,16 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
 
 def read_model_card(store: Store, settings: Settings, run_id: int, which: Which) -> str:
     """Returns the card as Markdown; raises as `open_model`."""
-    return model_card(_told(store, settings, run_id, which))
+    return model_card(_card_source(store, settings, run_id, which))
 
 
-def _told(store: Store, settings: Settings, run_id: int, which: Which) -> Told:
+def _card_source(store: Store, settings: Settings, run_id: int, which: Which) -> CardSource:
     run = store.run(run_id)
     source = store.source_of(run)
     path = checkpoint_of(settings, source, which)
     best = manifest.read_best(checkpoints_of(settings, source)) if which == "best" else None
     attempts = store.attempts(run_id)
-    return Told(
+    return CardSource(
         run=run,
         which=which,
         step=manifest.CheckpointId.of(path).step,
@@ -212,7 +212,7 @@ _BESIDE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CardSource:
     """Everything that a card is written from.
 
     Attributes:
@@ -238,20 +238,20 @@ class Told:
     model_type: str
 
 
-def model_card(told: Told) -> str:
+def model_card(source: CardSource) -> str:
     """Returns the card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
-    front = yaml.safe_dump(_front_matter(told), sort_keys=False, allow_unicode=True).rstrip()
-    parts = [f"---\n{front}\n---", *_sections(told)]
+    front = yaml.safe_dump(_front_matter(source), sort_keys=False, allow_unicode=True).rstrip()
+    parts = [f"---\n{front}\n---", *_sections(source)]
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(told: Told) -> dict[str, Any]:
-    run, task = told.run, told.spec["task"]
+def _front_matter(source: CardSource) -> dict[str, Any]:
+    run, task = source.run, source.spec["task"]
     pipeline, _ = PIPELINES[TASKS[run.task].head]
     front: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": pipeline,
-        "tags": [told.model_type, "stillhouse", run.task],
+        "tags": [source.model_type, "stillhouse", run.task],
     }
     if run.student.startswith(HUB):
         front["base_model"] = run.student.removeprefix(HUB)
@@ -259,7 +259,7 @@ def _front_matter(told: Told) -> dict[str, Any]:
     if dataset.startswith(HUB):
         front["datasets"] = [dataset.removeprefix(HUB)]
     results = []
-    for part, scores in (("test", _test_scores(told)), ("validation", _scores_of_this_checkpoint(told))):
+    for part, scores in (("test", _test_scores(source)), ("validation", _scores_of_this_checkpoint(source))):
         metrics = [
             {"type": name, "name": name, "value": value}
             for name, value in scores.items()
@@ -277,55 +277,55 @@ def _front_matter(told: Told) -> dict[str, Any]:
     return front
 
 
-def _test_scores(told: Told) -> dict[str, float]:
+def _test_scores(source: CardSource) -> dict[str, float]:
     """Scores of the exported weights on the test part; only the best checkpoint has any."""
-    if told.which != "best":
+    if source.which != "best":
         return {}
-    names = {score: on_test(score) for score in (headline(told.run), *TASKS[told.run.task].scores)}
+    names = {score: on_test(score) for score in (headline(source.run), *TASKS[source.run.task].scores)}
     return {
         score: value
         for score, name in names.items()
-        if name is not None and isinstance(value := told.summary.get(name), float)
+        if name is not None and isinstance(value := source.summary.get(name), float)
     }
 
 
-def _scores_of_this_checkpoint(told: Told) -> dict[str, float]:
+def _scores_of_this_checkpoint(source: CardSource) -> dict[str, float]:
     """Scores of the exported weights, which may not be those that the run ended with."""
-    found: dict[str, float] = {}
-    if told.which == "best" and told.score is not None:
-        found[headline(told.run)] = told.score
-    if told.summary.get("steps") == told.step:
-        scores = TASKS[told.run.task].scores
-        for name, value in told.summary.items():
+    known: dict[str, float] = {}
+    if source.which == "best" and source.score is not None:
+        known[headline(source.run)] = source.score
+    if source.summary.get("steps") == source.step:
+        scores = TASKS[source.run.task].scores
+        for name, value in source.summary.items():
             if name in scores and not scores[name].tuned and isinstance(value, float):
-                found.setdefault(name, value)
-    return found
+                known.setdefault(name, value)
+    return known
 
 
-def _sections(told: Told) -> Iterator[str]:
-    run = told.run
-    yield f"# {told.spec['name']}: run {run.id}"
-    if told.spec.get("description"):
-        yield _plain(str(told.spec["description"]))
-    yield _what(told)
+def _sections(source: CardSource) -> Iterator[str]:
+    run = source.run
+    yield f"# {source.spec['name']}: run {run.id}"
+    if source.spec.get("description"):
+        yield _plain(str(source.spec["description"]))
+    yield _what(source)
     yield "## Use"
-    yield _use(told)
+    yield _use(source)
     yield "## Figures"
-    yield from _figures(told)
+    yield from _figures(source)
     yield "## Data"
-    yield _table(("what", "value"), [*_data(told)])
+    yield _table(("what", "value"), [*_data(source)])
     yield "## How to reproduce"
-    yield _reproduction(told)
+    yield _reproduction(source)
 
 
-def _what(told: Told) -> str:
-    run = told.run
+def _what(source: CardSource) -> str:
+    run = source.run
     taught = f", distilled from `{run.teacher}`" if run.teacher else ""
     words = f"`{run.student}` trained on task `{run.task}` in {run.precision}{taught}. "
-    where = f"These are the weights after step {told.step}"
-    if told.which == "best":
+    where = f"These are the weights after step {source.step}"
+    if source.which == "best":
         by = headline(run)
-        score = "" if told.score is None else f" of {told.score:.6g}"
+        score = "" if source.score is None else f" of {source.score:.6g}"
         told_of_test = ""
         if run.test_score is not None:
             examples = f" ({run.test_examples:,} examples)" if run.test_examples else ""
@@ -336,8 +336,8 @@ def _what(told: Told) -> str:
     return f"{words}{where}, the last the run saved."
 
 
-def _use(told: Told) -> str:
-    _, kind = PIPELINES[TASKS[told.run.task].head]
+def _use(source: CardSource) -> str:
+    _, kind = PIPELINES[TASKS[source.run.task].head]
     return (
         "```python\n"
         f"from transformers import AutoTokenizer, {kind}\n\n"
@@ -347,28 +347,28 @@ def _use(told: Told) -> str:
     )
 
 
-def _figures(told: Told) -> Iterator[str]:
-    if not told.summary:
+def _figures(source: CardSource) -> Iterator[str]:
+    if not source.summary:
         yield (
-            f"The run was {told.run.state} at step {told.run.step} when this was exported, so there are "
+            f"The run was {source.run.state} at step {source.run.step} when this was exported, so there are "
             "none yet."
         )
         return
-    steps = told.summary.get("steps")
-    if steps != told.step:
+    steps = source.summary.get("steps")
+    if steps != source.step:
         yield (
             f"Figures are for the whole run, which ended at step {steps}; accuracies are from its last "
-            f"evaluation, while the weights here are from step {told.step}. Figures starting with `test_` "
+            f"evaluation, while the weights here are from step {source.step}. Figures starting with `test_` "
             "are for the best checkpoint."
         )
-    sources = {row.name: row for row in told.measurements if row.attempt == told.run.attempt}
+    sources = {row.name: row for row in source.measurements if row.attempt == source.run.attempt}
     rows = []
-    for name, value in told.summary.items():
+    for name, value in source.summary.items():
         if name in _BESIDE or value is None:
             continue
-        source = sources.get(name)
+        origin = sources.get(name)
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        rows.append((f"`{name}`", shown, source.unit if source else "", source.provenance if source else ""))
+        rows.append((f"`{name}`", shown, origin.unit if origin else "", origin.provenance if origin else ""))
     yield _table(("figure", "value", "unit", "provenance"), rows)
     yield (
         "`counter`: read from hardware or the clock; `sampled`: integrated from samples; `modelled`: "
@@ -376,20 +376,20 @@ def _figures(told: Told) -> Iterator[str]:
     )
 
 
-def _data(told: Told) -> Iterator[tuple[str, str]]:
-    task = told.spec["task"]
+def _data(source: CardSource) -> Iterator[tuple[str, str]]:
+    task = source.spec["task"]
     yield "dataset", f"`{task.get('path') or 'the default of the task'}`"
-    for name, value in sorted((told.facts.get("data") or {}).items()):
+    for name, value in sorted((source.facts.get("data") or {}).items()):
         yield name.replace("_", " "), f"`{value}`"
 
 
-def _reproduction(told: Told) -> str:
-    run, facts = told.run, told.facts
-    document = {**told.spec, "seeds": [run.seed]}
+def _reproduction(source: CardSource) -> str:
+    run, facts = source.run, source.facts
+    document = {**source.spec, "seeds": [run.seed]}
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
     packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
     rows = [
-        ("spec of the experiment, SHA-256", f"`{told.spec_sha256}`"),
+        ("spec of the experiment, SHA-256", f"`{source.spec_sha256}`"),
         ("seed", str(run.seed)),
         (
             "hardware",

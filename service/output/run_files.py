@@ -244,7 +244,7 @@ def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[Sav
     """Returns the newest first; none where the run's folder is not on this machine."""
     folder = checkpoints_of(settings, store.source_of(store.run(run_id)))
     best = manifest.read_best(folder)
-    found = []
+    checkpoints = []
     try:
         listed = manifest.checkpoints_in(folder)
     except OSError:
@@ -256,7 +256,7 @@ def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[Sav
             saved_s = (path / manifest.MANIFEST).stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             size, saved_s = None, None
-        found.append(
+        checkpoints.append(
             SavedCheckpoint(
                 attempt=checkpoint.attempt,
                 step=checkpoint.step,
@@ -267,4 +267,4 @@ def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[Sav
                 path=str(path),
             )
         )
-    return found
+    return checkpoints

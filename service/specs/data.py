@@ -175,20 +175,20 @@ def _datasets(tasks: Iterable[Task], roots: Sequence[Path]) -> Iterator[_Dataset
 def _signature(path: Path) -> tuple[Signature, bool]:
     """Returns what changes with a dataset, and whether every change of each of its files shows in it."""
     try:
-        found: list[object] = [_state(path.stat())]
+        states: list[object] = [_state(path.stat())]
         if not path.is_dir():
-            return tuple(found), True
+            return tuple(states), True
         exact = True
         with os.scandir(path) as entries:
             for number, entry in enumerate(sorted(entries, key=lambda entry: entry.name)):
                 if number >= _FILES or entry.is_dir():
                     exact = False
                 if number < _FILES:
-                    found.append((entry.name, _state(entry.stat())))
-        return tuple(found), exact
+                    states.append((entry.name, _state(entry.stat())))
+        return tuple(states), exact
     except OSError:
         return (None,), False
 
 
-def _state(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

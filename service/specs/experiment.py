@@ -78,12 +78,14 @@ class ExperimentSpec(SpecFields):
             for within in fields[:-1]:
                 section = section[within]
             section[fields[-1]] = value
-        kept = {name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document}
+        unchanged = {
+            name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document
+        }
         with naming_problems(document, prefix):
             changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
-            found = {name: getattr(changed, name) for name in document}
+            validated = {name: getattr(changed, name) for name in document}
             return ExperimentSpec.model_validate(
-                {**kept, **found, "search": Search(), "seeds": [0]}, strict=True
+                {**unchanged, **validated, "search": Search(), "seeds": [0]}, strict=True
             )
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
@@ -227,14 +229,14 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
                 first[name] = values[0]
             elif isinstance(values, Mapping) and "low" in values:
                 first[name] = values["low"]
-        kept = {name: _field_value(document, name) for name in conditions}
+        defaults = {name: _field_value(document, name) for name in conditions}
         document = grid.with_axis_values(document, first)
     except ValueError:
         return document  # Validation names the circle, or the value that should be a section.
     otherwise = search.get("otherwise", {})
-    if kept and isinstance(otherwise, Mapping):
-        kept = {name: value for name, value in kept.items() if isinstance(value, AxisValue)}
-        return {**document, "search": {**search, "otherwise": {**kept, **otherwise}}}
+    if defaults and isinstance(otherwise, Mapping):
+        defaults = {name: value for name, value in defaults.items() if isinstance(value, AxisValue)}
+        return {**document, "search": {**search, "otherwise": {**defaults, **otherwise}}}
     return document
 
 

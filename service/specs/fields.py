@@ -188,8 +188,8 @@ class SpecFields(TrainingSections):
         """Winning direction of `search.metric`; None = not known, or not the same for all tasks."""
         tasks = self.search.axes.get("task.name")
         infos = [TASKS.get(str(name)) for name in (tasks if isinstance(tasks, list) else [self.task.name])]
-        found = {better_of(self.search.metric, info.headline if info else None) for info in infos}
-        return found.pop() if len(found) == 1 else None
+        directions = {better_of(self.search.metric, info.headline if info else None) for info in infos}
+        return directions.pop() if len(directions) == 1 else None
 
     def canonical_json(self) -> str:
         """The spec with all defaults, keys sorted, no white space: what is hashed."""

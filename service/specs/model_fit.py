@@ -60,8 +60,8 @@ def _problems(
             or any(type(fields.get(name)) is not int for name in family.sizes)
         ):
             continue
-        found = (misfits(stage, model, family, fields) for stage in spec.each_stage())
-        for misfit in itertools.chain.from_iterable(found):
+        misfits_of_stages = (misfits(stage, model, family, fields) for stage in spec.each_stage())
+        for misfit in itertools.chain.from_iterable(misfits_of_stages):
             yield Problem("invalid-value", misfit.field, misfit.reason)
 
 
@@ -219,5 +219,5 @@ def _cached(identifier: str, name: str) -> Path | None:
     # Imported here: only specs with hub models pay for the import.
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(identifier, name)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(identifier, name)
+    return Path(path) if isinstance(path, str) else None

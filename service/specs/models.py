@@ -80,8 +80,8 @@ def reference(text: str | None) -> int | None:
 
 
 def referenced_runs(spec: ExperimentSpec) -> set[int]:
-    found = (reference(spec.model.name), reference(spec.model.teacher))
-    return {number for number in found if number is not None}
+    numbers = (reference(spec.model.name), reference(spec.model.teacher))
+    return {number for number in numbers if number is not None}
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
@@ -92,14 +92,14 @@ def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]
         for field, text in zip(FIELDS, (plan.spec.model.name, plan.spec.model.teacher), strict=True)
         if text is not None and text.startswith(RUN)
     )
-    found: dict[int, Run | None] = {}
+    runs: dict[int, Run | None] = {}
     problems: list[Problem] = []
     for field, text, task in seen:
         number = reference(text)
         assert number is not None  # Malformed ones are refused with the paths.
-        if number not in found:
-            found[number] = find(number)
-        problem = _problem(field, text, str(task), found[number])
+        if number not in runs:
+            runs[number] = find(number)
+        problem = _problem(field, text, str(task), runs[number])
         if problem is not None and problem not in problems:
             problems.append(problem)
         if len(problems) > MAX_PROBLEMS:
@@ -126,7 +126,7 @@ def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | Non
 
 def waits_for(references: Iterable[Reference]) -> str | None:
     """Returns in words what an experiment waits for; None when every run that it starts from has ended."""
-    pending = [str(found.run_id) for found in references if found.pending]
+    pending = [str(run.run_id) for run in references if run.pending]
     if not pending:
         return None
     runs = f"run {pending[0]}" if len(pending) == 1 else f"runs {', '.join(pending[:-1])} and {pending[-1]}"
@@ -135,7 +135,7 @@ def waits_for(references: Iterable[Reference]) -> str | None:
 
 def hopeless(references: Iterable[Reference]) -> str | None:
     """Returns which of the runs that an experiment starts from have no model, and what follows."""
-    reasons = [reason for found in references if (reason := found.hopeless) is not None]
+    reasons = [reason for run in references if (reason := run.hopeless) is not None]
     return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
 
 

@@ -103,8 +103,8 @@ def path_problems(
             return dataset_problem(text, roots)
         return model_problem(text, roots, field)
 
-    found = (problem(field, text) for field in _FIELDS for text in _texts(spec, field))
-    return first_problems(one for one in found if one is not None)
+    problems = (problem(field, text) for field in _FIELDS for text in _texts(spec, field))
+    return first_problems(one for one in problems if one is not None)
 
 
 def _texts(spec: ExperimentSpec, field: str) -> list[str]:

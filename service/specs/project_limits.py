@@ -78,12 +78,12 @@ def limit_problems(
         for name in getattr(limits, field):
             path = f"{field}.{name}"
             try:
-                found = lookup(name, catalogue)
+                entry = lookup(name, catalogue)
             except ValueError as error:
                 yield Problem("unknown-hardware", path, str(error))
             else:
-                if found.name != name:
-                    yield Problem("unknown-hardware", path, f"'{name}' is an alias; write {found.name}")
+                if entry.name != name:
+                    yield Problem("unknown-hardware", path, f"'{name}' is an alias; write {entry.name}")
     for name, most in limits.ceiling.items():
         guaranteed, in_use = limits.guaranteed.get(name, 0), held.get(name, 0.0)
         if most < guaranteed:

@@ -248,8 +248,8 @@ def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
         return
     others = searches.names(lambda search: not search.ends_runs_early)
     diverging = spec.search.stop_diverging is not None
-    for field, asked in (("name", spec.search.info.ends_runs_early), ("stop_diverging", diverging)):
-        if asked:
+    for field, is_set in (("name", spec.search.info.ends_runs_early), ("stop_diverging", diverging)):
+        if is_set:
             yield Problem(
                 "invalid-value",
                 f"search.{field}",

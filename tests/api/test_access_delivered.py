@@ -85,7 +85,7 @@ def app(settings: Settings) -> Iterator[FastAPI]:
     made.state.store.close()
 
 
-Told = Counter[tuple[int, int]]
+CardSource = Counter[tuple[int, int]]
 """(subscription, experiment) of messages."""
 
 
@@ -118,13 +118,13 @@ class House:
             self.world.store.request_cancel(id)
         return ended
 
-    def delivered(self) -> Told:
+    def delivered(self) -> CardSource:
         """What arrives now."""
         self.http.requests.clear()
         self.smtp.mails.clear()
         while any((did := self.courier.run_once()).delivered) or did.addressed:
             assert not did.failed
-        told: Told = Counter()
+        told: CardSource = Counter()
         of_message = {one.message_id: one.subscription_id for one in self.world.store.deliveries(limit=500)}
         for _, headers, body in self.http.requests:
             experiment = json.loads(body)["data"]["experiment"]["id"]
@@ -139,7 +139,7 @@ class House:
         self,
         ended: dict[int, tuple[str, str]],
         lost: Callable[[Sender, str], bool] = lambda sender, project: False,
-    ) -> Told:
+    ) -> CardSource:
         """What should arrive, but for subscriptions of a sender who has lost sight of a project."""
         return Counter(
             (id, experiment)

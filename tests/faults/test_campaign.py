@@ -21,7 +21,7 @@ from service.scheduling.queue import Queue
 from service.store import NewExperiment, PointBatch, RecordBatch, Store, StoreFull
 from tests.conformance.building import plans_of
 from tests.faults.campaign.__main__ import main as campaign
-from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, Told
+from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, CardSource
 from tests.faults.campaign.full_disks import FullDisks
 from tests.faults.campaign.plan import Round, rounds_of
 from tests.faults.campaign.values import WRITER, value_of, writer_of
@@ -37,7 +37,7 @@ class Story:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.told = Told()
+        self.told = CardSource()
 
     def change(self, statement: str) -> None:
         """Plant something, behind the back of the store and of what the database enforces."""
@@ -64,7 +64,7 @@ class Story:
 @pytest.fixture(scope="module")
 def told_story(
     sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Callable[[Told], None]]:
+) -> tuple[Path, Callable[[CardSource], None]]:
     """An experiment from its submission to its success, written through the store."""
     folder = tmp_path_factory.mktemp("story")
     shutil.copy(sqlite_template, folder / "stillhouse.db")
@@ -98,7 +98,7 @@ def told_story(
     store.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
     store.close()
 
-    def tell(told: Told) -> None:
+    def tell(told: CardSource) -> None:
         told.submits["key"] = (experiment.id, 1)
         for attempt, steps in acknowledged:
             told.points[run.id, attempt, WRITER].update(steps)
@@ -107,7 +107,7 @@ def told_story(
 
 
 @pytest.fixture
-def story(told_story: tuple[Path, Callable[[Told], None]], tmp_path: Path) -> Story:
+def story(told_story: tuple[Path, Callable[[CardSource], None]], tmp_path: Path) -> Story:
     """A copy of it for one test."""
     path, tell = told_story
     copied = Story(Path(shutil.copy(path, tmp_path)))

@@ -34,7 +34,7 @@ STEPS = 25
 
 
 @dataclass
-class Told:
+class CardSource:
     """What the store acknowledged to all actors."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -51,7 +51,7 @@ class Told:
 class Actor:
     """Scheduler, driver and person in one, acting at random on what it holds or has heard of."""
 
-    def __init__(self, store: Store, told: Told, seed: int) -> None:
+    def __init__(self, store: Store, told: CardSource, seed: int) -> None:
         self.store = store
         self.queue = Queue(store)
         self.told = told
@@ -159,7 +159,7 @@ class Actor:
 
 def test_random_concurrent_histories_keep_the_rules(store: Store, histories: int) -> None:
     for history in range(histories):
-        told = Told()
+        told = CardSource()
         actors = [Actor(store, told, 1000 * history + number) for number in range(ACTORS)]
         actors[0].submit()
         threads = [threading.Thread(target=actor.act) for actor in actors]
@@ -174,7 +174,7 @@ def test_random_concurrent_histories_keep_the_rules(store: Store, histories: int
         clear(store)
 
 
-def check(store: Store, told: Told) -> None:
+def check(store: Store, told: CardSource) -> None:
     """Everything acknowledged is there, nothing happened twice, and every story follows the states."""
     for name, pairs in (("claimed", told.claimed), ("opened", told.opened), ("closed", told.closed)):
         twice = [pair for pair, times in Counter(pairs).items() if times > 1]

@@ -18,7 +18,7 @@ from trainers.updates.update import Update
 CPU = torch.device("cpu")
 
 
-class Told(Latent):
+class CardSource(Latent):
     """Notes in which order it is called."""
 
     def __init__(self, order: list[str]) -> None:
@@ -59,7 +59,9 @@ def weight(*gradient: float) -> nn.Module:
 
 def update_of(module: nn.Module, scale: LossScale, limit: float, **options: Any) -> tuple[Update, Recorded]:
     optimizer = Recorded([*module.parameters()], **options)
-    return Update(module, optimizer, scale, torch.float16, limit, latent=Told(optimizer.order)), optimizer
+    return Update(
+        module, optimizer, scale, torch.float16, limit, latent=CardSource(optimizer.order)
+    ), optimizer
 
 
 # -- The scale -------------------------------------------------------------------------------

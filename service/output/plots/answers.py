@@ -40,10 +40,10 @@ _MOST_LINKED = 200
 
 
 def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    runs_of: dict[str, list[int]] = {}
     for run in runs:
-        found.setdefault(label_of(run.point), []).append(run.id)
-    return found
+        runs_of.setdefault(label_of(run.point), []).append(run.id)
+    return runs_of
 
 
 def trade_off(
@@ -79,13 +79,13 @@ def trade_off(
         }
     ]  # fmt: skip
     third = drawn[2] if len(drawn) > 2 else None
-    for on_frontier, said, colour, symbol in (
+    for on_frontier, name, colour, symbol in (
         (True, "on the frontier" + (" of all metrics" if judged_by_all else ""), PALETTE[0], SYMBOLS[0]),
         (False, "dominated", PALETTE[1], SYMBOLS[5]),
     ):
         shown = [member for member in everything if (member.label in members) is on_frontier]
         if shown:
-            data.append(_points(shown, drawn, scales, runs, said, colour, symbol, first=on_frontier))
+            data.append(_points(shown, drawn, scales, runs, name, colour, symbol, first=on_frontier))
     ways = {(1.0, 1.0): "Up and left", (-1.0, 1.0): "Up and right",
             (1.0, -1.0): "Down and left", (-1.0, -1.0): "Down and right"}  # fmt: skip
     caption = (
@@ -122,7 +122,7 @@ def _points(
     drawn: Sequence[str],
     scales: Mapping[str, Scale],
     runs: Mapping[str, Sequence[int]],
-    said: str,
+    name: str,
     colour: str,
     symbol: str,
     *,
@@ -147,7 +147,7 @@ def _points(
         "customdata": [list(runs.get(member.label, ()))[:_MOST_LINKED] for member in shown],
         "mode": "markers",
         "marker": marker,
-        "name": said,
+        "name": name,
         "hovertemplate": f"%{{text}}<br>%{{x:.4g}} {scales[across].unit}<br>%{{y:.4f}} {scales[up].unit}"
         f"{more}<extra></extra>",
         "meta": {"part": "points", "frontier": first},
@@ -251,9 +251,9 @@ def score(answer: ScoreAnswer) -> Plot:
     )
 
 
-def confusion(found: ByLabel) -> Plot:
+def confusion(labels: ByLabel) -> Plot:
     """Plots the confusion matrix, each row as shares of its true label."""
-    counts = found.counts
+    counts = labels.counts
     shares = [
         rounded(count / max(1, true) for count in row)
         for row, true in zip(counts.confusion, counts.true, strict=True)

@@ -119,12 +119,12 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
     groups = len({label_of(run.point) for run in runs}) if options.by is not By.run else len(runs)
     each = min(_MOST_EACH, max(_FEWEST_EACH, _MOST_POINTS // max(1, groups)))
     sources = [run.reused_from or run.id for run in runs]
-    found = store.buckets(sources, metric, each)
-    place, unit, factor = _axis(options.x, found.of_runs, store.rates(sources), runs)
+    sampled = store.buckets(sources, metric, each)
+    place, unit, factor = _axis(options.x, sampled.of_runs, store.rates(sources), runs)
     curves: dict[str, list[Curve]] = {}
     without_x = 0
     for run in runs:
-        buckets = found.of_runs.get(run.reused_from or run.id, [])
+        buckets = sampled.of_runs.get(run.reused_from or run.id, [])
         x = [place(run, bucket) for bucket in buckets]
         known = [value * factor for value in x if value is not None]
         if len(known) < len(x):
@@ -136,7 +136,9 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
         raise AnalysisError(
             f"no run has {metric}{over} yet; name another metric or axis, or widen the filter"
         )
-    return CurveSet(metric, curves, groups, len(lines), of, unit, found.width, found.exact, without_x, cut)
+    return CurveSet(
+        metric, curves, groups, len(lines), of, unit, sampled.width, sampled.exact, without_x, cut
+    )
 
 
 def _chosen(
@@ -162,12 +164,12 @@ def _chosen(
             queues.append(list(cells.values()))
     of = sum(map(len, queues))
     most = options.max_curves or (_MOST_RUNS_SHOWN if options.by is By.run else MOST_CELLS)
-    taken: list[tuple[int, int, list[int]]] = []
+    turns: list[tuple[int, int, list[int]]] = []
     for turn in range(max(map(len, queues), default=0)):
-        taken += [(at, turn, queue[turn]) for at, queue in enumerate(queues) if turn < len(queue)]
-        if len(taken) >= most:
+        turns += [(at, turn, queue[turn]) for at, queue in enumerate(queues) if turn < len(queue)]
+        if len(turns) >= most:
             break
-    return [ids for _, _, ids in sorted(taken[: min(most, MOST_CURVES)])], of
+    return [ids for _, _, ids in sorted(turns[: min(most, MOST_CURVES)])], of
 
 
 Place = Callable[[Run, Bucket], float | None]
@@ -224,11 +226,11 @@ _BANDS = {
 _BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
 
 
-def draw(found: CurveSet, options: Options) -> Plot:
+def draw(curve_set: CurveSet, options: Options) -> Plot:
     single = options.by is By.run
-    drawn = sum(map(len, found.curves.values())) if single else len(found.curves)
-    data = [*(_runs(found, options) if single else _cells(found, options))]
-    count = sum(map(len, found.curves.values()))
+    drawn = sum(map(len, curve_set.curves.values())) if single else len(curve_set.curves)
+    data = [*(_runs(curve_set, options) if single else _cells(curve_set, options))]
+    count = sum(map(len, curve_set.curves.values()))
     what = (
         "one line per run"
         if single
@@ -241,41 +243,43 @@ def draw(found: CurveSet, options: Options) -> Plot:
         else ""
     )
     names = [trace["name"] for trace in data if trace.get("showlegend", True)]
-    x_title = f"{'step' if options.x is XAxis.step else options.x} ({found.unit})"
+    x_title = f"{'step' if options.x is XAxis.step else options.x} ({curve_set.unit})"
     shape = with_legend(
-        layout(x_title, axis_title(found.metric), height=380), names if len(names) <= _MOST_NAMED else []
+        layout(x_title, axis_title(curve_set.metric), height=380), names if len(names) <= _MOST_NAMED else []
     )
     shape["hoverlabel"] = {"namelength": -1}
     if len(names) > _MOST_NAMED:
         shape["showlegend"] = False
     return Plot(
-        f"curve-{word(found.metric)}",
-        f"{capitalised(found.metric)} over {_OVER[options.x]}: {what}.{smoothed}",
+        f"curve-{word(curve_set.metric)}",
+        f"{capitalised(curve_set.metric)} over {_OVER[options.x]}: {what}.{smoothed}",
         data,
         shape,
-        " ".join(_notes(found, drawn, count, single=single)),
+        " ".join(_notes(curve_set, drawn, count, single=single)),
     )
 
 
-def _notes(found: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator[str]:
+def _notes(curve_set: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator[str]:
     lines = "runs" if single else "configurations"
-    if found.chosen < found.of:
-        yield f"The first {found.chosen:,} of {found.of:,} {lines}."
-    if drawn < found.wanted and not found.cut and not found.without_x:
-        yield f"{found.wanted - drawn:,} of them have no {found.metric}."
-    if found.cut:
-        yield f"Only {count:,} runs are read at once; {found.cut:,} more are left out."
-    if any(bucket.count > 1 for curves in found.curves.values() for one in curves for bucket in one.buckets):
-        value = "mean" if found.exact else "mean of least and greatest values"
-        yield f"Each point is the {value} over {found.width:,} steps."
-    if found.without_x:
-        yield f"Left out, because their place on the axis is not known yet: {found.without_x:,} runs."
+    if curve_set.chosen < curve_set.of:
+        yield f"The first {curve_set.chosen:,} of {curve_set.of:,} {lines}."
+    if drawn < curve_set.wanted and not curve_set.cut and not curve_set.without_x:
+        yield f"{curve_set.wanted - drawn:,} of them have no {curve_set.metric}."
+    if curve_set.cut:
+        yield f"Only {count:,} runs are read at once; {curve_set.cut:,} more are left out."
+    if any(
+        bucket.count > 1 for curves in curve_set.curves.values() for one in curves for bucket in one.buckets
+    ):
+        value = "mean" if curve_set.exact else "mean of least and greatest values"
+        yield f"Each point is the {value} over {curve_set.width:,} steps."
+    if curve_set.without_x:
+        yield f"Left out, because their place on the axis is not known yet: {curve_set.without_x:,} runs."
     if single and drawn > _MOST_NAMED:
         yield "Hover over a line for its run; lines of one configuration share a colour."
 
 
-def _cells(found: CurveSet, options: Options) -> Iterator[Trace]:
-    for number, curves in enumerate(found.curves.values()):
+def _cells(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
+    for number, curves in enumerate(curve_set.curves.values()):
         mean = _mean(curves)
         if not mean.x:
             continue
@@ -288,7 +292,7 @@ def _cells(found: CurveSet, options: Options) -> Iterator[Trace]:
         if several:
             low, high = (mean.low, mean.high) if options.band is Band.range else mean.deviating()
             yield line.band(mean.x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
-        if options.smooth and len(found.curves) <= _MOST_FAINT:
+        if options.smooth and len(curve_set.curves) <= _MOST_FAINT:
             yield line.faint(mean.x, mean.y)
         yield line.line(mean.x, _smoothed(mean.y, options.smooth))
 
@@ -328,11 +332,11 @@ def _mean(curves: Sequence[Curve]) -> _Mean:
     )
 
 
-def _runs(found: CurveSet, options: Options) -> Iterator[Trace]:
-    count = sum(map(len, found.curves.values()))
-    several = count > len(found.curves)
+def _runs(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
+    count = sum(map(len, curve_set.curves.values()))
+    several = count > len(curve_set.curves)
     number = -1
-    for at, (label, curves) in enumerate(found.curves.items()):
+    for at, (label, curves) in enumerate(curve_set.curves.items()):
         del label
         for curve in curves:
             number += 1
@@ -343,7 +347,7 @@ def _runs(found: CurveSet, options: Options) -> Iterator[Trace]:
             colour = at if several and count > len(PALETTE) else number
             line = _Line(colour, name, f"run-{curve.run.id}", [curve.run.id], width=2 if count <= 40 else 1)
             values = [bucket.mean for bucket in curve.buckets]
-            if found.width > 1 and count <= _MOST_DETAILED:
+            if curve_set.width > 1 and count <= _MOST_DETAILED:
                 known = [
                     (x, bucket.low, bucket.high)
                     for x, bucket in zip(curve.x, curve.buckets, strict=True)
@@ -360,16 +364,16 @@ def _smoothed(values: Sequence[float | None], weight: float) -> list[float | Non
     """Exponentially weighted mean of each value and those before it, without a bias to the start."""
     if not weight:
         return list(values)
-    found: list[float | None] = []
+    means: list[float | None] = []
     total = norm = 0.0
     for value in values:
         if value is None or not math.isfinite(value):
-            found.append(None)
+            means.append(None)
             continue
         total = weight * total + (1 - weight) * value
         norm = weight * norm + (1 - weight)
-        found.append(total / norm)
-    return found
+        means.append(total / norm)
+    return means
 
 
 @dataclass(frozen=True, slots=True)

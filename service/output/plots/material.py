@@ -146,16 +146,16 @@ class Material:
     @cached_property
     def steps(self) -> Mapping[int, TracedStep]:
         """A step of the first run of each configuration that traced some, as far as they are drawn."""
-        found: dict[int, TracedStep] = {}
+        steps: dict[int, TracedStep] = {}
         seen: set[str] = set()
         for run in self.run_table.finished:
             label = label_of(run.point)
-            if label in seen or len(found) == MOST_TRACED:
+            if label in seen or len(steps) == MOST_TRACED:
                 continue
             if (step := self._traced(run)) is not None:
-                found[run.id] = step
+                steps[run.id] = step
                 seen.add(label)
-        return found
+        return steps
 
     @cached_property
     def by_label(self) -> ByLabel | None:
@@ -173,14 +173,14 @@ class Material:
 
 def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
     """Mean seconds of each part of a run's time by configuration, over the runs that have it."""
-    found: dict[str, dict[str, list[float]]] = {}
+    seconds: dict[str, dict[str, list[float]]] = {}
     columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
     for position, run in enumerate(run_table.runs):
         if run.state is RunState.succeeded:
             for part, column in columns.items():
                 if math.isfinite(column[position]):
-                    found.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
+                    seconds.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
     return {
         label: {part: sum(values) / len(values) for part, values in parts.items()}
-        for label, parts in found.items()
+        for label, parts in seconds.items()
     }

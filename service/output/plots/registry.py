@@ -286,14 +286,14 @@ def drawn(id: str, material: Material, options: Options) -> Plot:
 
 def figures_of_report(material: Material) -> list[Plot]:
     """In the report's order; what cannot be drawn is left out."""
-    found: list[Plot] = []
+    plots: list[Plot] = []
     for kind in FIGURES.values():
         # Where there is no answer, a section of the report says why.
         with suppress(AnalysisError):
             for options in kind.of_report(material):
                 with suppress(AnalysisError):
-                    found.append(kind.draw(material, options))
-    return found
+                    plots.append(kind.draw(material, options))
+    return plots
 
 
 def listed() -> list[PlotInfo]:

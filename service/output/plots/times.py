@@ -49,11 +49,11 @@ _MOST_TIMED = 500
 """Runs that the time line shows one by one."""
 
 
-def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Plot:
+def breakdown(seconds: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Plot:
     """Plots the parts of a run's time, in mean seconds by label of the configuration."""
     points = {label_of(run.point): run.point for run in runs}
-    labels = list(found)[:MOST_BARS]
-    largest = max(sum(parts.values()) for parts in found.values())
+    labels = list(seconds)[:MOST_BARS]
+    largest = max(sum(parts.values()) for parts in seconds.values())
     scale = scale_for("total_time_s", [largest])
     names = [point_text(points[label]) or "all runs" for label in labels]
     data: list[Trace] = [
@@ -61,24 +61,24 @@ def breakdown(found: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> 
             "type": "bar",
             "orientation": "h",
             "y": names,
-            "x": rounded([found[label].get(part, 0.0) * scale.factor for label in labels]),
+            "x": rounded([seconds[label].get(part, 0.0) * scale.factor for label in labels]),
             "name": part.removesuffix("_time_s").replace("_", " "),
             "marker": _mark(part.removesuffix("_time_s")),
             "hovertemplate": "%{y}: %{x:.3g} " + scale.unit + "<extra>%{fullData.name}</extra>",
         }
         for part in TIME_PARTS
-        if any(of.get(part) for of in found.values())
+        if any(of.get(part) for of in seconds.values())
     ]
     shape = layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
     shape |= {"barmode": "stack"}
     shape["yaxis"]["autorange"] = "reversed"
-    left = len(found) - len(labels)
+    left = len(seconds) - len(labels)
     return Plot(
         "breakdown",
         "Breakdown of the time of a run, mean over seeds.",
         data,
         shape,
-        f"The first {len(labels)} of {len(found):,} configurations." if left else "",
+        f"The first {len(labels)} of {len(seconds):,} configurations." if left else "",
     )
 
 
@@ -202,7 +202,7 @@ def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:
     names = [*(name for name, _ in shown), *outside]
     scale = scale_for("cost_usd", [*(sum(of.values()) for _, of in shown), *outside.values()])
     data: list[Trace] = []
-    for part, (said, mark) in _PAID.items():
+    for part, (name, mark) in _PAID.items():
         values = [of[part] for _, of in shown]
         values += list(outside.values()) if part == "overhead" else [0.0] * len(outside)
         if any(values):
@@ -212,7 +212,7 @@ def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:
                     "orientation": "h",
                     "y": names,
                     "x": rounded(value * scale.factor for value in values),
-                    "name": said,
+                    "name": name,
                     "marker": mark,
                     "hovertemplate": "%{y}: %{x:.4g} " + scale.unit + "<extra>%{fullData.name}</extra>",
                 }

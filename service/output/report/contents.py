@@ -141,7 +141,7 @@ def _caveats(
     going = [run for run in runs if run.ended_s is None]
     if going:
         caveats.append(f"{_count(going)} not ended yet: figures may still change")
-    for state, said in (
+    for state, outcome in (
         (RunState.failed, "failed and have no result"),
         (RunState.cancelled, "were cancelled"),
         (
@@ -151,7 +151,7 @@ def _caveats(
     ):
         of = [run for run in runs if run.state is state]
         if of:
-            caveats.append(f"{_count(of)} {said}")
+            caveats.append(f"{_count(of)} {outcome}")
     retried = [run for run in finished if run.own_failures + run.infrastructure_failures]
     if retried:
         caveats.append(

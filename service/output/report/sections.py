@@ -77,7 +77,7 @@ def sections(contents: ReportContents) -> list[ReportSection]:
     def plots(prefix: str) -> list[Block]:
         return [plot for plot in contents.figures if plot.id.startswith(prefix)]
 
-    found = [
+    every = [
         ReportSection("answer", "Answer", list(_answer(contents))),
         ReportSection("question", "Question", list(_question(contents))),
         ReportSection("results", "Results", list(_results(contents))),
@@ -101,7 +101,7 @@ def sections(contents: ReportContents) -> list[ReportSection]:
         ReportSection("caveats", "Caveats", list(_caveats(contents))),
         ReportSection("reproduce", "How to reproduce this", list(_reproduce(contents))),
     ]
-    return [section for section in found if section.blocks]
+    return [section for section in every if section.blocks]
 
 
 def _answer(contents: ReportContents) -> Iterable[Block]:
@@ -122,8 +122,8 @@ def _answer(contents: ReportContents) -> Iterable[Block]:
 def _question(contents: ReportContents) -> Iterable[Block]:
     run_table = contents.run_table
     for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
-        if said := description_of(spec):
-            yield Paragraph(said)
+        if description := description_of(spec):
+            yield Paragraph(description)
         yield Paragraph(
             f"Experiment {experiment.id}, “{experiment.name}”, by {experiment.owner}: "
             f"{experiment.run_count:,} runs, submitted {utc(experiment.created_s)}, {experiment.state}"
@@ -282,7 +282,9 @@ def _bits(contents: ReportContents) -> Iterable[Block]:
         for name in OF_SIGNS:
             series = [contents.curves.get(run.id, {}).get(name) for run in runs]
             values.append((name, [float(points[-1].value) for points in series if points]))
-        shown = [figure(name, sum(found) / len(found)) if found else "-" for name, found in values]
+        shown = [
+            figure(name, sum(values_of) / len(values_of)) if values_of else "-" for name, values_of in values
+        ]
         rows.append([point_text(runs[0].point) or "all runs", *shown])
     names = (*_OF_BITS, *OF_SIGNS)
     yield Table(
@@ -295,13 +297,13 @@ def _bits(contents: ReportContents) -> Iterable[Block]:
 
 
 def _labels(contents: ReportContents) -> Iterable[Block]:
-    found = contents.by_label
-    if found is None:
+    by_label = contents.by_label
+    if by_label is None:
         return
-    counts, several = found.counts, len(found.runs) > 1
+    counts, several = by_label.counts, len(by_label.runs) > 1
     yield Paragraph(
-        f"Test part of {point_text(found.point) or 'the only configuration'}, "
-        f"{', '.join(f'run:{run}' for run in found.runs[:5])}{', ...' * (len(found.runs) > 5)}"
+        f"Test part of {point_text(by_label.point) or 'the only configuration'}, "
+        f"{', '.join(f'run:{run}' for run in by_label.runs[:5])}{', ...' * (len(by_label.runs) > 5)}"
         f"{'; counts are added up over seeds' if several else ''}."
     )
     rows = [
@@ -545,8 +547,8 @@ def _method(contents: ReportContents) -> Iterable[Block]:
 
 
 def _drift(contents: ReportContents) -> Iterable[Block]:
-    found = drifts(contents.run_table.references)
-    for experiment, of in found:
+    trends = drifts(contents.run_table.references)
+    for experiment, of in trends:
         yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
 
 
@@ -562,14 +564,14 @@ def _ledger(contents: ReportContents) -> Iterable[Block]:
         ]
     )
     # Runs that went through at once have nothing to tell beyond their row in the results.
-    told = [run for ledger in ledgers for run in ledger.runs if run.total.retries or run.total.lost_s]
-    if told:
+    accounts = [run for ledger in ledgers for run in ledger.runs if run.total.retries or run.total.lost_s]
+    if accounts:
         yield Table(
             ["run", "attempt", *ledger_words.HEADINGS],
             _cut(
                 [
                     [f"run:{run.run_id}", str(charge.attempt), *ledger_words.cells(charge)]
-                    for run in told
+                    for run in accounts
                     for charge in run.charges
                 ]
             ),

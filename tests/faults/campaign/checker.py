@@ -40,7 +40,7 @@ _CLOCK_S = 1e-3
 
 
 @dataclass(slots=True)
-class Told:
+class CardSource:
     """What the product has acknowledged.
 
     Attributes:
@@ -105,7 +105,7 @@ class Checker:
     """
 
     def __init__(
-        self, rows: Callable[[str], Rows], told: Told, metric: str, writer_of: Callable[[float], int]
+        self, rows: Callable[[str], Rows], told: CardSource, metric: str, writer_of: Callable[[float], int]
     ) -> None:
         self._rows, self._told, self._metric, self._writer_of = rows, told, metric, writer_of
         self.findings = Findings()

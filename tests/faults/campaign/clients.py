@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.faults.campaign.checker import Told
+from tests.faults.campaign.checker import CardSource
 from tests.faults.campaign.plan import Request, Round
 
 _TIMEOUT_S = 8.0
@@ -34,7 +34,7 @@ class Memory:
         problems: answers that no client should get, one line each.
     """
 
-    told: Told
+    told: CardSource
     problems: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.campaign.checker import Checker, Findings, ProgressWatch, Told
+from tests.faults.campaign.checker import Checker, Findings, ProgressWatch, CardSource
 from tests.faults.campaign.clients import Client, Gone, History, Memory, take_part
 from tests.faults.campaign.databases import CampaignDatabase, strike
 from tests.faults.campaign.installation import Installation
@@ -86,7 +86,7 @@ def carry_out(round: Round, database: CampaignDatabase, folder: Path, keep: Path
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     outcome = Outcome(round)
     home = folder / round.name
-    told = Told(all_succeed=round.kind != "histories")
+    told = CardSource(all_succeed=round.kind != "histories")
     memory = Memory(told)
     with Installation(home, database, random.Random(round.name).randrange(2**32)) as installation:
         if round.kind == "histories":
