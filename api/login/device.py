@@ -26,7 +26,7 @@ from api.routes.pages import file
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, too_many
 from service.db.errors import Conflict, NotFound
 from service.domain.access import Actor, Scope
-from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S, DeviceGrant
+from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
 from service.domain.serialization import to_json
 from service.store.sessions import Approval, Polled
 
@@ -81,7 +81,7 @@ async def device_code(request: Request, store: StoreDep, settings: SettingsDep) 
             "verification_uri": page,
             "verification_uri_complete": f"{page}?user_code={quote(grant.user_code)}",
             "expires_in": int(GRANT_LASTS_S),
-            "interval": int(POLL_EVERY_S),
+            "interval": int(GRANT_POLL_EVERY_S),
         },
         headers=_NO_STORE,
     )

@@ -25,7 +25,7 @@ from api.problems import ProblemError, declared
 from api.routes.pages import file
 from api.throttle import LOGIN, OIDC, Throttle, address_key
 from service.domain.access import Action, UserKind
-from service.domain.people import IDLE_S, PUBLIC_ID_LENGTH, Whoami
+from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Whoami
 from service.domain.serialization import to_json
 from service.store.principals import Refused
 
@@ -215,7 +215,9 @@ def list_sessions(
     identity: Identity | None = getattr(request.state, "identity", None)
     current = identity.session if identity is not None else None
     of = None if everyone else user.principal.user
-    found = store.live_sessions(IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to)
+    found = store.live_sessions(
+        SESSION_IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to
+    )
     listed = Sessions([ListedSession(**asdict(one), current=one.id == current) for one in found])
     return Response(to_json(listed), media_type="application/json", headers=_NO_STORE)
 

@@ -13,7 +13,7 @@ from api.identity import Identity, Via
 from api.login import cookies
 from api.problems import ProblemError
 from service.domain.access import Actor
-from service.domain.people import IDLE_S, LASTING_S, OpenSession
+from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S, OpenSession
 from service.store import Store
 
 CSRF_HEADER = "Stillhouse-CSRF"
@@ -38,7 +38,7 @@ def held_session(request: Request) -> OpenSession | None:
     if not held:
         return None
     store: Store = request.app.state.store
-    return store.open_session(digest(held), IDLE_S, own_token_sha256(request))
+    return store.open_session(digest(held), SESSION_IDLE_S, own_token_sha256(request))
 
 
 def identify_session(request: Request) -> Identity | None:
@@ -100,14 +100,14 @@ def log_in(
         digest(secret),
         user,
         csrf=secrets.token_urlsafe(32),
-        lasting_s=LASTING_S,
-        idle_s=IDLE_S,
+        lasting_s=SESSION_LASTS_S,
+        idle_s=SESSION_IDLE_S,
         token_sha256=token_sha256,
         agent=request.headers.get("User-Agent", "")[:_MAX_AGENT] or None,
         replaces=digest(before) if before else None,
         actor=Actor(user, None, address or None),
     )
-    cookies.put(response, jar, jar.session, secret, LASTING_S)
+    cookies.put(response, jar, jar.session, secret, SESSION_LASTS_S)
 
 
 def log_out(request: Request, response: Response, actor: Actor) -> None:

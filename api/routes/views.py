@@ -12,7 +12,7 @@ from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import NAME_PATTERN, Action
-from service.domain.records import LONGEST_NAME, LONGEST_QUERY, Items, View
+from service.domain.records import LONGEST_VIEW_NAME, LONGEST_VIEW_QUERY, Items, View
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"])
 
@@ -34,9 +34,9 @@ class NewView(BaseModel):
         },
     )
 
-    name: str = Field(min_length=1, max_length=LONGEST_NAME, description="Name for people.")
+    name: str = Field(min_length=1, max_length=LONGEST_VIEW_NAME, description="Name for people.")
     query: str = Field(
-        max_length=LONGEST_QUERY,
+        max_length=LONGEST_VIEW_QUERY,
         description="filter, state, order_by and columns, as the query of the list's address.",
     )
     project: str | None = Field(

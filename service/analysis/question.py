@@ -28,7 +28,6 @@ from service.analysis.answers import (
     KernelRow,
     Recommendation,
     ScoreAnswer,
-    ScoredConfiguration,
     SpeedupAnswer,
     SpeedupRow,
     TestedPair,
@@ -332,14 +331,13 @@ class Question(Rows):
                 ]
                 criteria = tuple(criterion for criterion in criteria if criterion not in absent)
         metrics = [Metric(criterion.metric, criterion.better) for criterion in criteria]
-        candidates, left_out, points = self._candidates(metrics)
-        ranking = rank(candidates, criteria)
+        candidates, left_out = self._candidates(metrics)
         weighted = [criterion.metric for criterion in criteria if criterion.weight > 0]
         return ScoreAnswer(
             strategy=strategy,
             definitions=definitions,
             criteria=criteria,
-            ranking=tuple(ScoredConfiguration(r.label, points[r.label], r.score, r.parts) for r in ranking),
+            ranking=tuple(rank(candidates, criteria)),
             sensitivity={
                 metric: tuple(sensitivity(candidates, criteria, metric))
                 for metric in (weighted if len(weighted) > 1 else ())
@@ -352,10 +350,10 @@ class Question(Rows):
         chosen = self._metrics(metrics)
         # A figure that no one asked for by name may be missing everywhere; the notes say so.
         present = chosen if metrics else [m for m in chosen if self._has(m.name)] or chosen
-        candidates, left_out, points = self._candidates(present)
+        candidates, left_out = self._candidates(present)
         result = frontier(candidates, {metric.name: metric.better for metric in present})
         members = [
-            FrontierMember(c.label, points[c.label], {n: v for n, v in c.values.items() if v is not None})
+            FrontierMember(c.label, c.point, {n: v for n, v in c.values.items() if v is not None})
             for c in candidates
         ]
         return FrontierAnswer(

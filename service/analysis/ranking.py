@@ -1,25 +1,69 @@
-"""One number per configuration: a weighted score over max-normalised metrics, lower is better.
+"""Rankings of configurations: a weighted score over max-normalised metrics, and the Pareto set.
 
-score = sum over metrics of weight x (value / largest value), with a minus sign where higher is better.
-Seven named strategies order time, cost and energy by weight. They come from a published study, whose time
-and occupancy are not ours, so each exists by both definitions. The score is linear in each weight, so the
-weight at which the winner changes is found exactly, as a corner of a lower envelope of lines.
+score = sum over metrics of weight x (value / largest value), with a minus sign where higher is better; the
+lowest wins. Seven named strategies order time, cost and energy by weight. They come from a published study,
+whose time and occupancy are not ours, so each exists by both definitions. The score is linear in each
+weight, so the weight at which the winner changes is found exactly, as a corner of a lower envelope of
+lines.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from service.analysis.answers import AnalysisError, Criterion, Definitions, WeightRange
+from service.analysis.answers import AnalysisError, Criterion, Definitions, ScoredConfiguration, WeightRange
 from service.domain.formats import axis_value
+from service.domain.grid import AxisValue
 from trainers.metrics import Better
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration: its label, its figures by metric name, in the metric's unit, and its axis values."""
+
+    label: str
+    values: Mapping[str, float | None]
+    point: Mapping[str, AxisValue] = field(default_factory=dict, compare=False)
+
+
+def label_of(point: Mapping[str, Any]) -> str:
+    return (
+        ", ".join(f"{axis}={axis_value(value)}" for axis, value in point.items()) or "the only configuration"
+    )
+
+
+def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
+    """Returns the values as an array (candidates, metrics).
+
+    Raises:
+        AnalysisError: a candidate lacks a metric or has NaN there; all such are named, none is dropped.
+    """
+    if not candidates:
+        raise AnalysisError("there is nothing to compare: no run has a result")
+    if not metrics:
+        raise AnalysisError("no metrics given; name at least one")
+    values = np.array(
+        [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
+    )
+    absent = np.argwhere(~np.isfinite(values))
+    if len(absent):
+        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
+    return values
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +113,6 @@ STRATEGIES = strategies(Definitions.stillhouse)
 """The named weightings over our figures."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A configuration's score and its parts (weight x normalised value, signed) by metric."""
-
-    label: str
-    score: float
-    parts: Mapping[str, float]
-
-
 def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
     """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0.
 
@@ -95,7 +130,7 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
     return values / np.where(largest > 0, largest, 1.0)
 
 
-def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[Ranked]:
+def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
     """Returns the best (lowest) score first; ties keep their order.
 
     Raises:
@@ -105,8 +140,9 @@ def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list
     parts = normalised(candidates, criteria) * _signed(criteria)
     scores = parts.sum(axis=1)
     return [
-        Ranked(
+        ScoredConfiguration(
             candidates[row].label,
+            candidates[row].point,
             float(scores[row]),
             {criterion.metric: float(parts[row, column]) for column, criterion in enumerate(criteria)},
         )
@@ -180,48 +216,6 @@ def _check(criteria: Sequence[Criterion]) -> None:
     names = [criterion.metric for criterion in criteria]
     if len(set(names)) < len(names):
         raise AnalysisError("a metric has two weights; give each metric one")
-
-
-Matrix = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A configuration: its label and its figures by metric name, in the metric's unit."""
-
-    label: str
-    values: Mapping[str, float | None]
-
-
-def label_of(point: Mapping[str, Any]) -> str:
-    return (
-        ", ".join(f"{axis}={axis_value(value)}" for axis, value in point.items()) or "the only configuration"
-    )
-
-
-def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
-    """Returns the values as an array (candidates, metrics).
-
-    Raises:
-        AnalysisError: a candidate lacks a metric or has NaN there; all such are named, none is dropped.
-    """
-    if not candidates:
-        raise AnalysisError("there is nothing to compare: no run has a result")
-    if not metrics:
-        raise AnalysisError("no metrics given; name at least one")
-    values = np.array(
-        [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
-    )
-    absent = np.argwhere(~np.isfinite(values))
-    if len(absent):
-        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
-    return values
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,19 +220,15 @@ class Rows:
             any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
         )
 
-    def _candidates(
-        self, metrics: Sequence[Metric]
-    ) -> tuple[list[Candidate], dict[str, str], dict[str, Mapping[str, Any]]]:
+    def _candidates(self, metrics: Sequence[Metric]) -> tuple[list[Candidate], dict[str, str]]:
         """Configurations with a mean of every metric, and why others have none."""
         candidates: list[Candidate] = []
         left_out: dict[str, str] = {}
-        points: dict[str, Mapping[str, Any]] = {}
         for cell in self._cells(metrics):
-            points[cell.label] = cell.point
             values = {metric.name: cell.mean(metric.name) for metric in metrics}
             missing = [name for name, value in values.items() if value is None]
             if not missing:
-                candidates.append(Candidate(cell.label, values))
+                candidates.append(Candidate(cell.label, values, cell.point))
             elif len(missing) == len(metrics) and cell.failures:
                 left_out[cell.label] = "; ".join(sorted(set(cell.failures.values())))
             else:
@@ -242,7 +238,7 @@ class Rows:
             raise AnalysisError(
                 f"no configuration has {', '.join(metric.name for metric in metrics)}; {first[0]}: {first[1]}"
             )
-        return candidates, left_out, points
+        return candidates, left_out
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
         """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""

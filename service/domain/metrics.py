@@ -1,4 +1,4 @@
-"""What is known of a figure by its name: direction, scale and margin; and its spread over seeds. Pure."""
+"""What is known of a figure by its name, its spread over seeds, and which one judges a run first. Pure."""
 
 from __future__ import annotations
 

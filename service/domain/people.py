@@ -1,4 +1,4 @@
-"""Users, tokens, projects and the audit log, as they are stored and sent."""
+"""Users, sessions, tokens, projects and the audit log, as they are stored and sent."""
 
 from __future__ import annotations
 
@@ -148,15 +148,15 @@ class AuditPage(Serializable):
     """Give this as `after` for the rows that follow; null = these are the last."""
 
 
-IDLE_S: Final = 24 * 3600.0
+SESSION_IDLE_S: Final = 24 * 3600.0
 """Longest time between two requests of a session."""
-LASTING_S: Final = 14 * 24 * 3600.0
+SESSION_LASTS_S: Final = 14 * 24 * 3600.0
 """Longest life of a session, however busy."""
-TOUCH_EVERY_S: Final = 300.0
+SESSION_TOUCH_EVERY_S: Final = 300.0
 """How exactly the last use of a session is known: a write per request would cost more than it tells."""
 GRANT_LASTS_S: Final = 600.0
 """Time in which a device login must be approved."""
-POLL_EVERY_S: Final = 5.0
+GRANT_POLL_EVERY_S: Final = 5.0
 """Shortest time between two polls for a device login."""
 DEVICE_TOKEN_LASTS_S: Final = 90 * 24 * 3600.0
 """Life of the token that a device login gives."""

@@ -653,10 +653,10 @@ class ExperimentDetail(ExperimentStatus):
     """Its place in the queue; null when it does not wait."""
 
 
-PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "columns")
+VIEW_PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "columns")
 """Parameters of the list's address that a view keeps."""
-LONGEST_NAME: Final = 80
-LONGEST_QUERY: Final = 8_000
+LONGEST_VIEW_NAME: Final = 80
+LONGEST_VIEW_QUERY: Final = 8_000
 MOST_VIEWS: Final = 200
 """Most views of one owner."""
 
@@ -689,9 +689,9 @@ def canonical_query(text: str) -> str:
     """
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(text.removeprefix("?"), max_num_fields=100):
-        if name not in PARAMETERS:
-            raise ValueError(f"'{name[:50]}' is not part of a view; use {', '.join(PARAMETERS)}")
+        if name not in VIEW_PARAMETERS:
+            raise ValueError(f"'{name[:50]}' is not part of a view; use {', '.join(VIEW_PARAMETERS)}")
         if name in parameters:
             raise ValueError(f"'{name}' is there twice; keep one of them")
         parameters[name] = value
-    return urlencode({name: parameters[name] for name in PARAMETERS if name in parameters})
+    return urlencode({name: parameters[name] for name in VIEW_PARAMETERS if name in parameters})

@@ -1,4 +1,4 @@
-"""Entitlements to devices, who holds them, and what projects have used."""
+"""Shares of devices: entitlements, who holds them, and what projects have used in a month."""
 
 from __future__ import annotations
 

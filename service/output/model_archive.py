@@ -1,4 +1,4 @@
-"""Receives a model as an uncompressed tar archive and verifies it on arrival."""
+"""Receives a model as an uncompressed tar archive, verified on arrival, and packs it to one bit a weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines of traced steps and kernel traces of profiled ones, next to a run's checkpoints. No torch."""
+"""Files next to a run's checkpoints: traces, predictions, the checkpoints themselves. No torch."""
 
 from __future__ import annotations
 

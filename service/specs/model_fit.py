@@ -1,4 +1,4 @@
-"""Checks whether models can do what a spec needs, where this machine can read their configuration."""
+"""Checks models by their configuration, where this machine can read it; weights are never read."""
 
 from __future__ import annotations
 

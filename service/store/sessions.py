@@ -13,8 +13,8 @@ from service.db.errors import NotFound
 from service.domain.access import Action, Actor, Principal, Scope
 from service.domain.people import (
     GRANT_LASTS_S,
-    POLL_EVERY_S,
-    TOUCH_EVERY_S,
+    GRANT_POLL_EVERY_S,
+    SESSION_TOUCH_EVERY_S,
     DeviceGrant,
     OpenSession,
     Session,
@@ -106,7 +106,7 @@ class Sessions(StorePart):
             )
         if row is None:
             return None
-        if row["last_used_s"] < now - TOUCH_EVERY_S:
+        if row["last_used_s"] < now - SESSION_TOUCH_EVERY_S:
             touch = session_statements.touch_session(sha256, now)
             self.database.write(lambda connection: connection.execute(touch).close())
         return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
@@ -213,7 +213,7 @@ class Sessions(StorePart):
                 return Polled.expired
             if row.denied_s is not None:
                 return Polled.denied
-            in_time = session_statements.note_poll(device_sha256, now, POLL_EVERY_S)
+            in_time = session_statements.note_poll(device_sha256, now, GRANT_POLL_EVERY_S)
             if not connection.execute(in_time).rowcount:
                 return Polled.too_fast
             if row.approved_s is None:

@@ -21,7 +21,7 @@ from service.scheduling.queue import Queue
 from service.store import NewExperiment, PointBatch, RecordBatch, Store, StoreFull
 from tests.conformance.building import plans_of
 from tests.faults.campaign.__main__ import main as campaign
-from tests.faults.campaign.checker import FAULTS, Checker, ProgressWatch, CardSource
+from tests.faults.campaign.checker import FAULTS, CardSource, Checker, ProgressWatch
 from tests.faults.campaign.full_disks import FullDisks
 from tests.faults.campaign.plan import Round, rounds_of
 from tests.faults.campaign.values import WRITER, value_of, writer_of

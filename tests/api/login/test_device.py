@@ -13,7 +13,7 @@ from api.login.codes import normalised
 from api.login.device import GRANT_TYPE
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE
 from service.domain.access import Scope
-from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, POLL_EVERY_S
+from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S
 from tests.api.conftest import TOKEN, files_up_to
 from tests.api.login.conftest import browser_of, log_in, secret_of
 
@@ -68,13 +68,13 @@ def test_an_approved_device_gets_a_token_once(
     assert (shown["name"], shown["from_address"], shown["scope"]) == ("laptop", "192.0.2.7", "operate")
     assert browser.post(f"{path}/decision", json={"approve": True}).status_code == 403, "without the header"
     assert browser.post(f"{path}/decision", json={"approve": True}, headers=csrf).status_code == 204
-    clock.now_s += POLL_EVERY_S
+    clock.now_s += GRANT_POLL_EVERY_S
     given = poll(device, begun).json()
     assert (given["token_type"], given["scope"]) == ("Bearer", "operate")
     assert given["expires_in"] == pytest.approx(DEVICE_TOKEN_LASTS_S, abs=60)
     bearer = {"Authorization": f"Bearer {given['access_token']}"}
     assert device.get("/api/v1/whoami", headers=bearer).json()["user"] == "ada"
-    clock.now_s += POLL_EVERY_S
+    clock.now_s += GRANT_POLL_EVERY_S
     assert error_of(poll(device, begun)) == "expired_token", "the token is given once"
     assert browser.get(path).status_code == 404, "and decided once"
 
@@ -90,7 +90,7 @@ def test_an_approved_login_gives_its_token_once_a_full_disk_has_room(
     log = closed.state.store.database.path.with_name("stillhouse.db-wal")
     answers = []
     for frames in range(1, 40):
-        clock.now_s += POLL_EVERY_S
+        clock.now_s += GRANT_POLL_EVERY_S
         with files_up_to(log.stat().st_size + 4120 * frames):
             answers.append(poll(device, begun))
         if answers[-1].status_code != 507:
@@ -102,7 +102,7 @@ def test_an_approved_login_gives_its_token_once_a_full_disk_has_room(
 def test_a_device_that_polls_too_fast_is_slowed_down(device: TestClient, clock: Clock) -> None:
     begun = begin(device)
     assert error_of(poll(device, begun)) == "authorization_pending"
-    clock.now_s += POLL_EVERY_S - 0.1
+    clock.now_s += GRANT_POLL_EVERY_S - 0.1
     assert error_of(poll(device, begun)) == "slow_down"
     clock.now_s += 0.2
     assert error_of(poll(device, begun)) == "authorization_pending"

@@ -12,7 +12,7 @@ from pydantic import AnyHttpUrl, SecretStr
 from api.login.returning import safe_return
 from service.config.settings import Settings
 from service.domain.access import Scope
-from service.domain.people import IDLE_S, LASTING_S
+from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S
 from tests.api.conftest import SPEC, TOKEN
 from tests.api.login.conftest import HTTPS, browser_of, log_in, opened, secret_of
 
@@ -116,15 +116,15 @@ def test_a_session_ends_unused_and_in_any_case(browser: TestClient, closed: Fast
     store, began_s = closed.state.store, time.time()
     at_s = began_s
     store.clock = lambda: at_s
-    step_s = IDLE_S - 60
-    while at_s + step_s < began_s + LASTING_S:
+    step_s = SESSION_IDLE_S - 60
+    while at_s + step_s < began_s + SESSION_LASTS_S:
         at_s += step_s
         assert browser.get("/api/v1/whoami").status_code == 200, at_s - began_s
-    at_s = began_s + LASTING_S + 1
+    at_s = began_s + SESSION_LASTS_S + 1
     assert browser.get("/api/v1/whoami").status_code == 401, "the longest life"
     at_s = began_s
     log_in(browser, TOKEN)
-    at_s += IDLE_S + 1
+    at_s += SESSION_IDLE_S + 1
     assert browser.get("/api/v1/whoami").status_code == 401, "unused"
 
 

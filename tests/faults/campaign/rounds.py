@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.campaign.checker import Checker, Findings, ProgressWatch, CardSource
+from tests.faults.campaign.checker import CardSource, Checker, Findings, ProgressWatch
 from tests.faults.campaign.clients import Client, Gone, History, Memory, take_part
 from tests.faults.campaign.databases import CampaignDatabase, strike
 from tests.faults.campaign.installation import Installation

@@ -177,13 +177,13 @@ def test_candidates_have_every_metric_and_the_others_a_reason() -> None:
         run(5, {"precision": "fp16"}, 1, state=RunState.failed, failure_class="bad_data"),
         run(6, {"precision": "tf32"}, 1, state=RunState.running),
     )  # fmt: skip
-    candidates, left_out, points = asked._candidates([asked.metric("cost_usd"), asked.metric("accuracy")])
+    candidates, left_out = asked._candidates([asked.metric("cost_usd"), asked.metric("accuracy")])
     assert candidates == [Candidate("precision=fp32", {"cost_usd": 2.0, "accuracy": 0.5})]
     assert left_out == {
         "precision=bf16": "has no accuracy", "precision=fp16": "bad_data; bug: b",
         "precision=tf32": "is running",
     }  # fmt: skip
-    assert points["precision=bf16"] == BF16
+    assert candidates[0].point == FP32
     with pytest.raises(
         AnalysisError, match=r"^no configuration has f1, mrr; precision=fp32: has no f1, mrr$"
     ):
