@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from service.cli.references import RunRef, reference
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
     from service.config.settings import Settings
-    from service.planner.step_time import Estimate, Exchange, LayerCost, Link, Step
+    from service.planner.step_time import Estimate, Exchange, Link, Step
     from service.specs.experiment import ExperimentSpec
     from trainers.config import RunConfig
     from trainers.profiling.profile import Profile
@@ -86,16 +86,18 @@ def profile(
             measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
         step, link, notes = _of(measured, config, hardware, link_gb_s)
         exchange = exchange_of(config.parallel, measured.compression)
+    own = {measured.exchange.workers} if measured is not None and measured.exchange is not None else set()
+    size, micro = config.batch.global_size, config.batch.micro_size
     estimates = [
         estimated(
             step,
             link,
             workers,
-            global_size=config.batch.global_size,
-            micro_batches=_micro_batches(config, workers),
+            global_size=size,
+            micro_batches=1 if micro == "auto" else max(1, size // workers // int(micro)),
             exchange=exchange,
         )
-        for workers in _numbers(measured)
+        for workers in sorted({*WORKERS, *own})
     ]
     comparison = None
     if measured is not None and measured.exchange is not None and measured.measured_ms is not None:
@@ -111,7 +113,11 @@ def profile(
             {
                 "measured": measured is not None,
                 "global_size": config.batch.global_size,
-                "layers": [_layer(layer) for layer in step.layers],
+                # Their tensors are only of use to the estimate.
+                "layers": [
+                    {name: value for name, value in asdict(layer).items() if name != "gradients"}
+                    for layer in step.layers
+                ],
                 "exchange": asdict(exchange),
                 "rest_ms": step.rest_ms,
                 "examples": step.examples,
@@ -184,11 +190,6 @@ def _config(
     )
 
 
-def _micro_batches(config: RunConfig, workers: int) -> int:
-    micro = config.batch.micro_size
-    return 1 if micro == "auto" else max(1, config.batch.global_size // workers // int(micro))
-
-
 def _measured(config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Profile:
     from trainers.entrypoint import profile as measure
     from trainers.errors import TrainingError
@@ -235,11 +236,6 @@ def _measured_on_cluster(
         raise Failure(str(error), ExitCode.unreachable) from None
     except (ProfileFailed, JobRefused) as error:
         raise Failure(str(error), ExitCode.not_succeeded) from None
-
-
-def _numbers(measured: Profile | None) -> list[int]:
-    own = {measured.exchange.workers} if measured is not None and measured.exchange is not None else set()
-    return sorted({*WORKERS, *own})
 
 
 def _of(
@@ -316,8 +312,10 @@ def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
     screen = console()
     numbers = ("forward", "backward", "gradients")
     table = grid_table("layer", *numbers, right=numbers)
-    for row in _layer_rows(step):
-        table.add_row(*row)
+    for layer in step.layers:
+        gradients = f"{layer.gradient_bytes / (1 << 20):.2f} MiB"
+        table.add_row(layer.name, f"{layer.forward_ms:.2f} ms", f"{layer.backward_ms:.2f} ms", gradients)
+    table.add_row("the rest of a step", f"{step.rest_ms:.2f} ms", "", "")
     screen.print(table)
     screen.print()
     columns = ("workers", "step", "exchange", "exposed", "speed-up")
@@ -335,10 +333,6 @@ def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
         note(line)
 
 
-def _layer(layer: LayerCost) -> dict[str, Any]:
-    return {name: value for name, value in asdict(layer).items() if name != "gradients"}
-
-
 def _sent(config: RunConfig, exchange: Exchange, two: Estimate) -> str:
     parts = [f"{two.buckets} bucket{'s' if two.buckets != 1 else ''} of {config.parallel.bucket_mib} MiB"]
     if exchange.pack_ms_per_mib or exchange.unpack_ms_per_mib:
@@ -347,14 +341,3 @@ def _sent(config: RunConfig, exchange: Exchange, two: Estimate) -> str:
             f"packing takes {two.compression_ms:.1f} ms of a step after its warm-up"
         )
     return "gradients in " + "; ".join(parts)
-
-
-def _layer_rows(step: Step) -> Iterator[tuple[str, str, str, str]]:
-    for layer in step.layers:
-        yield (
-            layer.name,
-            f"{layer.forward_ms:.2f} ms",
-            f"{layer.backward_ms:.2f} ms",
-            f"{layer.gradient_bytes / (1 << 20):.2f} MiB",
-        )
-    yield "the rest of a step", f"{step.rest_ms:.2f} ms", "", ""

@@ -284,7 +284,7 @@ def _without_header(path: Path, task: TaskConfig) -> list[Row]:
     """Returns the rows of delimited files whose first line is a row; none where it names the columns."""
     headerless = task.model_copy(update={"columns": {task.info.columns[0]: 0}})
     try:
-        with within(_allowance()):
+        with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
             files = parts_at(path, task)["train"].files
         if len(files) != 1 or ending(files[0]) not in {*HEADERLESS, ".txt"}:
             return []
@@ -316,7 +316,7 @@ def _mostly_usable(path: Path, task: TaskConfig) -> bool:
 def _first_rows(path: Path, task: TaskConfig) -> list[Row]:
     rows: list[Row] = []
     try:
-        with within(_allowance()):
+        with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
             for row in islice(parts_at(path, task)["train"].read(), _SAMPLE_ROWS):
                 rows.append(row)
     except Spent:
@@ -336,10 +336,6 @@ def _lists(path: Path) -> list[list[str]]:
         except BadDataError:
             continue
     return lists
-
-
-def _allowance() -> Allowance:
-    return Allowance(_SAMPLE_BYTES, _SAMPLE_S)
 
 
 def _kind(column: Column) -> str:
