@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,8 @@ _PIECES = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 _PIECE = re.compile(r"[0-9A-Za-z]+|[!-~]")
 
 
-class Encoder(Protocol):
-    def __call__(self, texts: Sequence[str]) -> tuple[Ids, Counts]: ...
+Encoder = Callable[[Sequence[str]], tuple[Ids, Counts]]
+"""Token ids of all texts one after the other, without special tokens, and (N,) how many each has."""
 
 
 def encoder_of(tokenizer: Tokenizer) -> Encoder:

@@ -100,6 +100,7 @@ def _within(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 _CHUNK = 1024
 _COLUMN = "column-"
+_IN_MEMORY = ("offsets", "labels", "second_at")
 _CUT = "cut"
 _WEIGHT = "weight"
 
@@ -147,31 +148,33 @@ class TokenSet:
     @classmethod
     def open(cls, folder: Path, part: str) -> TokenSet:
         """Maps the arrays of a part; the pages are shared by all processes of the machine."""
-        second = folder / f"{part}.second_at.npy"
-        of_tokens = folder / f"{part}.token_labels.npy"
-        prefix = f"{part}.{_COLUMN}"
+        arrays = {
+            name: np.load(file, mmap_mode=None if name in _IN_MEMORY else "r")
+            for file in sorted(folder.glob(f"{part}.*.npy"))
+            for name in [file.name.removeprefix(f"{part}.").removesuffix(".npy")]
+        }
+        columns = {name.removeprefix(_COLUMN): arrays[name] for name in arrays if name.startswith(_COLUMN)}
         return cls(
-            np.load(folder / f"{part}.tokens.npy", mmap_mode="r"),
-            np.load(folder / f"{part}.offsets.npy"),
-            np.load(folder / f"{part}.labels.npy"),
-            np.load(second) if second.exists() else None,
-            {
-                file.name.removeprefix(prefix).removesuffix(".npy"): np.load(file, mmap_mode="r")
-                for file in sorted(folder.glob(f"{prefix}*.npy"))
-            },
-            np.load(of_tokens, mmap_mode="r") if of_tokens.exists() else None,
+            arrays["tokens"],
+            arrays["offsets"],
+            arrays["labels"],
+            arrays.get("second_at"),
+            columns,
+            arrays.get("token_labels"),
         )
 
     def save(self, folder: Path, part: str) -> None:
-        np.save(folder / f"{part}.tokens.npy", self.tokens)
-        np.save(folder / f"{part}.offsets.npy", self.offsets)
-        np.save(folder / f"{part}.labels.npy", self.labels)
-        if self.second_at is not None:
-            np.save(folder / f"{part}.second_at.npy", self.second_at)
-        if self.token_labels is not None:
-            np.save(folder / f"{part}.token_labels.npy", self.token_labels)
-        for name, column in self.columns.items():
-            np.save(folder / f"{part}.{_COLUMN}{name}.npy", column)
+        arrays = {
+            "tokens": self.tokens,
+            "offsets": self.offsets,
+            "labels": self.labels,
+            "second_at": self.second_at,
+            "token_labels": self.token_labels,
+            **{f"{_COLUMN}{name}": column for name, column in self.columns.items()},
+        }
+        for name, array in arrays.items():
+            if array is not None:
+                np.save(folder / f"{part}.{name}.npy", array)
 
 
 class TokenWriter:

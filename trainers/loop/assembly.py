@@ -263,7 +263,7 @@ def _restore(
         worker.timeline.carry_over(taken.state["spent_s"])
     elif attempt.before is not None:
         progress = replace(progress, **attempt.before.counters)
-        progress.usage = Usage.from_state(dict(attempt.before.usage))
+        progress.usage = Usage(**attempt.before.usage)
         worker.timeline.carry_over(attempt.before.spent_s)
     _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
     before = attempt.heartbeat.look_back(

@@ -124,4 +124,4 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        return cls(**{**state, "usage": Usage.from_state(state["usage"])})
+        return cls(**{**state, "usage": Usage(**state["usage"])})

@@ -138,6 +138,8 @@ class NoiseSource:
     name = "none"
     faithful = True
     """Whether the workers' mean is the step's gradient; after a lossy exchange it is another one."""
+    looks = False
+    """Whether the step's norms are used, by this step or the next; else `moments` returns None."""
 
     def begin_step(self, step: int) -> None:
         """Called before the forward pass of a step (0-based)."""
@@ -151,11 +153,6 @@ class NoiseSource:
     def sum(self) -> torch.Tensor | None:
         """Returns this worker's sum of the step, on the device; None when there is none."""
         return None
-
-    @property
-    def looks(self) -> bool:
-        """Whether the step's norms are used, by this step or the next; else `moments` returns None."""
-        return False
 
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         """Returns the step's estimate of the noise, if any; `scale` is batch / base batch."""
@@ -175,30 +172,24 @@ class WorkerShares(NoiseSource):
     def __init__(self, workers: int, device: torch.device) -> None:
         self._workers = workers
         self._sum = torch.zeros((), device=device)
-        self._looks = False
 
     @override
     def begin_step(self, step: int) -> None:
-        self._looks = step % EVERY_STEPS == 0
+        self.looks = step % EVERY_STEPS == 0
         self._sum.zero_()
 
     @override
     def see(self, gradients: torch.Tensor) -> None:
-        if self._looks:
+        if self.looks:
             self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
 
     @override
     def sum(self) -> torch.Tensor | None:
-        return self._sum if self._looks else None
-
-    @property
-    @override
-    def looks(self) -> bool:
-        return self._looks
+        return self._sum if self.looks else None
 
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        if not (self._looks and self.faithful):
+        if not (self.looks and self.faithful):
             return None
         mean = norms.parts / self._workers / norms.loss_scale**2
         return from_squares(self._workers, mean, norms.norm**2, scale=scale)
@@ -214,7 +205,6 @@ class MicroBatches(NoiseSource):
     ) -> None:
         self._accumulation, self._parts = accumulation, accumulation * replicas
         self._sum = torch.zeros((), device=device)
-        self._looks = False
         self._norms: list[torch.Tensor] = []
         for parameter in parameters:
             if parameter.requires_grad:
@@ -222,7 +212,7 @@ class MicroBatches(NoiseSource):
 
     @override
     def begin_step(self, step: int) -> None:
-        self._looks = step % EVERY_STEPS == 0
+        self.looks = step % EVERY_STEPS == 0
         self._norms.clear()
 
     @override
@@ -233,21 +223,16 @@ class MicroBatches(NoiseSource):
         self._norms.clear()
         return total
 
-    @property
-    @override
-    def looks(self) -> bool:
-        return self._looks
-
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
-        if not (self._looks and norms.parts):
+        if not (self.looks and norms.parts):
             return None
         # Each micro-batch adds 1 / accumulation of its mean gradient.
         mean = norms.parts * self._accumulation**2 / self._parts / norms.loss_scale**2
         return from_squares(self._parts, mean, norms.norm**2, scale=scale)
 
     def _see(self, gradient: torch.Tensor) -> None:
-        if self._looks:
+        if self.looks:
             self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
 
@@ -264,7 +249,7 @@ class StepsInARow(NoiseSource):
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         self._adan = optimizer if isinstance(optimizer, cuda_ext.Adan) else None
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._phase = 0
+        self._phase, self.looks = 0, True
         self._copies: list[torch.Tensor | None] = []
         self._product: torch.Tensor | None = None
         self._before: tuple[float, float] | None = None
@@ -273,6 +258,7 @@ class StepsInARow(NoiseSource):
     @override
     def begin_step(self, step: int) -> None:
         self._phase, self._product = step % EVERY_STEPS, None
+        self.looks = self._phase in (0, 1)
         if self._phase != 1:
             self.forget()
 
@@ -299,11 +285,6 @@ class StepsInARow(NoiseSource):
     @override
     def sum(self) -> torch.Tensor | None:
         return self._product
-
-    @property
-    @override
-    def looks(self) -> bool:
-        return self._phase in (0, 1)
 
     @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig
@@ -51,9 +50,7 @@ class Instruments:
     def __enter__(self) -> Instruments:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._sampler is not None:
             self._sampler.close()
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trainers.reporting import Provenance
 from trainers.telemetry.sampling import Sampled, joined_samples
@@ -154,13 +154,6 @@ class Usage:
         """Returns the mean over time of a sampled number, over all workers' devices; None = not sampled."""
         seconds = self.seconds.get(name, 0.0)
         return self.integrals[name] / seconds if seconds > 0.0 else None
-
-    def to_state(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Usage:
-        return cls(**state)
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
