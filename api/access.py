@@ -42,7 +42,7 @@ from service.domain.access import (
     local,
 )
 from service.store import Store
-from service.store.principals import Refused
+from service.store.people import Refused
 from service.store.reading import Belonging
 
 OWNER_HEADER = "Stillhouse-Owner"

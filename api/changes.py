@@ -17,7 +17,7 @@ from service.domain.serialization import adapter, to_json
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.scheduling.queue import Queue
 from service.store import Store
-from service.store.following import Followed
+from service.store.reading import Followed
 
 MOST_CHANGES: Final = 200
 """Most experiments that are sent at a time; when more have changed, followers read their lists again."""

@@ -100,9 +100,10 @@ ROOMS = {
     "fences": Room(
         (
             "service/db/statements.py",
-            "service/db/placement_statements.py",
-            "service/db/usage_statements.py",
+            "service/store/accounting.py",
+            "service/store/attempts.py",
             "service/store/base.py",
+            "service/store/drivers.py",
         ),
         ("tests/conformance/test_fences.py",),
         (

@@ -27,7 +27,7 @@ from api.throttle import LOGIN, OIDC, Throttle, address_key
 from service.domain.access import Action, UserKind
 from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Whoami
 from service.domain.serialization import to_json
-from service.store.principals import Refused
+from service.store.people import Refused
 
 if TYPE_CHECKING:
     from api.login.oidc import Provider

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import sqlalchemy as sa
 
 from service.analysis.answers import EVERYTHING, AnalysisError, NotComparable, Selection
-from service.db import run_table_statements
+from service.db import schema
 from service.domain.grid import AxisValue
 from service.domain.ledger import Sum
 from service.domain.metrics import finite
@@ -22,6 +23,8 @@ from service.specs.fields import axis_names
 from service.store import Store
 from service.store.reading import as_float
 from trainers.telemetry.kernels import KERNEL_FIGURES
+
+_r = schema.runs.c
 
 Facts = Mapping[str, Any]
 Column = npt.NDArray[np.float64]
@@ -172,10 +175,24 @@ def read_run_table(
     shared: set[int] = set()
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
-        for id, summary in connection.execute(run_table_statements.summaries(ids)):
+        of_summaries = (
+            sa.select(schema.run_summaries.c.run_id, schema.run_summaries.c.summary)
+            .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
+            .where(_r.experiment_id.in_(list(ids)))
+        )
+        for id, summary in connection.execute(of_summaries):
             if id in wanted:
                 summaries[id] = summary
-        for id, facts in connection.execute(run_table_statements.current_facts(ids)):
+        a = schema.attempts.c
+        source = schema.runs.alias("source")
+        current_facts = (
+            sa.select(_r.id, a.facts)
+            .join(source, source.c.id == sa.func.coalesce(_r.reused_from, _r.id))
+            .join(schema.attempts, (source.c.id == a.run_id) & (source.c.attempt == a.number))
+            .where(_r.experiment_id.in_(list(ids)), a.facts.is_not(None))
+            .order_by(_r.id)
+        )
+        for id, facts in connection.execute(current_facts):
             if id not in wanted:
                 continue
             if isinstance(of := facts.get("data"), dict):
@@ -217,7 +234,11 @@ def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Se
     if len(experiment_ids) < 2:
         return list(runs)
     with store.database.read() as connection:
-        rows = connection.execute(run_table_statements.resolved_specs(experiment_ids))
+        c = schema.cell_specs.c
+        resolved_specs = sa.select(c.experiment_id, c.cell, c.canonical).where(
+            c.experiment_id.in_(list(experiment_ids))
+        )
+        rows = connection.execute(resolved_specs)
         specs = {(experiment, cell): json.loads(canonical) for experiment, cell, canonical in rows}
     return with_differing_fields(runs, specs)
 
@@ -279,7 +300,20 @@ def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[
     kernels: dict[int, dict[str, dict[str, float]]] = {}
     profiled: dict[int, int] = {}
     with store.database.read() as connection:
-        statement = run_table_statements.kernel_measurements(experiment_ids, KERNEL_FIGURES)
+        m = schema.measurements.c
+        source = schema.runs.alias("source")
+        statement = (
+            sa.select(_r.id, m.attempt, m.scope, m.name, m.value)
+            .join(source, source.c.id == sa.func.coalesce(_r.reused_from, _r.id))
+            .join(schema.measurements, m.run_id == source.c.id)
+            .where(
+                _r.experiment_id.in_(list(experiment_ids)),
+                m.name.in_(list(KERNEL_FIGURES)),
+                m.scope.startswith("kernel:", autoescape=True),
+                m.attempt >= source.c.first_attempt,
+            )
+            .order_by(_r.id, m.attempt)
+        )
         for run, attempt, scope, name, value in connection.execute(statement):
             if profiled.get(run) != attempt:  # A later attempt's window replaces an earlier one's.
                 kernels[run], profiled[run] = {}, attempt

@@ -16,7 +16,7 @@ from service.cli.references import experiment_reference, is_reference
 from service.domain.formats import seconds_of
 
 if TYPE_CHECKING:
-    from service.db.dump import Contents
+    from service.db.backup import Contents
     from service.domain.records import DeletedExperiment
 
 database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")

@@ -28,7 +28,6 @@ def starts_of(experiment_ids: Iterable[int], *, since_s: float) -> Select[Any]:
 
 
 def projects_of(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, project)."""
     return select(_x.id, _x.project).where(_x.id.in_(list(experiment_ids)))
 
 
@@ -63,7 +62,6 @@ def times(experiment_ids: Iterable[int]) -> Select[Any]:
 
 
 def states_of(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, state, started_s)."""
     return select(_x.id, _x.state, _x.started_s).where(_x.id.in_(list(experiment_ids)))
 
 
@@ -73,6 +71,5 @@ def forget_forecasts(pool: str, *, but: Iterable[int]) -> Delete:
 
 
 def forget_errors(reason: str, *, keep: int) -> Delete:
-    """Removes all but the newest errors of one reason."""
     kept = select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(keep).subquery()
     return delete(start_errors).where(_e.reason == reason, _e.id.not_in(sa.select(kept.c.id)))

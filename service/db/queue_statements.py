@@ -207,7 +207,7 @@ ALONG_THE_INDEX = sa.text(
 
 
 def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
-    """Claims chosen experiments; no row for one that is not queued any more, or that somebody is changing."""
+    """No row for an experiment that is not queued any more, or that another transaction is changing."""
     mine = select(_x.id).where(chosen, QUEUED).with_for_update(skip_locked=True)  # Left out on SQLite.
     return (
         update(experiments)
@@ -257,7 +257,6 @@ CLAIM_AND_NOTE = select(_claimed).add_cte(
 
 
 def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Select[Any]:
-    """Returns which of these experiments wait for a pool and may be claimed now."""
     chosen = _x.id.in_(list(experiment_ids))
     return select(_x.id).where(chosen, QUEUED, _x.pool == pool, _x.not_before_s <= now)
 
@@ -265,11 +264,6 @@ def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Sel
 COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
 """How many experiments wait."""
 
-COUNT_WAITING_AND_ACTIVE = select(
-    select(func.count()).select_from(experiments).where(QUEUED).scalar_subquery(),
-    select(func.count()).select_from(experiments).where(ACTIVE).scalar_subquery(),
-)
-"""How many experiments wait and how many are at work, in all pools."""
 
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
 """How many experiments of a pool are starting or running."""
@@ -311,18 +305,16 @@ def queued_of_owner(pool: str, priority: int, owner: str, *, skipped: int, count
 
 
 def active_by_owner(pool: str) -> Select[Any]:
-    """Returns how many experiments each owner has starting or running in a pool."""
     return select(_x.owner, func.count()).where(ACTIVE, _x.pool == pool).group_by(_x.owner)
 
 
 def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
-    """Returns the canonical specs by experiment."""
     c = experiment_specs.c
     return select(c.experiment_id, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))
 
 
 def scheduler_heartbeat(connection: sa.Connection) -> Insert:
-    """Returns a scheduler's sign of life; its first one dates its start."""
+    """A scheduler's first heartbeat dates its start."""
     dialect: Any = sqlite_dialect if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(schedulers)
     again = statement.on_conflict_do_update(
@@ -333,17 +325,14 @@ def scheduler_heartbeat(connection: sa.Connection) -> Insert:
 
 
 def forget_scheduler(name: str) -> Delete:
-    """Drops one scheduler."""
     return sa.delete(schedulers).where(schedulers.c.name == name)
 
 
 def live_schedulers(since: float) -> Select[Any]:
-    """Schedulers with a heartbeat since a time."""
     return select(schedulers).where(schedulers.c.heartbeat_s >= since).order_by(schedulers.c.name)
 
 
 def forget_schedulers(before: float) -> Delete:
-    """Drops schedulers that have long been silent."""
     return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
 
 

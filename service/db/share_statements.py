@@ -15,10 +15,6 @@ _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
 _CLAIMABLE_OR_AT_WORK = frozenset(ExperimentState) - TERMINAL_EXPERIMENT_STATES - {ExperimentState.paused}
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
 
-ALLOWANCES_OF = select(_a.hardware, _a.devices, _a.preemptible, _a.reason).where(
-    _a.experiment_id == bindparam("experiment")
-)
-"""What one experiment may hold, by hardware."""
 
 ALLOWANCES_IN = select(allowances).where(_a.pool == bindparam("in_pool"))
 """What every experiment of a pool may hold."""
@@ -112,18 +108,7 @@ WANTED_BY_EVERYBODY = (
 """(project, owner, pool, hardware) for which runs wait."""
 
 
-def held_by(project: str) -> Select[Any]:
-    """(hardware, devices) that a project's experiments hold now."""
-    return (
-        select(_p.hardware, func.sum(_p.devices).label("devices"))
-        .join(experiments, _x.id == _p.experiment_id)
-        .where(_x.project == project, _p.released_s.is_(None))
-        .group_by(_p.hardware)
-    )
-
-
 def queued_runs_of(project: str, owner: str) -> Select[Any]:
-    """Returns how many runs of a user wait in a project."""
     return (
         select(func.count())
         .select_from(runs)
@@ -136,35 +121,6 @@ def queued_runs_of(project: str, owner: str) -> Select[Any]:
         )
     )
 
-
-_until = sa.case(
-    (_p.released_s < bindparam("now", type_=Real), _p.released_s), else_=bindparam("now", type_=Real)
-)
-_from = sa.case((_p.placed_s > bindparam("start"), _p.placed_s), else_=bindparam("start", type_=Real))
-_hours = (_until - _from) / 3600.0
-
-_of_project = (
-    _x.project == bindparam("project"),
-    _p.placed_s < bindparam("now", type_=Real),
-    sa.or_(_p.released_s.is_(None), _p.released_s > bindparam("start", type_=Real)),
-)
-_spent = (
-    func.sum(_hours * _p.price_usd_per_hour).label("usd"),
-    func.sum(_hours * _p.power_w / 1000.0).label("kwh"),
-    func.sum(_hours * _p.devices).label("device_hours"),
-)
-
-SPENT = select(*_spent).join_from(placements, experiments, _x.id == _p.experiment_id).where(*_of_project)
-"""What a project's devices took from `start` to `now`, of deleted experiments as well."""
-
-SPENT_BY_USERS = (
-    select(_x.owner, *_spent)
-    .join_from(placements, experiments, _x.id == _p.experiment_id)
-    .where(*_of_project)
-    .group_by(_x.owner)
-    .order_by(sa.desc("usd"), _x.owner)
-)
-"""The same by user, the most first."""
 
 SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
 """PostgreSQL: submissions of a user whose queued runs are limited are stored one at a time."""

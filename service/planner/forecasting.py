@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
-from service.db import history_statements
+from service.db import schema
+from service.domain.states import RunState
 from service.planner.forecast import (
     Cell,
     Forecast,
@@ -31,6 +34,8 @@ from service.specs.model_fit import student_flops
 from service.specs.project_limits import UNITS
 from service.store import NotFound, Store
 
+_r = schema.runs.c
+
 _SPANS: Mapping[str, Callable[[Forecast], Span]] = {
     "usd": lambda found: found.cost_usd,
     "kwh": lambda found: found.energy_kwh,
@@ -43,6 +48,10 @@ FEW_CELLS = 12
 """The same where only the time of a run is asked for."""
 MOST_PAST = 500
 """Finished runs that are looked at."""
+
+
+_LOOKED_THROUGH = 20_000
+"""Finished runs, the newest, among which like ones are looked for."""
 
 
 def forecast_of(
@@ -98,11 +107,36 @@ def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) 
 
 def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
     """Returns the newest finished runs of the same tasks, students and hardware."""
-    statement = history_statements.finished_like(
-        {str(spec.task.name) for spec in specs},
-        {spec.model.name for spec in specs},
-        {spec.hardware for spec in specs},
-        limit=MOST_PAST,
+    newest = (
+        sa.select(_r.id)
+        .where(_r.state == RunState.succeeded, _r.reused_from.is_(None))
+        .order_by(_r.id.desc())
+        .limit(_LOOKED_THROUGH)
+        .subquery()
+    )
+    statement = (
+        sa.select(
+            schema.cell_specs.c.canonical,
+            _r.total_steps,
+            _r.total_time_s,
+            _r.energy_kwh,
+            schema.run_summaries.c.summary,
+        )
+        .join(newest, newest.c.id == _r.id)
+        .join(
+            schema.cell_specs,
+            (schema.cell_specs.c.experiment_id == _r.experiment_id) & (schema.cell_specs.c.cell == _r.cell),
+        )
+        .outerjoin(schema.run_summaries, schema.run_summaries.c.run_id == _r.id)
+        .where(
+            _r.task.in_(list({str(spec.task.name) for spec in specs})),
+            _r.student.in_(list({spec.model.name for spec in specs})),
+            _r.hardware.in_(list({spec.hardware for spec in specs})),
+            _r.total_time_s.is_not(None),
+            _r.total_steps.is_not(None),
+        )
+        .order_by(_r.id.desc())
+        .limit(MOST_PAST)
     )
     with store.database.read() as connection:
         rows = connection.execute(statement).all()

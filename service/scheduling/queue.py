@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.hardware import CATALOGUE, Hardware
-from service.db import placement_statements, queue_statements, schema, share_statements, statements
+from service.db import queue_statements, schema, share_statements, statements
 from service.db.errors import NotFound
 from service.db.group_commit import GroupCommit
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
@@ -27,7 +28,7 @@ from service.domain.records import (
     StoredRecord,
     WaitingAtWork,
 )
-from service.domain.states import ExperimentState
+from service.domain.states import ExperimentState, RunState
 from service.scheduling.claims import Claim, serve
 from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
 from service.scheduling.pools import no_scheduler, order_of_pool
@@ -38,10 +39,22 @@ from service.specs.experiment import read_stored
 from service.store import Store
 from service.store.base import NewEvent, insert_events, storable
 
+_x, _r = schema.experiments.c, schema.runs.c
+
 FORGOTTEN_AFTER_S = 7 * 86_400.0
 """Schedulers silent for this long are forgotten, and so are pools without one."""
 OUT_OF_SIGHT = "of a project that you are not a member of"
 """What the queue shows of an experiment that its reader may not see."""
+
+
+_WAITING_AT_WORK = (
+    sa.select(_x.id, _r.waits_for)
+    .join_from(schema.runs, schema.experiments, _x.id == _r.experiment_id)
+    .where(_r.waits_for.is_not(None), _r.state == RunState.queued, schema.ACTIVE)
+    .group_by(_x.id, _r.waits_for)
+    .order_by(_x.id, sa.func.min(_r.id))
+)
+"""(experiment, what runs wait for) of those that have a driver, by index of the runs that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +473,7 @@ def pools_of(
 def _waiting_at_work(connection: Connection) -> list[tuple[Experiment, str]]:
     """Returns experiments with a driver whose runs wait for capacity, and what for; by pool and priority."""
     reasons: dict[int, list[str]] = {}
-    for row in connection.execute(placement_statements.WAITING_AT_WORK):
+    for row in connection.execute(_WAITING_AT_WORK):
         reasons.setdefault(row.id, []).append(row.waits_for)
     rows = connection.execute(statements.experiments_by_id(reasons)).mappings()
     found = [Experiment.from_row(row) for row in rows]

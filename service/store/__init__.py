@@ -1,14 +1,13 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
-`Store` is one object per process, thread-safe. Its parts: `submission` (experiments come in), `reading`,
-`series` and `curves` (lists, records, points), `principals` (who asks), `accounting` (what was used),
-`following` (what has changed), `requests` (what people ask of an experiment), `organising` (tags, notes,
-archive), `removal` (what goes), `drivers` (what the driver of an experiment does to it) and `attempts` (what
-it does to the runs), both fenced by attempts, `placing` (which devices it holds, and what its runs wait for)
-and `recording` (batches of points, logs and measurements); `notifications` (who is told what) and
-`process_metrics` (what processes measure of themselves); `people`, `projects`, `sessions` (who is logged in),
-`views` (lists under a name) and `audit` (who changed what). `service.scheduling.queue.Queue` claims from the
-same database.
+`Store` is one object per process, thread-safe. Each module has one aggregate with its statements:
+`submission` (experiments come in), `reading` (lists and records), `series` (points, and curves of many runs),
+`accounting` (what was used), `requests` (what people ask of experiments, their tags and notes), `removal`;
+`drivers` (what the driver of an experiment does to it, and the devices that it holds) and `attempts` (what it
+does to the runs), both fenced by attempts; `recording` (batches of points, logs and measurements);
+`notifications` (subscriptions and their messages), `process_metrics` (what processes measure of themselves);
+`people`, `projects`, `sessions`, `views` and `audit`. `service.scheduling.queue.Queue` claims from the same
+database.
 """
 
 from __future__ import annotations
@@ -37,17 +36,12 @@ from service.db.errors import (
 )
 from service.store.attempts import Attempts
 from service.store.audit import Audit
-from service.store.curves import Curves
-from service.store.drivers import DriverWrites, Requests
-from service.store.following import Following
+from service.store.drivers import DriverWrites, Held, Requests
 from service.store.notifications import Notifications
-from service.store.organising import Organising
 from service.store.people import People
-from service.store.placing import Held, Placing
-from service.store.principals import Principals
 from service.store.process_metrics import MetricRows
 from service.store.projects import Projects
-from service.store.reading import QueuedRun
+from service.store.reading import QueuedRun, Reading
 from service.store.recording import (
     AliveRow,
     CheckpointRow,
@@ -97,16 +91,12 @@ logger = logging.getLogger(__name__)
 
 class Store(
     Submission,
-    Following,
-    Principals,
+    Reading,
     Series,
-    Curves,
     Requesting,
-    Organising,
     Removal,
     DriverWrites,
     Attempts,
-    Placing,
     Recording,
     People,
     Projects,

@@ -11,14 +11,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select, update
 
-from service.db import placement_statements, schema, statements, usage_statements
+from service.db import schema, statements
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.domain.states import TERMINAL_RUN_STATES, RunState
+from service.domain.states import (
+    TERMINAL_RUN_STATES,
+    UNFINISHED_RUN_STATES,
+    RunState,
+)
+from service.store.accounting import open_usage, settle_attempts, settle_open_attempts
 from service.store.base import (
     NewEvent,
     StorePart,
@@ -30,9 +35,14 @@ from service.store.base import (
     read_run,
     storable,
 )
-from service.store.leaving import LONGEST_MESSAGE, failure_values
 from service.store.process_metrics import count_in
-from trainers.errors import FailureClass
+from trainers.errors import FAILURES_OF_MACHINES, FailureClass
+
+_r, _a, _p = schema.runs.c, schema.attempts.c, schema.placements.c
+
+LONGEST_MESSAGE = 4000
+"""Failure messages are cut to this many characters."""
+_DRIVER_GONE = (FailureClass.lost, "the driver is gone")
 
 
 class Attempts(StorePart):
@@ -107,9 +117,7 @@ class Attempts(StorePart):
                     placement=placement,
                 )
             )
-            connection.execute(
-                usage_statements.open_usage(run_id, following, placement=placement, started_s=now)
-            )
+            connection.execute(open_usage(run_id, following, placement=placement, started_s=now))
             with_workers = (
                 "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
             )
@@ -140,7 +148,7 @@ class Attempts(StorePart):
                     phase=None,
                     waits_for=None,
                     **failure_values(failure),
-                    **statements.failure_counter(failure[0]),
+                    **_failure_counter(failure[0]),
                 ).values(attempt=number)
             )
             if not moved.rowcount:
@@ -158,8 +166,8 @@ class Attempts(StorePart):
                     **failure_values(failure),
                 )
             )
-            connection.execute(usage_statements.open_usage(run_id, number, placement=None, started_s=now))
-            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, number)]))
+            connection.execute(open_usage(run_id, number, placement=None, started_s=now))
+            connection.execute(settle_attempts(experiment_id, [(run_id, number)]))
             new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
             insert_events(connection, experiment_id, row.event_count, [new], now)
 
@@ -193,7 +201,7 @@ class Attempts(StorePart):
                     attempt=attempt,
                     total_steps=total_steps,
                     step=resumed_from_step,
-                    started_s=sa.func.coalesce(schema.runs.c.started_s, now),
+                    started_s=func.coalesce(schema.runs.c.started_s, now),
                     # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
                     # takes no step has no optimizer.
                     implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
@@ -202,9 +210,9 @@ class Attempts(StorePart):
             if not moved.rowcount:
                 raise _refused_run(connection, run_id, attempt)
             connection.execute(
-                statements.set_attempt(
-                    run_id,
-                    attempt,
+                update(schema.attempts)
+                .where(_a.run_id == run_id, _a.number == attempt)
+                .values(
                     state=RunState.running,
                     resumed_from_step=resumed_from_step,
                     last_step=resumed_from_step,
@@ -255,13 +263,14 @@ class Attempts(StorePart):
             run = read_run(connection, run_id)
             target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
             ended = target in TERMINAL_RUN_STATES
+            figures = storable_figures(summary or {})
             values: dict[str, Any] = {
                 "phase": None,
                 "ended_s": now if ended else None,
                 "not_before_s": 0.0,
                 **failure_values(failure if target is not RunState.succeeded else None),
-                **(statements.failure_counter(failure[0]) if failure else {}),
-                **statements.summary_values(storable_figures(summary or {})),
+                **(_failure_counter(failure[0]) if failure else {}),
+                **{name: figures[name] for name in schema.SUMMARY_COLUMNS if name in figures},
             }
             if target is RunState.queued:
                 values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)
@@ -274,7 +283,7 @@ class Attempts(StorePart):
             connection.execute(
                 statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
             )
-            connection.execute(usage_statements.settle_attempts(experiment_id, [(run_id, attempt)]))
+            connection.execute(settle_attempts(experiment_id, [(run_id, attempt)]))
             if summary:
                 connection.execute(
                     statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
@@ -298,8 +307,8 @@ class Attempts(StorePart):
         def body(connection: Connection) -> list[int]:
             row = lock_experiment(connection, experiment_id)
             check_experiment_attempt(experiment_id, attempt, row)
-            connection.execute(placement_statements.close_placements(experiment_id, before_attempt=attempt))
-            connection.execute(placement_statements.clear_waiting(experiment_id))
+            connection.execute(close_placements(experiment_id, before_attempt=attempt))
+            connection.execute(clear_waiting(experiment_id))
             left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
             _queue_lost(connection, experiment_id, left, "the driver and its lease are gone", now)
             return [run.id for run in left]
@@ -327,8 +336,14 @@ class Attempts(StorePart):
         return self.database.write(body)
 
 
-def _active(connection: Connection, experiment_id: int) -> Sequence[sa.Row[Any]]:
-    return connection.execute(statements.active_attempts(experiment_id)).all()
+def _active(connection: Connection, experiment_id: int) -> Sequence[Any]:
+    active_attempts = (
+        select(_r.id, _r.attempt, _r.cancel_requested_s, _a.experiment_attempt)
+        .join(schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+        .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(statements.ACTIVE_RUN_STATES)))
+        .order_by(_r.id)
+    )
+    return connection.execute(active_attempts).all()
 
 
 def _queue_lost(
@@ -347,7 +362,7 @@ def _queue_lost(
                 not_before_s=0.0,
                 ended_s=None if target is RunState.queued else now,
                 **failure_values(failure),
-                **statements.failure_counter(failure[0]),
+                **_failure_counter(failure[0]),
             )
         )
         connection.execute(
@@ -356,7 +371,7 @@ def _queue_lost(
             )
         )
     if lost:
-        connection.execute(usage_statements.settle_open_attempts(experiment_id))
+        connection.execute(settle_open_attempts(experiment_id))
         new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
         announce(connection, experiment_id, new, now)
 
@@ -424,3 +439,68 @@ def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[st
         name: None if isinstance(value, float) and value != value else value
         for name, value in summary.items()
     }
+
+
+def _failure_counter(failure: FailureClass) -> dict[str, Any]:
+    """Returns the counter that a failure raises; preemption raises none."""
+    if failure is FailureClass.preempted:
+        return {}
+    if failure in FAILURES_OF_MACHINES:
+        return {"infrastructure_failures": _r.infrastructure_failures + 1}
+    return {"own_failures": _r.own_failures + 1}
+
+
+def leave_runs(
+    connection: Connection,
+    experiment_id: int,
+    state: RunState,
+    now: float,
+    *,
+    failure: tuple[FailureClass, str] | None = None,
+) -> None:
+    """Moves every run that has not ended to `state`, and closes what a driver left open.
+
+    Comes before the move of the experiment itself: the database refuses to end an experiment with a run that
+    has not ended. The caller holds the experiment's lock.
+    """
+    # An attempt that is still open has not reported its end: it went with its driver.
+    connection.execute(
+        statements.end_open_attempts(
+            experiment_id, state, ended_s=now, **failure_values(failure or _DRIVER_GONE)
+        )
+    )
+    connection.execute(settle_open_attempts(experiment_id))
+    connection.execute(
+        statements.move_runs(
+            experiment_id,
+            state,
+            sources=UNFINISHED_RUN_STATES,
+            ended_s=now if state in TERMINAL_RUN_STATES else None,
+            phase=None,
+            waits_for=None,
+            **failure_values(failure),
+        )
+    )
+    connection.execute(close_placements(experiment_id))
+
+
+def failure_values(failure: tuple[FailureClass, str] | None) -> dict[str, Any]:
+    if failure is None:
+        return {"failure_class": None, "failure_message": None}
+    return {"failure_class": failure[0], "failure_message": storable(failure[1])[:LONGEST_MESSAGE]}
+
+
+def close_placements(experiment_id: int, *, before_attempt: int | None = None) -> sa.Update:
+    """Ends open placements when they were last seen: their driver is gone; None = of all its attempts."""
+    statement = update(schema.placements).where(_p.experiment_id == experiment_id, _p.released_s.is_(None))
+    if before_attempt is not None:
+        statement = statement.where(_p.experiment_attempt < before_attempt)
+    return statement.values(released_s=_p.seen_s)
+
+
+def clear_waiting(experiment_id: int) -> sa.Update:
+    return (
+        update(schema.runs)
+        .where(_r.experiment_id == experiment_id, _r.waits_for.is_not(None))
+        .values(waits_for=None)
+    )

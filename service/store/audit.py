@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from service.db import access_statements, schema
+from service.db import schema
 from service.domain.access import Actor
 from service.domain.people import AuditPage, AuditRow
 from service.store.base import StorePart, storable
+
+_a = schema.audit.c
+
 
 ROWS_AT_A_TIME = 1_000
 """Rows that an export reads at a time."""
@@ -68,16 +71,21 @@ class Audit(StorePart):
 
         `action` is an action, or the part before its dot for all of that kind.
         """
-        statement = access_statements.audit_rows(
-            after=after,
-            limit=limit + 1,
-            since_s=since_s,
-            until_s=until_s,
-            actor=actor,
-            action=action,
-            object_kind=object_kind,
-            object_id=object_id,
-        )
+        statement = select(schema.audit).where(_a.id > after)
+        if since_s is not None:
+            statement = statement.where(_a.at_s >= since_s)
+        if until_s is not None:
+            statement = statement.where(_a.at_s < until_s)
+        if actor is not None:
+            statement = statement.where(_a.actor == actor)
+        if action is not None:
+            of_kind = _a.action.startswith(f"{action}.", autoescape=True)
+            statement = statement.where(sa.or_(_a.action == action, of_kind))
+        if object_kind is not None:
+            statement = statement.where(_a.object_kind == object_kind)
+        if object_id is not None:
+            statement = statement.where(_a.object_id == object_id)
+        statement = statement.order_by(_a.id).limit(limit + 1)
         with self.database.read() as connection:
             rows = [AuditRow.from_row(row) for row in connection.execute(statement).mappings()]
         page = rows[:limit]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from service.config.settings import Settings
-from service.db import reuse_statements, schema, statements
+from service.db import schema, statements
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import NotFound, StaleAttempt
@@ -20,6 +20,8 @@ from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.notifications import TOPICS
 from service.domain.records import Experiment, Run
+
+_r = schema.runs.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,16 @@ def _with_requester(connection: Connection, experiment_id: int, event: NewEvent)
     """Adds the person to an event that carries out a request later."""
     if event.actor is not None or event.kind not in _REQUESTS:
         return event
-    asked = statements.newest_actor(experiment_id, _REQUESTS[event.kind], event.run_id)
+    c = schema.events.c
+    asked = (
+        select(c.actor)
+        .where(c.experiment_id == experiment_id, c.kind.in_(sorted(_REQUESTS[event.kind])))
+        .where(
+            c.run_id.is_(None) if event.run_id is None else c.run_id.is_(None) | (c.run_id == event.run_id)
+        )
+        .order_by(c.number.desc())
+        .limit(1)
+    )
     return replace(event, actor=connection.execute(asked).scalar())
 
 
@@ -190,14 +201,18 @@ def read_run(connection: Connection, id: int) -> Run:
 
 def source_of(connection: Connection, run_id: int) -> int:
     """The run whose points, logs and record a run shows: another that it reuses, or itself."""
-    found: int | None = connection.execute(reuse_statements.source_of_run(run_id)).scalar()
+    source_of_run = select(func.coalesce(_r.reused_from, _r.id)).where(
+        _r.id == run_id, statements.VISIBLE_RUN
+    )
+    found: int | None = connection.execute(source_of_run).scalar()
     if found is None:
         raise NotFound("run", run_id)
     return found
 
 
 def experiment_id_of(connection: Connection, run_id: int) -> int:
-    found: int | None = connection.execute(statements.experiment_of_run(run_id)).scalar()
+    experiment_of_run = select(_r.experiment_id).where(_r.id == run_id, statements.VISIBLE_RUN)
+    found: int | None = connection.execute(experiment_of_run).scalar()
     if found is None:
         raise NotFound("run", run_id)
     return found

@@ -7,19 +7,29 @@ the same attempt (look again).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, func, select, update
 
-from service.db import schema, share_statements, statements, writers
+from service.db import schema, statements, writers
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
+from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
-from service.domain.shares import DeviceAllowance
-from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
+from service.domain.records import Placement
+from service.domain.shares import DeviceAllowance, DeviceHolder, HeldDevices
+from service.domain.states import (
+    TERMINAL_EXPERIMENT_STATES,
+    TERMINAL_RUN_STATES,
+    UNFINISHED_RUN_STATES,
+    ExperimentState,
+    RunState,
+)
+from service.store.accounting import placements_of
+from service.store.attempts import LONGEST_MESSAGE, failure_values, leave_runs
 from service.store.base import (
     NewEvent,
     StorePart,
@@ -29,8 +39,9 @@ from service.store.base import (
     lock_experiment,
     storable,
 )
-from service.store.leaving import LONGEST_MESSAGE, failure_values, leave_runs
 from trainers.errors import FailureClass
+
+_r, _x, _p, _a = schema.runs.c, schema.experiments.c, schema.placements.c, schema.attempts.c
 
 _LEFT_OVER = {
     ExperimentState.succeeded: RunState.stopped,
@@ -39,6 +50,38 @@ _LEFT_OVER = {
     ExperimentState.paused: RunState.paused,
 }
 """Where runs go that have not ended when their experiment does."""
+RENEW_LEASE = (
+    update(schema.experiments)
+    .where(
+        _x.id == bindparam("experiment"),
+        _x.attempt == bindparam("current"),
+        _x.state.in_(sorted(statements.ACTIVE_EXPERIMENT_STATES)),
+        _x.lease_until_s.is_not(None),
+    )
+    .values(lease_until_s=bindparam("until"), lease_s=bindparam("lease"), silent_since_s=None)
+    .returning(_x.cancel_requested_s, _x.pause_requested_s)
+)
+"""The driver's heartbeat, unless its lease was withdrawn; answers what people asked for."""
+_REQUESTS = select(_x.cancel_requested_s, _x.pause_requested_s).where(
+    _x.id == bindparam("experiment"),
+    _x.attempt == bindparam("current"),
+    _x.state.in_(sorted(statements.ACTIVE_EXPERIMENT_STATES)),
+    _x.lease_until_s.is_not(None),
+)
+"""What people asked for, read without renewing the lease."""
+_ATTEMPTS_TO_CANCEL = select(_r.id, _r.attempt).where(
+    _r.experiment_id == bindparam("experiment"),
+    _r.cancel_requested_s.is_not(None),
+    _r.state.not_in(sorted(TERMINAL_RUN_STATES)),
+)
+"""Attempts, as (run, number), at runs whose cancellation was asked for one by one."""
+_ALLOWANCES_OF = select(
+    schema.allowances.c.hardware,
+    schema.allowances.c.devices,
+    schema.allowances.c.preemptible,
+    schema.allowances.c.reason,
+).where(schema.allowances.c.experiment_id == bindparam("experiment"))
+"""What one experiment may hold, by hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +95,15 @@ class Requests:
     pause: bool
     cancel_attempts: frozenset[tuple[int, int]]
     allowances: Mapping[str, DeviceAllowance] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Devices of one kind that another experiment holds."""
+
+    experiment_id: int
+    hardware: str
+    devices: float
 
 
 class DriverWrites(StorePart):
@@ -82,7 +134,7 @@ class DriverWrites(StorePart):
                     experiment_id,
                     ExperimentState.running,
                     **lease,
-                    started_s=sa.func.coalesce(schema.experiments.c.started_s, now),
+                    started_s=func.coalesce(schema.experiments.c.started_s, now),
                 )
             )
             new = NewEvent(
@@ -110,7 +162,7 @@ class DriverWrites(StorePart):
                 "until": self.database_time(connection) + lease_s,
                 "lease": lease_s,
             }
-            row = connection.execute(statements.RENEW_LEASE, renewed).one_or_none()
+            row = connection.execute(RENEW_LEASE, renewed).one_or_none()
             return _requests(connection, experiment_id, attempt, row)
 
         return self.database.write(body)
@@ -119,7 +171,7 @@ class DriverWrites(StorePart):
         """What people asked of a running experiment, without writing anything."""
         with self.database.read() as connection:
             asked = {"experiment": experiment_id, "current": attempt}
-            row = connection.execute(statements.REQUESTS, asked).one_or_none()
+            row = connection.execute(_REQUESTS, asked).one_or_none()
             return _requests(connection, experiment_id, attempt, row)
 
     def finish_experiment(
@@ -147,7 +199,12 @@ class DriverWrites(StorePart):
             target = state
             if row.cancel_requested_s is not None and state is ExperimentState.paused:
                 target = ExperimentState.cancelled
-            if all_ended and (left := connection.execute(statements.unfinished_runs(experiment_id)).scalar()):
+            unfinished_runs = (
+                select(func.count())
+                .select_from(schema.runs)
+                .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(UNFINISHED_RUN_STATES)))
+            )
+            if all_ended and (left := connection.execute(unfinished_runs).scalar()):
                 raise Conflict(f"experiment {experiment_id} has {left} runs that have not ended")
             if on_request and target is ExperimentState.paused and row.pause_requested_s is None:
                 raise Conflict(f"experiment {experiment_id}: the pause request was withdrawn")
@@ -238,6 +295,105 @@ class DriverWrites(StorePart):
 
         self.database.write(body)
 
+    def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:
+        """Stores placements that are new, became ready, were seen again or were released; may be repeated."""
+        rows = [
+            {**asdict(placement), "experiment_id": experiment_id, "experiment_attempt": attempt}
+            for placement in changed
+        ]
+
+        def body(connection: Connection) -> None:
+            check_experiment_attempt(experiment_id, attempt, lock_experiment(connection, experiment_id))
+            connection.execute(
+                statements.insert_or_replace(connection, schema.placements, ("experiment_id", "id")), rows
+            )
+
+        if rows:
+            self.database.write(body)
+
+    def set_waiting(self, experiment_id: int, attempt: int, reasons: Mapping[int, str | None]) -> None:
+        """Stores what queued runs wait for, by run, and announces it; None = nothing any more."""
+        now = self.clock()
+        texts = {run_id: None if text is None else storable(text) for run_id, text in reasons.items()}
+        new = [
+            NewEvent(EventKind.run_waiting, f"waiting for {text}", run_id)
+            for run_id, text in texts.items()
+            if text is not None
+        ]
+
+        def body(connection: Connection) -> None:
+            row = announce(connection, experiment_id, new, now)
+            check_experiment_attempt(experiment_id, attempt, row)
+            connection.execute(set_waiting(experiment_id, texts))
+
+        if texts:
+            self.database.write(body)
+
+    def placements(self, experiment_id: int) -> list[Placement]:
+        with self.database.read() as connection:
+            rows = connection.execute(placements_of(experiment_id)).mappings()
+            return [Placement.from_row(row) for row in rows]
+
+    def held_devices(self, *, limit: int, visible: Visibility = EVERYTHING) -> list[HeldDevices]:
+        """What is held now, oldest first; experiments that the reader does not see are without names."""
+        with self.database.read() as connection:
+            active = (
+                select(_r.experiment_id, _r.id.label("run_id"), _a.node, _a.placement)
+                .join(schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+                .where(_r.state.in_(statements.ACTIVE_RUN_STATES))
+                .subquery()
+            )
+            on_it = (active.c.experiment_id == _p.experiment_id) & (active.c.placement == _p.id)
+            held_now = (
+                select(
+                    _x.pool,
+                    _p.hardware,
+                    _p.devices,
+                    _p.workers,
+                    _p.placed_s,
+                    active.c.node,
+                    active.c.run_id,
+                    _x.id,
+                    _x.name,
+                    _x.owner,
+                    _x.project,
+                )
+                .join(schema.experiments, _x.id == _p.experiment_id)
+                .outerjoin(active, on_it)
+                .where(_p.released_s.is_(None))
+                .order_by(_p.placed_s, _p.experiment_id, _p.id)
+                .limit(limit)
+            )
+            rows = connection.execute(held_now).all()
+        found = []
+        for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
+            holder = DeviceHolder(*experiment)
+            seen = visible.includes(holder.project)
+            found.append(
+                HeldDevices(
+                    pool,
+                    hardware,
+                    devices,
+                    workers,
+                    placed_s,
+                    node,
+                    run_id if seen else None,
+                    holder if seen else None,
+                )
+            )
+        return found
+
+    def held_by_others(self, experiment_id: int) -> list[Held]:
+        with self.database.read() as connection:
+            devices_held_by_others = (
+                select(_p.experiment_id, _p.hardware, func.sum(_p.devices))
+                .where(_p.released_s.is_(None), _p.experiment_id != experiment_id)
+                .group_by(_p.experiment_id, _p.hardware)
+                .order_by(_p.experiment_id, _p.hardware)
+            )
+            rows = connection.execute(devices_held_by_others)
+            return [Held(*row) for row in rows]
+
 
 def _requests(
     connection: Connection, experiment_id: int, attempt: int, row: sa.Row[*tuple[Any, ...]] | None
@@ -246,8 +402,8 @@ def _requests(
         raise StaleAttempt(refusal)
     if row is None:
         raise StaleAttempt(f"attempt {attempt} at experiment {experiment_id} has ended")
-    cancelled = connection.execute(statements.ATTEMPTS_TO_CANCEL, {"experiment": experiment_id})
-    allowed = connection.execute(share_statements.ALLOWANCES_OF, {"experiment": experiment_id})
+    cancelled = connection.execute(_ATTEMPTS_TO_CANCEL, {"experiment": experiment_id})
+    allowed = connection.execute(_ALLOWANCES_OF, {"experiment": experiment_id})
     return Requests(
         cancel=row.cancel_requested_s is not None,
         pause=row.pause_requested_s is not None,
@@ -292,3 +448,11 @@ def _end_experiment(
     )
     if not moved.rowcount:
         raise Conflict(f"experiment {experiment_id} is {row.state}; it cannot become {target}")
+
+
+def set_waiting(experiment_id: int, reasons: Mapping[int, str | None]) -> sa.Update:
+    return (
+        update(schema.runs)
+        .where(_r.experiment_id == experiment_id, _r.state == RunState.queued, _r.id.in_(list(reasons)))
+        .values(waits_for=sa.case(dict(reasons), value=_r.id, else_=None))
+    )

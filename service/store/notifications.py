@@ -17,9 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, func, select, update
 
-from service.db import notice_statements as queries
 from service.db import schema
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
@@ -27,10 +26,50 @@ from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, 
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 
+_n, _x, _d, _s, _t = (
+    schema.notices.c,
+    schema.experiments.c,
+    schema.deliveries.c,
+    schema.subscriptions.c,
+    schema.tokens.c,
+)
+
 _GROUP = 100
 """Notices that are addressed in one transaction."""
 _LONGEST_ANSWER = 300
 _OUT_OF_SIGHT = "not sent: the subscriber does not see the project any more, or is disabled"
+
+
+_SUBSCRIPTIONS = select(schema.subscriptions, _t.project.label("limited_to")).select_from(
+    schema.subscriptions.outerjoin(schema.tokens, _t.id == _s.token_id)
+)
+"""All subscriptions, each with the only project of the token that it was made with."""
+_SUBSCRIBED = _SUBSCRIPTIONS.where(
+    _s.disabled_s.is_(None),
+    _s.after_notice < bindparam("notice"),
+    sa.or_(_t.project.is_(None), _t.project == bindparam("project")),
+    sa.or_(
+        _s.project == bindparam("project"),
+        sa.and_(_s.project.is_(None), _s.owner == bindparam("owner")),
+    ),
+)
+"""Subscriptions to a project, and those of the owner of an experiment, that a notice is not older than."""
+_SUBSCRIBER = select(schema.users.c.email, schema.users.c.administrator, schema.users.c.disabled_s).where(
+    schema.users.c.name == bindparam("user")
+)
+"""What decides whether a user is told anything."""
+_SEES = select(schema.projects.c.name).where(
+    schema.projects.c.name == bindparam("project"),
+    sa.or_(
+        schema.projects.c.visible_to_all,
+        select(schema.members.c.user)
+        .where(schema.members.c.project == schema.projects.c.name, schema.members.c.user == bindparam("user"))
+        .exists(),
+    ),
+)
+"""The project, if a user may see it."""
+ADDRESSED = update(schema.notices).where(_n.id == bindparam("taken")).values(addressed_s=bindparam("when"))
+"""Notes that the deliveries of a notice are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +125,7 @@ class Notifications(StorePart):
         }
 
         def body(connection: Connection) -> Subscription:
-            newest = connection.execute(queries.NEWEST_NOTICE).scalar_one()
+            newest = connection.execute(select(func.coalesce(func.max(_n.id), 0))).scalar_one()
             statement = sa.insert(schema.subscriptions).returning(schema.subscriptions.c.id)
             id = connection.execute(statement, values | {"after_notice": newest}).scalar_one()
             made = _read(connection, id)
@@ -97,7 +136,7 @@ class Notifications(StorePart):
 
     def subscriptions(self, owner: str | None = None) -> list[Subscription]:
         """Subscriptions of a user, or of all, in the order they were made."""
-        statement = queries.SUBSCRIPTIONS.order_by(schema.subscriptions.c.id)
+        statement = _SUBSCRIPTIONS.order_by(schema.subscriptions.c.id)
         if owner is not None:
             statement = statement.where(schema.subscriptions.c.owner == owner)
         with self.database.read() as connection:
@@ -137,7 +176,7 @@ class Notifications(StorePart):
         }
 
         def body(connection: Connection) -> bool:
-            known = sa.select(schema.notices.c.id).where(schema.notices.c.key == key)
+            known = select(schema.notices.c.id).where(schema.notices.c.key == key)
             if connection.execute(known).first() is not None:
                 return False
             insert = _insert(connection)(schema.notices).values(values).on_conflict_do_nothing()
@@ -148,13 +187,19 @@ class Notifications(StorePart):
     def subscriber(self, owner: str) -> Subscriber | None:
         """None = there is no such user."""
         with self.database.read() as connection:
-            row = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
+            row = connection.execute(_SUBSCRIBER, {"user": owner}).one_or_none()
         return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
 
     def sees_project(self, owner: str, project: str) -> bool:
         """Whether a user may be told of a project, which exists."""
         with self.database.read() as connection:
-            exists = connection.execute(queries.PROJECT, {"project": project}).first() is not None
+            exists = (
+                connection.execute(
+                    select(schema.projects.c.name).where(schema.projects.c.name == bindparam("project")),
+                    {"project": project},
+                ).first()
+                is not None
+            )
             return exists and self._may_be_told(connection, owner, project)
 
     def address_notifications(self) -> int:
@@ -165,11 +210,24 @@ class Notifications(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> int:
-            rows = connection.execute(queries.unaddressed(_GROUP)).mappings().all()
+            unaddressed = (
+                select(
+                    schema.notices,
+                    func.coalesce(_n.project, _x.project).label("of_project"),
+                    _x.owner.label("experiment_owner"),
+                    _x.name.label("experiment_name"),
+                )
+                .select_from(schema.notices.outerjoin(schema.experiments, _x.id == _n.experiment_id))
+                .where(_n.addressed_s.is_(None))
+                .order_by(_n.id)
+                .limit(_GROUP)
+                .with_for_update(skip_locked=True, of=schema.notices)
+            )
+            rows = connection.execute(unaddressed).mappings().all()
             due_s = self.database_time(connection)
             for row in rows:
                 subscribed = connection.execute(
-                    queries.SUBSCRIBED,
+                    _SUBSCRIBED,
                     {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
                 ).mappings()
                 new = [
@@ -180,7 +238,7 @@ class Notifications(StorePart):
                 ]
                 if new:
                     connection.execute(sa.insert(schema.deliveries), new)
-                connection.execute(queries.ADDRESSED, {"taken": row["id"], "when": now})
+                connection.execute(ADDRESSED, {"taken": row["id"], "when": now})
             return len(rows)
 
         return self.database.write(body)
@@ -190,13 +248,13 @@ class Notifications(StorePart):
 
         A name that is no user's belongs to someone who works without accounts.
         """
-        user = connection.execute(queries.SUBSCRIBER, {"user": owner}).one_or_none()
+        user = connection.execute(_SUBSCRIBER, {"user": owner}).one_or_none()
         if user is None or user.disabled_s is not None:
             return user is None
         if project is None or user.administrator:
             return True
         asked = {"user": owner, "project": project}
-        return connection.execute(queries.SEES, asked).first() is not None
+        return connection.execute(_SEES, asked).first() is not None
 
     def test_subscription(self, id: int) -> Delivery:
         """Writes a test message to one subscription."""
@@ -223,18 +281,32 @@ class Notifications(StorePart):
 
         def body(connection: Connection) -> list[Outgoing]:
             now = self.database_time(connection)
-            ids = list(connection.execute(queries.due(now, limit)).scalars())
+            due = (
+                select(_d.id)
+                .join(schema.subscriptions, _s.id == _d.subscription_id)
+                .where(_d.state == DeliveryState.pending, _d.next_s <= now, _s.disabled_s.is_(None))
+                .order_by(_d.next_s)
+                .limit(limit)
+                .with_for_update(skip_locked=True, of=schema.deliveries)
+            )
+            ids = list(connection.execute(due).scalars())
             if not ids:
                 return []
-            connection.execute(queries.take(ids, now + for_s))
+            connection.execute(take(ids, now + for_s))
             found: list[Outgoing] = []
-            for row in connection.execute(queries.with_subscriptions(ids)).mappings().all():
+            with_subscriptions = (
+                select(schema.deliveries, _s.channel, _s.target, _s.secret, _s.owner)
+                .join(schema.subscriptions, _s.id == _d.subscription_id)
+                .where(_d.id.in_(ids))
+                .order_by(_d.id)
+            )
+            for row in connection.execute(with_subscriptions).mappings().all():
                 if self._may_be_told(connection, row["owner"], json.loads(row["body"])["data"]["project"]):
                     names = Outgoing.__dataclass_fields__.keys() - {"attempt"}
                     found.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
                 else:
                     values = {"state": DeliveryState.failed, "ended_s": ended_s, "answer": _OUT_OF_SIGHT}
-                    connection.execute(queries.end_attempt(row["id"], row["attempts"], **values))
+                    connection.execute(end_attempt(row["id"], row["attempts"], **values))
             return found
 
         return self.database.write(body)
@@ -255,12 +327,12 @@ class Notifications(StorePart):
 
         def body(connection: Connection) -> None:
             connection.execute(
-                sa.update(schema.subscriptions)
+                update(schema.subscriptions)
                 .where(schema.subscriptions.c.id == outgoing.subscription_id)
                 .values(disabled_s=now, disabled_because=_line(why))
             )
             values = {"state": DeliveryState.failed, "ended_s": now, "answer": _line(why)}
-            connection.execute(queries.end_attempt(outgoing.id, outgoing.attempt, **values))
+            connection.execute(end_attempt(outgoing.id, outgoing.attempt, **values))
 
         self.database.write(body)
 
@@ -270,9 +342,7 @@ class Notifications(StorePart):
         def body(connection: Connection) -> None:
             if retry_in_s is not None:
                 values["next_s"] = self.database_time(connection) + retry_in_s
-            connection.execute(
-                queries.end_attempt(outgoing.id, outgoing.attempt, answer=_line(answer), **values)
-            )
+            connection.execute(end_attempt(outgoing.id, outgoing.attempt, answer=_line(answer), **values))
 
         self.database.write(body)
 
@@ -285,23 +355,31 @@ class Notifications(StorePart):
         limit: int = 50,
     ) -> list[Delivery]:
         """The newest deliveries, of a user's subscriptions, of one, or of those within a project."""
+        statement = select(schema.deliveries).join(schema.subscriptions, _s.id == _d.subscription_id)
+        if owner is not None:
+            statement = statement.where(_s.owner == owner)
+        if within is not None:
+            of_token = statement.outerjoin(schema.tokens, _t.id == _s.token_id)
+            statement = of_token.where(func.coalesce(_s.project, _t.project) == within)
+        if subscription_id is not None:
+            statement = statement.where(_d.subscription_id == subscription_id)
+        statement = statement.order_by(_d.id.desc()).limit(limit)
         with self.database.read() as connection:
-            rows = connection.execute(queries.latest(owner, subscription_id, within, limit)).mappings()
-            return [Delivery.from_row(row) for row in rows]
+            return [Delivery.from_row(row) for row in connection.execute(statement).mappings()]
 
     def forget_deliveries(self, older_than_s: float) -> None:
         """Removes notifications and ended deliveries that are older than this."""
         before_s = self.clock() - older_than_s
 
         def body(connection: Connection) -> None:
-            for statement in queries.old(before_s):
-                connection.execute(statement)
+            connection.execute(sa.delete(schema.deliveries).where(_d.ended_s < before_s))
+            connection.execute(sa.delete(schema.notices).where(_n.addressed_s < before_s))
 
         self.database.write(body)
 
 
 def _read(connection: Connection, id: int) -> Subscription:
-    statement = queries.SUBSCRIPTIONS.where(schema.subscriptions.c.id == id)
+    statement = _SUBSCRIPTIONS.where(schema.subscriptions.c.id == id)
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
         raise NotFound("subscription", id)
@@ -360,3 +438,29 @@ def _message(kind: str, at_s: float, data: Mapping[str, Any]) -> str:
 
 def _line(text: str) -> str:
     return storable((text.strip().splitlines() or [""])[0][:_LONGEST_ANSWER])
+
+
+def take(ids: list[int], until_s: float) -> sa.Update:
+    """Begins an attempt at deliveries: no one else begins one before `until_s`."""
+    return (
+        update(schema.deliveries)
+        .where(_d.id.in_(ids), _d.state == DeliveryState.pending)
+        .values(attempts=_d.attempts + 1, next_s=until_s)
+    )
+
+
+def disable_subscriptions_of(token_id: int, now: float, because: str) -> sa.Update:
+    return (
+        update(schema.subscriptions)
+        .where(_s.token_id == token_id, _s.disabled_s.is_(None))
+        .values(disabled_s=now, disabled_because=because)
+    )
+
+
+def end_attempt(delivery_id: int, attempt: int, **values: Any) -> sa.Update:
+    """Notes the result of an attempt, unless it took so long that another has begun."""
+    return (
+        update(schema.deliveries)
+        .where(_d.id == delivery_id, _d.attempts == attempt, _d.state == DeliveryState.pending)
+        .values(**values)
+    )

@@ -8,14 +8,15 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, select, update
 
 from service.config.settings import Settings
-from service.db import access_statements, notice_statements, schema, session_statements, statements
+from service.db import schema, share_statements, statements
 from service.db.engine import Database
 from service.db.errors import BadValue, Conflict, NotFound, StoreError
 from service.domain.access import (
@@ -23,23 +24,45 @@ from service.domain.access import (
     LOCAL_ACTOR,
     TOKEN_PREFIX,
     Actor,
+    Principal,
     Role,
     Scope,
     UserKind,
     is_user_name,
 )
-from service.domain.people import TOKEN_NAME_PATTERN, NewToken, Token, User
+from service.domain.people import TOKEN_NAME_PATTERN, NewToken, Project, Token, User
+from service.specs.project_limits import ProjectLimits
 from service.store.audit import note_change
 from service.store.base import StorePart
+from service.store.notifications import disable_subscriptions_of
+
+_u, _t, _p, _d, _m = (
+    schema.users.c,
+    schema.tokens.c,
+    schema.projects.c,
+    schema.device_grants.c,
+    schema.members.c,
+)
 
 logger = logging.getLogger(__name__)
-
 NOTE_USES_EVERY_S: Final = 60.0
 """Time between two writes of when tokens were last used."""
 _TOKEN_BYTES = 32
 _SHOWN_CHARACTERS = 10
 _TOKEN_NAME = re.compile(TOKEN_NAME_PATTERN)
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
+_USER = [_u[name] for name in User.__dataclass_fields__]
+_TOKEN = [_t[name] for name in Token.__dataclass_fields__]
+PROJECT_COLUMNS = [_p[name] for name in Project.__dataclass_fields__]
+_NOTE_TOKEN_USE = (
+    update(schema.tokens)
+    .where(
+        _t.id == bindparam("token"),
+        sa.or_(_t.last_used_s.is_(None), _t.last_used_s < bindparam("at", type_=_t.last_used_s.type)),
+    )
+    .values(last_used_s=bindparam("at", type_=_t.last_used_s.type))
+)
+"""Notes when a token was last used; never goes back."""
 
 
 def new_secret() -> str:
@@ -49,6 +72,10 @@ def new_secret() -> str:
 
 def secret_sha256(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Refused(Exception):
+    """A token or user is not accepted; the message says why in one line, and names no user."""
 
 
 class People(StorePart):
@@ -62,7 +89,9 @@ class People(StorePart):
 
     def users(self) -> list[User]:
         with self.database.read() as connection:
-            return [User.from_row(row) for row in connection.execute(access_statements.USERS).mappings()]
+            return [
+                User.from_row(row) for row in connection.execute(select(*_USER).order_by(_u.name)).mappings()
+            ]
 
     def user(self, name: str) -> User:
         with self.database.read() as connection:
@@ -95,7 +124,7 @@ class People(StorePart):
 
         def body(connection: Connection) -> User:
             if subject is not None:
-                other = connection.execute(access_statements.user_of_subject(subject)).mappings().first()
+                other = connection.execute(select(*_USER).where(_u.subject == subject)).mappings().first()
                 if other is not None:
                     raise Conflict(f"the identity {subject} belongs to user {other['name']}")
             keep = statements.insert_or_keep(connection, schema.users, ("name",))
@@ -139,7 +168,7 @@ class People(StorePart):
                 values["email"] = email or None
             if not values:
                 return before
-            connection.execute(access_statements.set_user(name, **values))
+            connection.execute(update(schema.users).where(_u.name == name).values(**values))
             after = read_user(connection, name)
             verb = ("disable" if disabled else "enable") if values.keys() == {"disabled_s"} else "set"
             note_change(
@@ -152,7 +181,8 @@ class People(StorePart):
     def tokens(self, user: str | None = None) -> list[Token]:
         """Tokens of a user, or of everyone, the newest first, revoked ones included."""
         with self.database.read() as connection:
-            rows = connection.execute(access_statements.tokens_of(user)).mappings()
+            found = select(*_TOKEN).order_by(_t.id.desc())
+            rows = connection.execute(found if user is None else found.where(_t.user == user)).mappings()
             return [Token.from_row(row) for row in rows]
 
     def token(self, id: int) -> Token:
@@ -190,7 +220,10 @@ class People(StorePart):
         expires_s = None if lasts_s is None else now + lasts_s
 
         def body(connection: Connection) -> NewToken:
-            take = None if device_sha256 is None else session_statements.take_grant(device_sha256)
+            take_grant = sa.delete(schema.device_grants).where(
+                _d.device_sha256 == device_sha256, _d.approved_s.is_not(None)
+            )
+            take = None if device_sha256 is None else take_grant
             if take is not None and not connection.execute(take).rowcount:
                 raise Conflict("the login has given its token; begin again")
             owner = read_user(connection, user, lock=True)
@@ -199,10 +232,16 @@ class People(StorePart):
             if scope is Scope.admin and not owner.administrator:
                 raise Conflict(f"user {user} is not an administrator; choose scope read, submit or operate")
             if project is not None:
-                found = connection.execute(access_statements.project(project)).one_or_none()
+                found = connection.execute(project_row(project)).one_or_none()
                 if found is None:
                     raise NotFound("project", project)
-            if connection.execute(access_statements.live_token_named(user, name, now)).scalar() is not None:
+            live_token_named = select(_t.id).where(
+                _t.user == user,
+                _t.name == name,
+                _t.revoked_s.is_(None),
+                sa.or_(_t.expires_s.is_(None), _t.expires_s > now),
+            )
+            if connection.execute(live_token_named).scalar() is not None:
                 raise Conflict(
                     f"user {user} has a token {name!r} already; choose another name, or revoke that one"
                 )
@@ -233,9 +272,11 @@ class People(StorePart):
             before = _read_token(connection, id, lock=True)
             if before.revoked_s is not None:
                 return before
-            connection.execute(access_statements.revoke_token(id, now))
+            connection.execute(
+                update(schema.tokens).where(_t.id == id, _t.revoked_s.is_(None)).values(revoked_s=now)
+            )
             because = f"the token {before.name!r} that it was made with was revoked"
-            connection.execute(notice_statements.disable_subscriptions_of(id, now, because))
+            connection.execute(disable_subscriptions_of(id, now, because))
             note_change(connection, actor, "token.revoke", id, now, before=_granted(asdict(before)))
             return _read_token(connection, id)
 
@@ -262,20 +303,71 @@ class People(StorePart):
             return
         rows = [{"token": id, "at": at_s} for id, at_s in sorted(uses.items())]  # In one order: no deadlock.
         try:
-            self.database.write(lambda connection: connection.execute(access_statements.NOTE_TOKEN_USE, rows))
+            self.database.write(lambda connection: connection.execute(_NOTE_TOKEN_USE, rows))
         except StoreError as error:  # The request that the token came with does not fail for that.
             logger.warning("the last use of %d tokens was not written: %s", len(rows), error)
 
+    def principal_of_token(self, sha256: str) -> Principal:
+        """Raises `Refused` when the token is unknown, expired or revoked, or its user is disabled."""
+        now = self.clock()
+        with self.database.read() as connection:
+            token_by_hash = select(
+                _t.id, _t.user, _t.name, _t.scope, _t.project, _t.expires_s, _t.revoked_s
+            ).where(_t.sha256 == sha256)
+            row = connection.execute(token_by_hash).one_or_none()
+            if row is None:
+                raise Refused("no such token; create one with: stillhouse token create")
+            if row.revoked_s is not None:
+                raise Refused("the token was revoked; create another with: stillhouse token create")
+            if row.expires_s is not None and row.expires_s <= now:
+                ended = datetime.fromtimestamp(row.expires_s, UTC)
+                raise Refused(
+                    f"the token expired on {ended:%Y-%m-%d at %H:%M} UTC; create another with: "
+                    "stillhouse token create"
+                )
+            principal = _principal(connection, row.user, row.scope)
+        return replace(principal, restricted_to=row.project, token_id=row.id, token_name=row.name)
+
+    def principal_of_user(self, user: str, scope: Scope = Scope.admin) -> Principal:
+        """A user who has proved their name."""
+        with self.database.read() as connection:
+            return _principal(connection, user, scope)
+
+    def maintainers(self, project: str) -> list[str]:
+        """Who can grant roles in a project."""
+        with self.database.read() as connection:
+            maintainers_of = (
+                select(_m.user)
+                .join(schema.users, _u.name == _m.user)
+                .where(_m.project == project, _m.role == Role.maintainer, _u.disabled_s.is_(None))
+                .order_by(_m.user)
+            )
+            return list(connection.execute(maintainers_of).scalars())
+
+    def limits_of_projects(self) -> dict[str, ProjectLimits | None]:
+        """Limits of each project, by name; None = it is archived."""
+        with self.database.read() as connection:
+            projects = select(_p.name, _p.archived_s.is_not(None).label("archived"), _p.settings)
+            return {
+                row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
+                for row in connection.execute(projects)
+            }
+
+    def queued_runs_of(self, project: str, owner: str) -> int:
+        """How many runs of a user wait in a project."""
+        with self.database.read() as connection:
+            return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
+
 
 def read_user(connection: Connection, name: str, *, lock: bool = False) -> User:
-    row = connection.execute(access_statements.user(name, lock=lock)).mappings().one_or_none()
+    row = connection.execute(_user(name, lock=lock)).mappings().one_or_none()
     if row is None:
         raise NotFound("user", name)
     return User.from_row(row)
 
 
 def _read_token(connection: Connection, id: int, *, lock: bool = False) -> Token:
-    row = connection.execute(access_statements.token(id, lock=lock)).mappings().one_or_none()
+    row = connection.execute(_token(id, lock=lock)).mappings().one_or_none()
     if row is None:
         raise NotFound("token", id)
     return Token.from_row(row)
@@ -292,3 +384,38 @@ def _shown(user: User) -> dict[str, Any]:
 
 def _granted(token: Mapping[str, Any]) -> dict[str, Any]:
     return {name: token[name] for name in ("user", "name", "scope", "project", "prefix", "expires_s")}
+
+
+def _user(name: str, *, lock: bool = False) -> sa.Select[Any]:
+    found = select(*_USER).where(_u.name == name)
+    return found.with_for_update() if lock else found
+
+
+def _token(id: int, *, lock: bool = False) -> sa.Select[Any]:
+    found = select(*_TOKEN).where(_t.id == id)
+    return found.with_for_update() if lock else found
+
+
+def project_row(name: str, *, lock: bool = False) -> sa.Select[Any]:
+    found = select(*PROJECT_COLUMNS).where(_p.name == name)
+    return found.with_for_update() if lock else found
+
+
+def _principal(connection: Connection, user: str, scope: Scope) -> Principal:
+    user_by_name = select(_u.kind, _u.administrator, _u.disabled_s).where(_u.name == user)
+    row = connection.execute(user_by_name).one_or_none()
+    if row is None:
+        raise Refused("the account does not exist; ask an administrator to add it")
+    if row.disabled_s is not None:
+        raise Refused("the account is disabled; ask an administrator to enable it")
+    return Principal(
+        user,
+        row.kind,
+        scope,
+        {
+            row.project: row.role
+            for row in connection.execute(select(_m.project, _m.role).where(_m.user == user))
+        },
+        frozenset(connection.execute(select(_p.name).where(_p.visible_to_all == sa.true())).scalars()),
+        administrator=bool(row.administrator),
+    )

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.db import schema
 from service.domain.process_metrics import MetricBuffer, MetricRow
 from service.store.base import StorePart
 
+_f = schema.figures.c
+
 GAUGE_LASTS_S = 60.0
 """Gauges of processes that have written none for this long are not shown."""
-_f = schema.figures.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class MetricRows(StorePart):
     def queue_ages(self) -> list[QueueAge]:
         x = schema.experiments.c
         statement = (
-            sa.select(x.project, sa.func.count(), sa.func.min(x.queued_s))
+            select(x.project, func.count(), func.min(x.queued_s))
             .where(schema.QUEUED, x.deleted_s.is_(None))
             .group_by(x.project)
             .order_by(x.project)
@@ -75,7 +76,7 @@ class MetricRows(StorePart):
         with self.database.read() as connection:
             since_s = self.database_time(connection) - GAUGE_LASTS_S
             rows = connection.execute(
-                sa.select(schema.figures)
+                select(schema.figures)
                 .where(sa.or_(_f.source == "", _f.at_s > since_s))
                 .order_by(_f.name, _f.labels, _f.source)
             ).mappings()

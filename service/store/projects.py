@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from service.config.document import Problem
-from service.db import access_statements, schema, share_statements, statements
+from service.db import schema, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
@@ -18,18 +19,56 @@ from service.domain.shares import BudgetUse, Month, ProjectUse, Spending, UserUs
 from service.specs.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
-from service.store.people import read_user
+from service.store.people import PROJECT_COLUMNS, project_row, read_user
+
+_d, _x, _p, _m = schema.placements.c, schema.experiments.c, schema.projects.c, schema.members.c
+
 
 LONGEST_TITLE = 200
 """Characters of a project's title at most."""
 _NAME = re.compile(NAME_PATTERN)
 
 
+_MEMBER = [_m[name] for name in Member.__dataclass_fields__]
+
+
+_until = sa.case(
+    (_d.released_s < bindparam("now", type_=schema.Real), _d.released_s),
+    else_=bindparam("now", type_=schema.Real),
+)
+_from = sa.case((_d.placed_s > bindparam("start"), _d.placed_s), else_=bindparam("start", type_=schema.Real))
+_hours = (_until - _from) / 3600.0
+_of_project = (
+    _x.project == bindparam("project"),
+    _d.placed_s < bindparam("now", type_=schema.Real),
+    sa.or_(_d.released_s.is_(None), _d.released_s > bindparam("start", type_=schema.Real)),
+)
+_spent = (
+    func.sum(_hours * _d.price_usd_per_hour).label("usd"),
+    func.sum(_hours * _d.power_w / 1000.0).label("kwh"),
+    func.sum(_hours * _d.devices).label("device_hours"),
+)
+_SPENT = (
+    select(*_spent)
+    .join_from(schema.placements, schema.experiments, _x.id == _d.experiment_id)
+    .where(*_of_project)
+)
+"""What a project's devices took from `start` to `now`, of deleted experiments as well."""
+_SPENT_BY_USERS = (
+    select(_x.owner, *_spent)
+    .join_from(schema.placements, schema.experiments, _x.id == _d.experiment_id)
+    .where(*_of_project)
+    .group_by(_x.owner)
+    .order_by(sa.desc("usd"), _x.owner)
+)
+"""The same by user, the most first."""
+
+
 class Projects(StorePart):
     def projects(self) -> list[Project]:
         """All projects, by name, archived ones included."""
         with self.database.read() as connection:
-            rows = connection.execute(access_statements.PROJECTS).mappings()
+            rows = connection.execute(select(*PROJECT_COLUMNS).order_by(_p.name)).mappings()
             return [Project.from_row(row) for row in rows]
 
     def project(self, name: str) -> ProjectDetail:
@@ -118,12 +157,18 @@ class Projects(StorePart):
             if fields is not None:
                 changed = {field: getattr(limits, field) for field in fields}
                 new = ProjectLimits.model_validate(before.settings).model_copy(update=changed)
-            held = {row.hardware: row.devices for row in connection.execute(share_statements.held_by(name))}
+            held_by = (
+                select(_d.hardware, func.sum(_d.devices).label("devices"))
+                .join(schema.experiments, _x.id == _d.experiment_id)
+                .where(_x.project == name, _d.released_s.is_(None))
+                .group_by(_d.hardware)
+            )
+            held = {row.hardware: row.devices for row in connection.execute(held_by)}
             for problem in limit_problems(new, catalogue, held):
                 raise BadValue(problem.path, problem.message)
             settings = new.model_dump(mode="json", exclude_defaults=True)
             if settings != before.settings:
-                connection.execute(access_statements.set_project(name, settings=settings))
+                connection.execute(update(schema.projects).where(_p.name == name).values(settings=settings))
                 note_change(
                     connection,
                     actor,
@@ -153,7 +198,7 @@ class Projects(StorePart):
             wanted = month_of(now_s) if month is None else month_named(month)
             until_s = min(max(now_s, wanted.start_s), wanted.end_s)
             values = {"project": project, "start": wanted.start_s, "now": until_s}
-            rows = connection.execute(share_statements.SPENT_BY_USERS, values).all()
+            rows = connection.execute(_SPENT_BY_USERS, values).all()
             used = spent_of(connection, project, until_s, wanted)
         passed = max(until_s - wanted.start_s, 1.0) / (wanted.end_s - wanted.start_s)
         budgets = [
@@ -187,7 +232,7 @@ class Projects(StorePart):
             if "archived_s" in values and is_archived == (values["archived_s"] is not None):
                 return _detail(connection, name)  # It stays archived since when it was.
             if any(getattr(before, field) != value for field, value in values.items()):
-                connection.execute(access_statements.set_project(name, **values))
+                connection.execute(update(schema.projects).where(_p.name == name).values(**values))
                 after = _read(connection, name)
                 note_change(
                     connection,
@@ -209,7 +254,8 @@ class Projects(StorePart):
         def body(connection: Connection) -> ProjectDetail:
             _read(connection, project, lock=True)
             read_user(connection, user)
-            had: Role | None = connection.execute(access_statements.role_of(project, user)).scalar()
+            role_of = select(_m.role).where(_m.project == project, _m.user == user)
+            had: Role | None = connection.execute(role_of).scalar()
             if had is not role:
                 connection.execute(
                     statements.insert_or_replace(connection, schema.members, ("project", "user")),
@@ -228,10 +274,11 @@ class Projects(StorePart):
 
         def body(connection: Connection) -> ProjectDetail:
             _read(connection, project, lock=True)
-            had: Role | None = connection.execute(access_statements.role_of(project, user)).scalar()
+            role_of = select(_m.role).where(_m.project == project, _m.user == user)
+            had: Role | None = connection.execute(role_of).scalar()
             if had is None:
                 raise NotFound(f"member of project {project}", user)
-            connection.execute(access_statements.remove_member(project, user))
+            connection.execute(sa.delete(schema.members).where(_m.project == project, _m.user == user))
             before = {"members": {user: had}}
             note_change(connection, actor, "project.member_remove", project, now, before=before)
             return _detail(connection, project)
@@ -247,9 +294,8 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
     asked = set(names) - {DEFAULT_PROJECT}  # It exists, and cannot be archived.
     if not asked:
         return {}
-    archived: dict[str, float | None] = {
-        row.name: row.archived_s for row in connection.execute(access_statements.archived_of(asked))
-    }
+    archived_of = select(_p.name, _p.archived_s).where(_p.name.in_(sorted(asked))).with_for_update(read=True)
+    archived: dict[str, float | None] = {row.name: row.archived_s for row in connection.execute(archived_of)}
     refused: dict[str, Problem] = {}
     for name in asked:
         if name not in archived:
@@ -265,12 +311,12 @@ def spent_of(connection: Connection, project: str, until_s: float, month: Month 
     """What a project has used in a calendar month, by default that of `until_s`, until then."""
     start_s = (month or month_of(until_s)).start_s
     values = {"project": project, "start": start_s, "now": until_s}
-    row = connection.execute(share_statements.SPENT, values).one()
+    row = connection.execute(_SPENT, values).one()
     return Spending(row.usd or 0.0, row.kwh or 0.0, row.device_hours or 0.0)
 
 
 def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:
-    row = connection.execute(access_statements.project(name, lock=lock)).mappings().one_or_none()
+    row = connection.execute(project_row(name, lock=lock)).mappings().one_or_none()
     if row is None:
         raise NotFound("project", name)
     return Project.from_row(row)
@@ -278,7 +324,8 @@ def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:
 
 def _detail(connection: Connection, name: str) -> ProjectDetail:
     found = _read(connection, name)
-    members = connection.execute(access_statements.members_of(name)).mappings()
+    members_of = select(*_MEMBER).where(_m.project == name).order_by(_m.user)
+    members = connection.execute(members_of).mappings()
     return ProjectDetail(**asdict(found), members=[Member.from_row(row) for row in members])
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from service.db import reuse_statements, schema, statements
+import sqlalchemy as sa
+from sqlalchemy import func, select
+
+from service.db import schema, statements
+from service.db.clock import database_time
 from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import EXPERIMENT_NAMES, RUN_NAMES, Listing, read_page
@@ -14,20 +18,28 @@ from service.domain.records import (
     Attempt,
     Event,
     Experiment,
+    ExperimentCost,
+    ListedExperiment,
     LogLine,
     MeasurementRow,
     Page,
+    QueueCounts,
     Run,
 )
 from service.domain.states import ExperimentState, RunState
 from service.specs.models import Reference
 from service.specs.reuse import Equal
-from service.store.base import StorePart, read_experiment, read_run, source_of, storable
+from service.store.accounting import Accounting
+from service.store.base import read_experiment, read_run, source_of, storable
+
+_x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
 
 MAX_PAGE_SIZE = 1000
 """Most rows of one page."""
 _HASHES = 500
 """Settings that one statement asks for."""
+COMMIT_S = 10.0
+"""Longest time, in s, from noting in a transaction that an experiment changes to the commit."""
 
 
 class Belonging(NamedTuple):
@@ -47,7 +59,20 @@ class QueuedRun(NamedTuple):
     """Whether it ever had an attempt that trained."""
 
 
-class Reading(StorePart):
+class Change(NamedTuple):
+    id: int
+    number: int
+    """Of its last event."""
+
+
+class Followed(NamedTuple):
+    id: int
+    project: str
+    experiment: ListedExperiment | None
+    """None = it was deleted."""
+
+
+class Reading(Accounting):
     def experiment(self, id: int) -> Experiment:
         with self.database.read() as connection:
             return read_experiment(connection, id)
@@ -55,7 +80,12 @@ class Reading(StorePart):
     def experiment_spec(self, id: int) -> tuple[str, str]:
         """The spec's text as submitted, and its canonical JSON."""
         with self.database.read() as connection:
-            row = connection.execute(statements.spec_of_experiment(id)).one_or_none()
+            spec_of_experiment = (
+                select(schema.experiment_specs.c.text, schema.experiment_specs.c.canonical)
+                .join(schema.experiments, _x.id == schema.experiment_specs.c.experiment_id)
+                .where(_x.id == id, statements.VISIBLE)
+            )
+            row = connection.execute(spec_of_experiment).one_or_none()
         if row is None:
             raise NotFound("experiment", id)
         return row.text, row.canonical
@@ -96,15 +126,23 @@ class Reading(StorePart):
     def belonging_of_experiments(self, ids: Collection[int]) -> dict[int, Belonging]:
         """Whose several experiments are, by id; those that do not exist are left out."""
         with self.database.read() as connection:
+            belonging_of_experiments = select(_x.id, _x.project, _x.owner).where(
+                _x.id.in_(list(ids)), statements.VISIBLE
+            )
             return {
                 id: Belonging(project, owner)
-                for id, project, owner in connection.execute(statements.belonging_of_experiments(ids))
+                for id, project, owner in connection.execute(belonging_of_experiments)
             }
 
     def belonging_of_run(self, id: int) -> Belonging | None:
         """None when there is no such run."""
         with self.database.read() as connection:
-            row = connection.execute(statements.belonging_of_run(id)).one_or_none()
+            belonging_of_run = (
+                select(_r.id, _x.project, _x.owner)
+                .join(schema.experiments, _x.id == _r.experiment_id)
+                .where(_r.id == id, statements.VISIBLE)
+            )
+            row = connection.execute(belonging_of_run).one_or_none()
         return None if row is None else Belonging(row.project, row.owner)
 
     def find_run(self, id: int, visible: Visibility = EVERYTHING) -> Run | None:
@@ -124,14 +162,31 @@ class Reading(StorePart):
         with self.database.read() as connection:
             for first in range(0, len(wanted), _HASHES):
                 some = wanted[first : first + _HASHES]
-                rows = connection.execute(reuse_statements.equal_runs(some, visible))
+                equal_runs = (
+                    select(_r.id, _r.config_sha256, _r.seed, _a.facts)
+                    .outerjoin_from(
+                        schema.runs, schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt)
+                    )
+                    .where(
+                        _r.config_sha256.in_(list(some)),
+                        _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
+                        _r.reused_from.is_(None),
+                        statements.VISIBLE_RUN,
+                        statements.run_in_sight(visible),
+                    )
+                    .order_by(_r.id.desc())
+                )
+                rows = connection.execute(equal_runs)
                 found += [Equal(*row) for row in rows]
         return found
 
     def reused_count(self, experiment_id: int) -> int:
         """How many runs of an experiment are reused: they were not started for it."""
         with self.database.read() as connection:
-            return int(connection.execute(reuse_statements.reused_runs(experiment_id)).scalar_one())
+            reused_runs = select(func.count()).where(
+                _r.experiment_id == experiment_id, _r.reused_from.is_not(None)
+            )
+            return int(connection.execute(reused_runs).scalar_one())
 
     def references(self, experiment_id: int) -> list[Reference]:
         """The runs that an experiment starts from, and their states."""
@@ -142,7 +197,13 @@ class Reading(StorePart):
     def last_log_line(self, run_id: int) -> LogLine | None:
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            row = connection.execute(statements.last_log_line(source)).mappings().one_or_none()
+            last_log_line = (
+                select(schema.log_lines)
+                .where(schema.log_lines.c.run_id == source)
+                .order_by(schema.log_lines.c.attempt.desc(), schema.log_lines.c.number.desc())
+                .limit(1)
+            )
+            row = connection.execute(last_log_line).mappings().one_or_none()
         return None if row is None else LogLine.from_row(row)
 
     def runs(
@@ -189,26 +250,43 @@ class Reading(StorePart):
     def queued_runs(self, experiment_id: int) -> list[QueuedRun]:
         with self.database.read() as connection:
             now = self.database_time(connection)
-            return [*map(QueuedRun._make, connection.execute(statements.queued_runs(experiment_id, now)))]
+            queued_runs = select(
+                _r.id, _r.index, _r.cell, _r.not_before_s - now, _r.started_s.is_not(None)
+            ).where(_r.experiment_id == experiment_id, _r.state == RunState.queued)
+            return [*map(QueuedRun._make, connection.execute(queued_runs))]
 
     def starting_runs(self, experiment_id: int) -> frozenset[int]:
         """Runs of an experiment whose attempt was opened and has not begun to train."""
         with self.database.read() as connection:
-            return frozenset(connection.execute(statements.starting_runs(experiment_id)).scalars())
+            starting_runs = select(_r.id).where(
+                _r.experiment_id == experiment_id, _r.state == RunState.starting
+            )
+            return frozenset(connection.execute(starting_runs).scalars())
 
     def runs_by_id(self, ids: Sequence[int]) -> list[Run]:
         """Several runs; those that do not exist are left out."""
         found: list[Run] = []
         with self.database.read() as connection:
             for start in range(0, len(ids), MAX_PAGE_SIZE):
-                statement = statements.runs_by_id(ids[start : start + MAX_PAGE_SIZE])
+                statement = select(*statements.RUN_COLUMNS).where(
+                    _r.id.in_(list(ids[start : start + MAX_PAGE_SIZE]))
+                )
                 found += map(Run.from_row, connection.execute(statement).mappings())
         return found
 
     def run_config(self, id: int) -> str:
         """Canonical JSON of the run's spec with its axis values written in."""
         with self.database.read() as connection:
-            found: str | None = connection.execute(statements.spec_of_run(id)).scalar()
+            spec_of_run = (
+                select(schema.cell_specs.c.canonical)
+                .join(
+                    schema.runs,
+                    (_r.experiment_id == schema.cell_specs.c.experiment_id)
+                    & (_r.cell == schema.cell_specs.c.cell),
+                )
+                .where(_r.id == id, statements.VISIBLE_RUN)
+            )
+            found: str | None = connection.execute(spec_of_run).scalar()
         if found is None:
             raise NotFound("run", id)
         return found
@@ -217,7 +295,10 @@ class Reading(StorePart):
         """How many runs are in each state; every state is a key."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            found = {row[0]: row[1] for row in connection.execute(statements.runs_by_state(experiment_id))}
+            runs_by_state = (
+                select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
+            )
+            found = {row[0]: row[1] for row in connection.execute(runs_by_state)}
         return {state: found.get(state, 0) for state in RunState}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
@@ -225,16 +306,32 @@ class Reading(StorePart):
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
             with self.database.read() as connection:
-                for id, state, count in connection.execute(statements.runs_by_experiment_and_state(counts)):
+                runs_by_experiment_and_state = (
+                    select(_r.experiment_id, _r.state, func.count())
+                    .where(_r.experiment_id.in_(list(counts)))
+                    .group_by(_r.experiment_id, _r.state)
+                )
+                for id, state, count in connection.execute(runs_by_experiment_and_state):
                     counts[id][state] = count
         return counts
 
     def state_counts(self) -> tuple[dict[ExperimentState, int], dict[RunState, int]]:
         """How many experiments and how many runs are in each state, over everything."""
         with self.database.read() as connection:
-            experiments = connection.execute(statements.COUNT_EXPERIMENTS_BY_STATE).all()
-            runs = {row[0]: row[1] for row in connection.execute(statements.COUNT_RUNS_BY_STATE)}
-            for state, count in connection.execute(statements.COUNT_DELETED_RUNS_BY_STATE):
+            count_experiments_by_state = (
+                select(_x.state, func.count()).where(statements.VISIBLE).group_by(_x.state)
+            )
+            experiments = connection.execute(count_experiments_by_state).all()
+            runs = {
+                row[0]: row[1]
+                for row in connection.execute(select(_r.state, func.count()).group_by(_r.state))
+            }
+            count_deleted_runs_by_state = (
+                select(_r.state, func.count())
+                .where(_r.experiment_id.in_(select(_x.id).where(schema.DELETED)))
+                .group_by(_r.state)
+            )
+            for state, count in connection.execute(count_deleted_runs_by_state):
                 runs[state] -= count
         return {row[0]: row[1] for row in experiments}, runs
 
@@ -242,20 +339,32 @@ class Reading(StorePart):
         """All attempts at a run, or at the one that it reuses, oldest first."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            rows = connection.execute(statements.attempts_of_run(source)).mappings().all()
+            attempts_of_run = select(schema.attempts).where(_a.run_id == source).order_by(_a.number)
+            rows = connection.execute(attempts_of_run).mappings().all()
         return [Attempt.from_row(row) for row in rows]
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
         """All measurements of a run, of all attempts; one that is not a number is NaN."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            rows = connection.execute(statements.measurements_of_run(source)).mappings().all()
+            c = schema.measurements.c
+            measurements_of_run = (
+                select(schema.measurements)
+                .where(c.run_id == source)
+                .order_by(c.attempt, c.start_s, c.name, c.scope)
+            )
+            rows = connection.execute(measurements_of_run).mappings().all()
         return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def summary(self, run_id: int) -> dict[str, float | int | str | None]:
         """All figures that the run ended with; empty until then."""
         with self.database.read() as connection:
-            found: dict[str, Any] | None = connection.execute(statements.summary_of_run(run_id)).scalar()
+            summary_of_run = (
+                select(schema.run_summaries.c.summary)
+                .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
+                .where(schema.run_summaries.c.run_id == run_id, statements.VISIBLE_RUN)
+            )
+            found: dict[str, Any] | None = connection.execute(summary_of_run).scalar()
             if found is None:
                 read_run(connection, run_id)
         return found or {}
@@ -277,20 +386,22 @@ class Reading(StorePart):
             before: cursor of a line; the last lines before it, instead of the first after `after`.
             containing: only lines with this text, in upper or lower case.
         """
-        place = (-1, -1) if after is None else divmod(after, 1 << 32)
-        end = None if before is None else divmod(before, 1 << 32)
-        wanted = None if containing is None else storable(containing)
+        c = schema.log_lines.c
+        place = sa.tuple_(c.attempt, c.number)
+        first = (-1, -1) if after is None else divmod(after, 1 << 32)
+        statement = select(schema.log_lines).where(place > sa.tuple_(*first))
+        if attempt is not None:
+            statement = statement.where(c.attempt == attempt)
+        if containing is not None:
+            statement = statement.where(c.message.icontains(storable(containing), autoescape=True))
+        if before is None:
+            statement = statement.order_by(c.attempt, c.number)
+        else:
+            statement = statement.where(place < sa.tuple_(*divmod(before, 1 << 32)))
+            statement = statement.order_by(c.attempt.desc(), c.number.desc())
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            rows = (
-                connection.execute(
-                    statements.log_lines_of_run(
-                        source, after=place, before=end, attempt=attempt, containing=wanted, limit=limit
-                    )
-                )
-                .mappings()
-                .all()
-            )
+            rows = connection.execute(statement.where(c.run_id == source).limit(limit)).mappings().all()
         lines = [LogLine.from_row(row) for row in rows]
         return lines if before is None else lines[::-1]
 
@@ -298,8 +409,71 @@ class Reading(StorePart):
         """Events of an experiment that follow number `after`; without gaps, in commit order."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            rows = connection.execute(statements.events_after(experiment_id, after, limit)).mappings().all()
+            events_after = (
+                select(schema.events)
+                .where(schema.events.c.experiment_id == experiment_id, schema.events.c.number > after)
+                .order_by(schema.events.c.number)
+                .limit(limit)
+            )
+            rows = connection.execute(events_after).mappings().all()
         return [Event.from_row(row) for row in rows]
+
+    def changes(self, since_s: float | None, *, limit: int) -> tuple[float, list[Change]]:
+        """The database's time, and what has changed since an earlier such time, the latest first.
+
+        `since_s` None = now. Changes of the last `COMMIT_S` before it are returned again, as one of them may
+        only now have been committed.
+        """
+        with self.database.read() as connection:
+            # Not the clock of a simulation: changes are dated in SQL.
+            now_s = database_time(connection)
+            begin_s = (now_s if since_s is None else min(since_s, now_s)) - COMMIT_S
+            changed_since = (
+                select(_x.id, _x.event_count)
+                .where(_x.changed_s > sa.literal(begin_s, schema.Real))
+                .order_by(_x.changed_s.desc())
+                .limit(limit)
+            )
+            rows = connection.execute(changed_since)
+            return now_s, [Change(*row) for row in rows]
+
+    def followed_experiments(self, ids: Collection[int]) -> list[Followed]:
+        """Several experiments as they are now; those whose rows are gone are left out."""
+        if not ids:
+            return []
+        with self.database.read() as connection:
+            experiments_and_deleted_by_id = select(*statements.EXPERIMENT_COLUMNS, _x.deleted_s).where(
+                _x.id.in_(list(ids))
+            )
+            rows = connection.execute(experiments_and_deleted_by_id).mappings().all()
+        kept = [Experiment.from_row(row) for row in rows if row["deleted_s"] is None]
+        listed = {one.id: one for one in self.listed(kept, costs=True)}
+        return [Followed(row["id"], row["project"], listed.get(row["id"])) for row in rows]
+
+    def listed(self, experiments: Collection[Experiment], *, costs: bool) -> list[ListedExperiment]:
+        """Experiments with the states of their runs, and on request with their costs."""
+        ids = [one.id for one in experiments]
+        states, found = self.run_counts_of(ids), self.experiment_costs(ids if costs else [])
+        return [ListedExperiment.of(one, states[one.id], cost=found.get(one.id)) for one in experiments]
+
+    def active_costs(self, limit: int) -> list[tuple[int, str, ExperimentCost]]:
+        """(id, project, cost) of the newest experiments that are starting or running."""
+        with self.database.read() as connection:
+            active_experiments = (
+                select(_x.id, _x.project).where(schema.ACTIVE).order_by(_x.id.desc()).limit(limit)
+            )
+            projects = {row.id: row.project for row in connection.execute(active_experiments)}
+        costs = self.experiment_costs(projects)
+        return [(id, project, costs[id]) for id, project in projects.items()]
+
+    def queue_counts(self) -> QueueCounts:
+        """How many experiments wait and how many are at work, in all pools."""
+        with self.database.read() as connection:
+            count_waiting_and_active = select(
+                select(func.count()).select_from(schema.experiments).where(schema.QUEUED).scalar_subquery(),
+                select(func.count()).select_from(schema.experiments).where(schema.ACTIVE).scalar_subquery(),
+            )
+            return QueueCounts(*connection.execute(count_waiting_and_active).one())
 
 
 def as_float(value: float | None) -> float:

@@ -11,22 +11,28 @@ import bisect
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import Connection
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from service.config.settings import Settings
-from service.db import point_statements, schema, statements, usage_statements, writers
-from service.db.engine import Database
+from service.db import schema, statements, writers
+from service.db.engine import Database, driver_connection
 from service.db.errors import StoreUnavailable
 from service.db.schema import BUCKET_STEPS
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.ledger import OVERHEAD_TIME, counts_towards_usage
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
+from service.store.accounting import settle_attempts
 from service.store.base import StorePart, storable
+
+_u = schema.attempt_usage.c
+
 
 LONGEST_LOG_LINE = 16_000
 """Log messages are cut to this many characters."""
@@ -34,6 +40,118 @@ LONGEST_NAME = 200
 """Names of metrics are cut to this many characters."""
 _KEYS = 500
 """Measurements that one statement looks up."""
+
+
+ADD_MEASURED = (
+    update(schema.attempt_usage)
+    .where(
+        _u.experiment_id == bindparam("experiment"),
+        _u.run_id == bindparam("run"),
+        _u.number == bindparam("current"),
+    )
+    .values(
+        covered_s=_u.covered_s + bindparam("covered", type_=schema.Real),
+        energy_kwh=_u.energy_kwh + bindparam("energy", type_=schema.Real),
+        overhead_s=_u.overhead_s + bindparam("overhead", type_=schema.Real),
+    )
+)
+"""Add what new measurements of an attempt tell."""
+_MEASUREMENT_KEY = ("run_id", "attempt", "name", "scope", "start_s", "end_s")
+
+
+FEWEST_COPIED = 200
+"""Points that PostgreSQL takes by COPY, which needs two statements more than an INSERT."""
+_TABLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "points": (
+        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("step", "int8"),
+        ("at_s", "float8"), ("value", "float8"),
+    ),
+    "log_lines": (
+        ("run_id", "int8"), ("attempt", "int4"), ("number", "int4"), ("at_s", "float8"),
+        ("level", "text"), ("message", "text"),
+    ),
+    "measurements": (
+        ("run_id", "int8"), ("attempt", "int4"), ("name", "text"), ("scope", "text"),
+        ("start_s", "float8"), ("end_s", "float8"), ("value", "float8"), ("unit", "text"),
+        ("provenance", "text"),
+    ),
+    "point_extremes": (
+        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("bucket", "int8"), ("low", "float8"),
+        ("low_step", "int8"), ("high", "float8"), ("high_step", "int8"), ("nan_step", "int8"),
+    ),
+}  # fmt: skip
+_NEWER_POINT = """
+    ON CONFLICT (run_id, name_id) DO UPDATE
+    SET attempt = excluded.attempt, step = excluded.step, at_s = excluded.at_s, value = excluded.value
+    WHERE (excluded.attempt, excluded.step) > (latest_points.attempt, latest_points.step)
+"""
+_LOWER = """(
+    (point_extremes.low IS NULL AND excluded.low IS NOT NULL) OR excluded.low < point_extremes.low
+    OR (excluded.low = point_extremes.low AND excluded.low_step < point_extremes.low_step)
+)"""
+_HIGHER = """(
+    (point_extremes.high IS NULL AND excluded.high IS NOT NULL) OR excluded.high > point_extremes.high
+    OR (excluded.high = point_extremes.high AND excluded.high_step < point_extremes.high_step)
+)"""
+_EARLIER_NAN = """(
+    (point_extremes.nan_step IS NULL AND excluded.nan_step IS NOT NULL)
+    OR excluded.nan_step < point_extremes.nan_step
+)"""
+_WIDER_EXTREMES = f"""
+    ON CONFLICT (run_id, name_id, attempt, bucket) DO UPDATE SET
+      low = CASE WHEN {_LOWER} THEN excluded.low ELSE point_extremes.low END,
+      low_step = CASE WHEN {_LOWER} THEN excluded.low_step ELSE point_extremes.low_step END,
+      high = CASE WHEN {_HIGHER} THEN excluded.high ELSE point_extremes.high END,
+      high_step = CASE WHEN {_HIGHER} THEN excluded.high_step ELSE point_extremes.high_step END,
+      nan_step = CASE WHEN {_EARLIER_NAN} THEN excluded.nan_step ELSE point_extremes.nan_step END
+    WHERE {_LOWER} OR {_HIGHER} OR {_EARLIER_NAN}
+"""
+LockedRun: TypeAlias = "sa.Row[Any, Any, Any, Any]"
+"""Id, experiment, attempt and state of a locked run."""
+# Written out, because a list of parameters cannot be part of a statement that runs for many rows.
+_active = schema.runs.c.state.in_(
+    [sa.literal_column(f"'{state}'") for state in sorted(statements.ACTIVE_RUN_STATES)]
+)
+SET_PROGRESS = (
+    update(schema.runs)
+    .where(schema.runs.c.id == bindparam("run"), schema.runs.c.attempt == bindparam("current"), _active)
+    .values(
+        step=bindparam("at_step"),
+        total_steps=func.coalesce(bindparam("of_steps", type_=sa.BigInteger()), schema.runs.c.total_steps),
+        phase=bindparam("in_phase"),
+    )
+)
+"""Where a run is; only while its attempt is open."""
+SET_LAST_STEP = (
+    update(schema.attempts)
+    .where(
+        schema.attempts.c.run_id == bindparam("run"),
+        schema.attempts.c.number == bindparam("current"),
+        schema.attempts.c.last_step < bindparam("at_step"),
+    )
+    .values(last_step=bindparam("at_step"))
+)
+"""How far an attempt got."""
+SET_SEEN = (
+    update(schema.attempts)
+    .where(
+        schema.attempts.c.run_id == bindparam("run"),
+        schema.attempts.c.number == bindparam("current"),
+        func.coalesce(schema.attempts.c.seen_s, 0.0) < bindparam("at"),
+    )
+    .values(seen_s=bindparam("at"))
+)
+"""When an attempt was last known to be alive."""
+SET_CHECKPOINT = (
+    update(schema.runs)
+    .where(
+        schema.runs.c.id == bindparam("run"),
+        schema.runs.c.attempt == bindparam("current"),
+        func.coalesce(schema.runs.c.checkpoint_step, -1) <= bindparam("at_step"),
+    )
+    .values(checkpoint=bindparam("path"), checkpoint_step=bindparam("at_step"))
+)
+"""The last verified checkpoint of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +272,7 @@ class Recording(StorePart):
             if (refusal := writers.refusal(connection)) is not None:
                 # The rows stay in this recorder's spool, for one of the release that the database takes.
                 raise StoreUnavailable(refusal)
-            current = point_statements.lock_attempts(connection, {run_id for run_id, _ in attempts})
+            current = lock_attempts(connection, {run_id for run_id, _ in attempts})
             stale = frozenset(pair for pair in attempts if not _is_latest(current.get(pair[0]), pair[1]))
             _write_points(connection, batch.points, stale, names)
             _write_logs(connection, batch.logs, stale)
@@ -185,11 +303,14 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
         statements.insert_or_keep(connection, schema.metric_names, ("name",)),
         [{"name": name} for name in sorted(set(stored.values()))],
     )
-    ids = {row.name: row.id for row in connection.execute(statements.metric_ids(set(stored.values())))}
+    metric_ids = select(schema.metric_names.c.name, schema.metric_names.c.id).where(
+        schema.metric_names.c.name.in_(list(set(stored.values())))
+    )
+    ids = {row.name: row.id for row in connection.execute(metric_ids)}
     return {name: ids[kept] for name, kept in stored.items()}
 
 
-def _is_latest(run: point_statements.LockedRun | None, attempt: int) -> bool:
+def _is_latest(run: LockedRun | None, attempt: int) -> bool:
     return run is not None and run.attempt == attempt
 
 
@@ -218,9 +339,9 @@ def _write_points(
         steps, values = series.get((run_id, name, attempt), ([], []))
         series[run_id, name, attempt] = (steps + batch.steps, values + batch.values)
     rows.sort()  # In the order of the key: pages are filled one after the other.
-    point_statements.add_rows(connection, "points", rows)
-    point_statements.raise_latest(connection, list(latest.values()))
-    point_statements.widen_extremes(
+    add_rows(connection, "points", rows)
+    raise_latest(connection, list(latest.values()))
+    widen_extremes(
         connection,
         [(*key, *found) for key in sorted(series) for found in extremes(*series[key], BUCKET_STEPS)],
     )
@@ -269,14 +390,14 @@ def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[t
         for line in lines
         if (line.run_id, line.attempt) not in stale
     ]
-    point_statements.add_rows(connection, "log_lines", rows)
+    add_rows(connection, "log_lines", rows)
 
 
 def _count_measurements(
     connection: Connection,
     measured: list[MeasurementRow],
     stale: frozenset[tuple[int, int]],
-    current: Mapping[int, point_statements.LockedRun],
+    current: Mapping[int, LockedRun],
 ) -> None:
     """Adds measurements that are not stored yet to the running sums of their attempts."""
     new: dict[tuple[Any, ...], MeasurementRow] = {}
@@ -287,7 +408,7 @@ def _count_measurements(
             )
     keys = list(new)
     for first in range(0, len(keys), _KEYS):
-        stored = connection.execute(usage_statements.stored_measurements(keys[first : first + _KEYS]))
+        stored = connection.execute(_stored_measurements(keys[first : first + _KEYS]))
         for key in stored:
             del new[tuple(key)]
     sums: dict[tuple[int, int], dict[str, Any]] = {}
@@ -311,13 +432,13 @@ def _count_measurements(
             of["covered"] += row.end_s - row.start_s
             of["energy"] += row.value
     if sums:
-        connection.execute(usage_statements.ADD_MEASURED, list(sums.values()))
+        connection.execute(ADD_MEASURED, list(sums.values()))
 
 
 def _settle_ended(
     connection: Connection,
     attempts: frozenset[tuple[int, int]],
-    current: Mapping[int, point_statements.LockedRun],
+    current: Mapping[int, LockedRun],
 ) -> None:
     """Charges attempts that have ended up to signs of life that came late."""
     ended: dict[int, list[tuple[int, int]]] = {}
@@ -325,7 +446,7 @@ def _settle_ended(
         if current[run_id].state not in ACTIVE_RUN_STATES:
             ended.setdefault(current[run_id].experiment_id, []).append((run_id, number))
     for experiment_id, pairs in sorted(ended.items()):
-        connection.execute(usage_statements.settle_attempts(experiment_id, pairs))
+        connection.execute(settle_attempts(experiment_id, pairs))
 
 
 def _write_measurements(
@@ -346,7 +467,7 @@ def _write_measurements(
         for row in measured
         if (row.run_id, row.attempt) not in stale
     ]
-    point_statements.add_rows(connection, "measurements", rows)
+    add_rows(connection, "measurements", rows)
 
 
 def _write_neighbours(
@@ -361,7 +482,26 @@ def _write_neighbours(
     if not told:
         return
     shares: dict[int, dict[str, float]] = {}
-    for row in connection.execute(point_statements.windows_of(told, schema.NEIGHBOUR_COLUMNS)):
+    m = schema.measurements.c
+    seconds = m.end_s - m.start_s
+    windows_of = (
+        select(
+            m.run_id,
+            m.name,
+            m.scope,
+            func.sum(seconds).label("seconds"),
+            func.sum(m.value * seconds).label("weighted"),
+        )
+        .join(schema.runs, schema.runs.c.id == m.run_id)
+        .where(
+            m.run_id.in_(sorted(told)),
+            m.name.in_(list(schema.NEIGHBOUR_COLUMNS)),
+            m.attempt >= schema.runs.c.first_attempt,
+            m.value.is_not(None),
+        )
+        .group_by(m.run_id, m.name, m.scope)
+    )
+    for row in connection.execute(windows_of):
         if row.seconds > 0.0:
             # Workers on several machines wait for each other: the most disturbed machine counts.
             of_run = shares.setdefault(row.run_id, {})
@@ -386,9 +526,9 @@ def _write_progress(
         if pair not in stale
     ]
     if rows:
-        connection.execute(point_statements.SET_PROGRESS, rows)
+        connection.execute(SET_PROGRESS, rows)
         connection.execute(
-            point_statements.SET_LAST_STEP,
+            SET_LAST_STEP,
             [{name: row[name] for name in ("run", "current", "at_step")} for row in rows],
         )
 
@@ -402,7 +542,7 @@ def _write_checkpoints(
         if (row.run_id, row.attempt) not in stale
     ]
     if rows:
-        connection.execute(point_statements.SET_CHECKPOINT, rows)
+        connection.execute(SET_CHECKPOINT, rows)
 
 
 def _write_signs_of_life(
@@ -414,4 +554,87 @@ def _write_signs_of_life(
         if (run_id, attempt) not in stale
     ]
     if rows:
-        connection.execute(point_statements.SET_SEEN, rows)
+        connection.execute(SET_SEEN, rows)
+
+
+def _stored_measurements(keys: Iterable[tuple[Any, ...]]) -> sa.Select[Any]:
+    key = [schema.measurements.c[name] for name in _MEASUREMENT_KEY]
+    return select(*key).where(sa.tuple_(*key).in_(list(keys)))
+
+
+def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Inserts rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
+    copyable = table == "points" and len(rows) >= FEWEST_COPIED and connection.dialect.name == "postgresql"
+    if copyable and _copied(connection, rows):
+        return
+    _insert(connection, table, _TABLES[table], rows, "ON CONFLICT DO NOTHING")
+
+
+def raise_latest(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Replaces the latest point of (run, name) by a newer one; at most one row per (run, name)."""
+    _insert(connection, "latest_points", _TABLES["points"], rows, _NEWER_POINT)
+
+
+def widen_extremes(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Takes new points into the extremes of their buckets; at most one row per bucket.
+
+    Points that are written a second time change nothing, in whatever order batches come.
+    """
+    _insert(connection, "point_extremes", _TABLES["point_extremes"], rows, _WIDER_EXTREMES)
+
+
+def _insert(
+    connection: Connection,
+    table: str,
+    columns: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[Any, ...]],
+    conflict: str,
+) -> None:
+    if not rows:
+        return
+    names = ", ".join(name for name, _ in columns)
+    if connection.dialect.name == "sqlite":
+        marks = ", ".join("?" * len(columns))
+        connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks}) {conflict}", list(rows))
+        return
+    arrays = ", ".join(f"%s::{kind}[]" for _, kind in columns)
+    sql = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({arrays}) {conflict}"
+    # An array is of one type, and a figure may be a whole number.
+    values = [
+        [value if value is None else float(value) for value in column] if kind == "float8" else list(column)
+        for column, (_, kind) in zip(zip(*rows, strict=True), columns, strict=True)
+    ]
+    with driver_connection(connection).cursor() as cursor:
+        cursor.execute(sql, values)
+
+
+def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
+    """Copies points; False, and nothing is changed, when one of them is there already.
+
+    COPY takes a third of the time of an INSERT that asks for conflicts, and a batch is rarely written twice.
+    """
+    names = ", ".join(name for name, _ in _TABLES["points"])
+    driver: psycopg.Connection[Any] = driver_connection(connection)
+    try:
+        with (
+            driver.transaction(),  # A savepoint: the transaction around it continues after a conflict.
+            driver.cursor() as cursor,
+            cursor.copy(f"COPY points ({names}) FROM STDIN (FORMAT BINARY)") as copy,
+        ):
+            copy.set_types([kind for _, kind in _TABLES["points"]])
+            for point in points:
+                copy.write_row(point)
+    except psycopg.errors.UniqueViolation:
+        return False
+    return True
+
+
+def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, LockedRun]:
+    """Locks runs in the order of their ids."""
+    statement = (
+        select(schema.runs.c.id, schema.runs.c.experiment_id, schema.runs.c.attempt, schema.runs.c.state)
+        .where(schema.runs.c.id.in_(sorted(run_ids)), statements.VISIBLE_RUN)
+        .order_by(schema.runs.c.id)
+        .with_for_update(key_share=True)
+    )
+    return {row.id: row for row in connection.execute(statement)}

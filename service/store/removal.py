@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, func, select, update
 
-from service.db import point_statements, removal_statements, reuse_statements, schema, statements
+from service.db import schema, statements
 from service.db.errors import Conflict
 from service.domain.access import EVERYTHING, LOCAL_ACTOR, Actor, Visibility
 from service.domain.events import EventKind
@@ -25,6 +26,10 @@ from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.specs.models import experiment_folder
 from service.store.audit import note_change
 from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment
+from service.store.series import BOUNDS
+
+_x, _r, _p, _e = schema.experiments.c, schema.runs.c, schema.points.c, schema.point_extremes.c
+
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,60 @@ _DAY_S = 86_400.0
 Key = tuple[object, ...]
 
 
+_OF_RUN = (
+    schema.points,
+    schema.point_extremes,
+    schema.log_lines,
+    schema.measurements,
+    schema.latest_points,
+    schema.run_summaries,
+    schema.attempts,
+)
+"""Tables with rows of a run."""
+_OF_EXPERIMENT = (
+    schema.attempt_usage,
+    schema.placements,
+    schema.run_references,
+    schema.cell_specs,
+    schema.events,
+    schema.experiment_specs,
+)
+"""Tables with rows of an experiment, besides its runs."""
+_series = (
+    _p.run_id == bindparam("run"),
+    _p.name_id == bindparam("name"),
+    _p.attempt == bindparam("number"),
+)
+_NTH_STEP = (
+    select(_p.step)
+    .where(*_series, _p.step > bindparam("after"))
+    .order_by(_p.step)
+    .offset(bindparam("n", type_=sa.Integer()) - 1)
+    .limit(1)
+)
+"""The n-th step of a series that follows a step; no row when there are fewer."""
+_kept_extreme = (
+    select(_e.bucket)
+    .where(
+        _e.run_id == _p.run_id,
+        _e.name_id == _p.name_id,
+        _e.attempt == _p.attempt,
+        _e.bucket == _p.step // schema.BUCKET_STEPS,
+        sa.or_(_e.low_step == _p.step, _e.high_step == _p.step, _e.nan_step == _p.step),
+    )
+    .exists()
+)
+_PRUNE = sa.delete(schema.points).where(
+    *_series,
+    _p.step > bindparam("after"),
+    _p.step <= bindparam("until"),
+    _p.step % bindparam("keep_every", type_=sa.BigInteger()) != 0,
+    _p.step.not_in([bindparam("first", type_=sa.BigInteger()), bindparam("last", type_=sa.BigInteger())]),
+    ~_kept_extreme,
+)
+"""Remove points of a series whose step is not a multiple of `keep_every`, except its ends and extremes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Rows of one owner in one table."""
@@ -54,22 +113,29 @@ class _Part:
     def remove(self, connection: Connection, after: Key | None, most: int) -> tuple[int, Key | None]:
         """Removes rows that follow a key; returns how many, and the key of the last unless none is left."""
         if self.table in (schema.runs, schema.experiments):
+            remove_experiment = sa.delete(schema.experiments).where(_x.id == self.id, schema.DELETED)
             gone = (
-                removal_statements.remove_run(self.id)
+                sa.delete(schema.runs).where(_r.id == self.id)
                 if self.table is schema.runs
-                else removal_statements.remove_experiment(self.id)
+                else remove_experiment
             )
             return connection.execute(gone).rowcount, None
         until: Key | None = None
-        if removal_statements.key_of(self.table, self.owner):
-            row = connection.execute(
-                removal_statements.nth_key(self.table, self.owner, self.id, after, most)
-            ).one_or_none()
+        if _key_of(self.table, self.owner):
+            key = _key_of(self.table, self.owner)
+            nth_key = (
+                select(*key)
+                .where(*_following(self.table, self.owner, self.id, after))
+                .order_by(*key)
+                .offset(most - 1)
+                .limit(1)
+            )
+            row = connection.execute(nth_key).one_or_none()
             until = None if row is None else tuple(row)
         if until is None or connection.dialect.name == "sqlite":
-            gone = removal_statements.remove_rows(self.table, self.owner, self.id, after, until)
+            gone = _remove_rows(self.table, self.owner, self.id, after, until)
         else:
-            gone = removal_statements.remove_next(self.table, self.owner, self.id, after, most)
+            gone = remove_next(self.table, self.owner, self.id, after, most)
         return connection.execute(gone).rowcount, until
 
 
@@ -104,21 +170,38 @@ class Removal(StorePart):
         kept_s = 0.0 if at_once else self.settings.keep_deleted_days * _DAY_S
 
         def body(connection: Connection) -> None:
-            before = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            before = connection.execute(_deleted(experiment_id)).one_or_none()
             if at_once and before is not None:
-                connection.execute(removal_statements.remove_now(experiment_id))
+                connection.execute(remove_now(experiment_id))
                 note_change(connection, actor, "experiment.removed", experiment_id, now)
                 return
             row = lock_experiment(connection, experiment_id)
             if row.state not in TERMINAL_EXPERIMENT_STATES:
                 raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
-            dependent = connection.execute(statements.unfinished_dependents(experiment_id)).one_or_none()
+            c = schema.run_references.c
+            unfinished_dependents = (
+                select(c.experiment_id, c.run_id)
+                .join(schema.runs, _r.id == c.run_id)
+                .join(schema.experiments, _x.id == c.experiment_id)
+                .where(_r.experiment_id == experiment_id, _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)))
+                .order_by(c.experiment_id, c.run_id)
+                .limit(1)
+            )
+            dependent = connection.execute(unfinished_dependents).one_or_none()
             if dependent is not None:
                 raise Conflict(
                     f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
                     f"ended; cancel it, or delete experiment {experiment_id} once it has"
                 )
-            reuser = connection.execute(reuse_statements.reusers(experiment_id)).one_or_none()
+            source = schema.runs.alias("source")
+            reusers = (
+                select(_r.experiment_id, _r.id, source.c.id)
+                .join(source, source.c.id == _r.reused_from)
+                .where(source.c.experiment_id == experiment_id, statements.VISIBLE_RUN)
+                .order_by(_r.id)
+                .limit(1)
+            )
+            reuser = connection.execute(reusers).one_or_none()
             if reuser is not None:
                 raise Conflict(
                     f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
@@ -127,9 +210,7 @@ class Removal(StorePart):
             announce(
                 connection, experiment_id, [NewEvent(EventKind.experiment_deleted, "deleted")], now, actor
             )
-            connection.execute(
-                removal_statements.mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s)
-            )
+            connection.execute(mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s))
             found = {"state": row.state, "restorable_until_s": now + kept_s if kept_s else None}
             note_change(connection, actor, "experiment.deleted", experiment_id, now, before=found)
 
@@ -141,14 +222,27 @@ class Removal(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> Experiment:
-            deleted = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            deleted = connection.execute(_deleted(experiment_id)).one_or_none()
             if deleted is None:
                 read_experiment(connection, experiment_id)
                 raise Conflict(f"experiment {experiment_id} is not deleted; there is nothing to restore")
-            missing = connection.execute(removal_statements.missing_source(experiment_id)).one_or_none()
+            source, owner = schema.runs.alias("source"), schema.experiments.alias("owner")
+            missing_source = (
+                select(_r.id, _r.reused_from, source.c.experiment_id)
+                .outerjoin_from(schema.runs, source, source.c.id == _r.reused_from)
+                .outerjoin(owner, owner.c.id == source.c.experiment_id)
+                .where(
+                    _r.experiment_id == experiment_id,
+                    _r.reused_from.is_not(None),
+                    owner.c.id.is_(None) | owner.c.deleted_s.is_not(None),
+                )
+                .order_by(_r.id)
+                .limit(1)
+            )
+            missing = connection.execute(missing_source).one_or_none()
             if missing is not None:
                 raise Conflict(f"experiment {experiment_id}: {_missing_words(*missing)}")
-            if not connection.execute(removal_statements.restore(experiment_id, now=now)).rowcount:
+            if not connection.execute(restore(experiment_id, now=now)).rowcount:
                 raise Conflict(
                     f"experiment {experiment_id} was deleted and is being removed; submit its spec again"
                 )
@@ -165,21 +259,40 @@ class Removal(StorePart):
     def deleted_experiment(self, experiment_id: int) -> tuple[str, str] | None:
         """Project and owner of a deleted experiment; None = it is not deleted, or is gone."""
         with self.database.read() as connection:
-            row = connection.execute(removal_statements.deleted_experiment(experiment_id)).one_or_none()
+            row = connection.execute(_deleted(experiment_id)).one_or_none()
             return None if row is None else (row.project, row.owner)
 
     def restorable_experiments(
         self, *, limit: int, visible: Visibility = EVERYTHING
     ) -> list[DeletedExperiment]:
         """Deleted experiments that can be restored, those first whose time ends first."""
-        found = removal_statements.restorable_experiments(self.clock(), visible.projects, limit)
+        columns = (
+            _x.id,
+            _x.name,
+            _x.owner,
+            _x.project,
+            _x.state,
+            _x.run_count,
+            _x.deleted_s,
+            _x.remove_after_s,
+        )
+        found = (
+            select(*columns)
+            .where(schema.DELETED, _x.remove_after_s > sa.literal(self.clock(), schema.Real))
+            .order_by(_x.remove_after_s, _x.id)
+            .limit(limit)
+        )
+        found = found if visible.projects is None else found.where(_x.project.in_(sorted(visible.projects)))
         with self.database.read() as connection:
             return [DeletedExperiment(*row) for row in connection.execute(found)]
 
     def deleted_experiments(self) -> list[int]:
         """Ids of deleted experiments that can no longer be restored and are not removed yet."""
         with self.database.read() as connection:
-            return list(connection.execute(removal_statements.removable_experiments(self.clock())).scalars())
+            removable_experiments = (
+                select(_x.id).where(schema.DELETED, _removable(self.clock())).order_by(_x.id)
+            )
+            return list(connection.execute(removable_experiments).scalars())
 
     def removing(self, experiment_id: int) -> Iterator[int]:
         """Removes files and rows of a deleted experiment; yields the rows gone after each transaction.
@@ -187,23 +300,24 @@ class Removal(StorePart):
         First it is made sure that no one restores it any more; one that was restored is left alone. Then
         files go: as long as one is left, so is the experiment, and the next call tries again.
         """
-        begin = removal_statements.begin_removal(experiment_id, now=self.clock())
+        begin = begin_removal(experiment_id, now=self.clock())
         if not self.database.write(lambda connection: connection.execute(begin).rowcount):
             return
         folder = experiment_folder(self.settings, experiment_id)
         if folder.exists():  # Not on this machine, or gone already.
             shutil.rmtree(folder)
         with self.database.read() as connection:
-            run_ids = list(connection.execute(removal_statements.runs_of(experiment_id)).scalars())
+            runs_of = select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id)
+            run_ids = list(connection.execute(runs_of).scalars())
         parts = [
             part
             for run_id in run_ids
             for part in (
-                *(_Part(table, "run_id", run_id) for table in removal_statements.OF_RUN),
+                *(_Part(table, "run_id", run_id) for table in _OF_RUN),
                 _Part(schema.runs, "id", run_id),
             )
         ]
-        parts += [_Part(table, "experiment_id", experiment_id) for table in removal_statements.OF_EXPERIMENT]
+        parts += [_Part(table, "experiment_id", experiment_id) for table in _OF_EXPERIMENT]
         parts.append(_Part(schema.experiments, "id", experiment_id))
         place = 0
         after: Key | None = None
@@ -221,7 +335,7 @@ class Removal(StorePart):
                 part = parts[here]
                 if part.owner == "run_id" and part.id != locked:
                     locked = part.id
-                    connection.execute(removal_statements.lock_run(part.id))
+                    connection.execute(select(_r.id).where(_r.id == part.id).with_for_update())
                 removed, key = part.remove(connection, key, portions.rows - rows)
                 rows += removed
                 here += key is None
@@ -235,9 +349,17 @@ class Removal(StorePart):
     def experiments_to_prune(self, *, ended_before_s: float, keep_every: int) -> list[tuple[int, float]]:
         """(id, end) of experiments whose points are to be thinned."""
         with self.database.read() as connection:
-            found = connection.execute(
-                removal_statements.to_prune(ended_before_s=ended_before_s, keep_every=keep_every)
+            to_prune = (
+                select(_x.id, _x.ended_s)
+                .where(
+                    _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)),
+                    _x.ended_s < ended_before_s,
+                    _x.deleted_s.is_(None),
+                    sa.or_(_x.pruned_s.is_(None), _x.pruned_s < _x.ended_s, _x.kept_every < keep_every),
+                )
+                .order_by(_x.id)
             )
+            found = connection.execute(to_prune)
             return [(row.id, row.ended_s) for row in found]
 
     def pruning(self, experiment_id: int, ended_s: float, keep_every: int) -> Iterator[int]:
@@ -249,23 +371,27 @@ class Removal(StorePart):
         noted as done.
         """
         with self.database.read() as connection:
-            run_ids = list(connection.execute(removal_statements.runs_of(experiment_id)).scalars())
+            runs_of = select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id)
+            run_ids = list(connection.execute(runs_of).scalars())
         for run_id in run_ids:
             yield from self._pruning_run(run_id, keep_every)
-        note = removal_statements.note_pruned(
-            experiment_id, ended_s=ended_s, at_s=self.clock(), keep_every=keep_every
-        )
+        note = note_pruned(experiment_id, ended_s=ended_s, at_s=self.clock(), keep_every=keep_every)
         self.database.write(lambda connection: connection.execute(note))
 
     def _pruning_run(self, run_id: int, keep_every: int) -> Iterator[int]:
         with self.database.read() as connection:
-            series = connection.execute(removal_statements.series_of(run_id)).all()
+            names, numbers = schema.latest_points.c, schema.attempts.c
+            series_of = (
+                select(names.name_id, numbers.number)
+                .join(schema.attempts, numbers.run_id == names.run_id)
+                .where(names.run_id == run_id)
+                .order_by(names.name_id, numbers.number)
+            )
+            series = connection.execute(series_of).all()
         for name_id, number in series:
             key = {"run": run_id, "name": name_id, "number": number}
             with self.database.read() as connection:
-                first, last = connection.execute(
-                    point_statements.SERIES_BOUNDS, {**key, "low": 0, "high": (1 << 63) - 1}
-                ).one()
+                first, last = connection.execute(BOUNDS, {**key, "low": 0, "high": (1 << 63) - 1}).one()
             after = first
             while after is not None and after < last:
                 bounds = {**key, "first": first, "last": last, "keep_every": keep_every, "after": after}
@@ -282,6 +408,101 @@ def _missing_words(run_id: int, reused: int, experiment_id: int | None) -> str:
 def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
     """Thins the next points of a series; returns how many went, and the last step that was looked at."""
     following = {name: bounds[name] for name in ("run", "name", "number", "after")}
-    found = connection.execute(removal_statements.NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
+    found = connection.execute(_NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
     until: int = bounds["last"] if found is None else found
-    return connection.execute(removal_statements.PRUNE, {**bounds, "until": until}).rowcount, until
+    return connection.execute(_PRUNE, {**bounds, "until": until}).rowcount, until
+
+
+def _removable(now: float) -> sa.ColumnElement[bool]:
+    """Whether a deleted experiment can no longer be restored."""
+    return _x.remove_after_s.is_(None) | (_x.remove_after_s <= sa.literal(now, schema.Real))
+
+
+def mark_deleted(experiment_id: int, *, at_s: float, remove_after_s: float) -> sa.Update:
+    return (
+        update(schema.experiments)
+        .where(_x.id == experiment_id, _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)))
+        .values(deleted_s=at_s, remove_after_s=remove_after_s)
+    )
+
+
+def begin_removal(experiment_id: int, *, now: float) -> sa.Update:
+    return (
+        update(schema.experiments)
+        .where(_x.id == experiment_id, schema.DELETED, _removable(now))
+        .values(remove_after_s=None)
+    )
+
+
+def remove_now(experiment_id: int) -> sa.Update:
+    return (
+        update(schema.experiments).where(_x.id == experiment_id, schema.DELETED).values(remove_after_s=None)
+    )
+
+
+def restore(experiment_id: int, *, now: float) -> sa.Update:
+    return (
+        update(schema.experiments)
+        .where(_x.id == experiment_id, schema.DELETED, _x.remove_after_s > sa.literal(now, schema.Real))
+        .values(deleted_s=None, remove_after_s=None)
+    )
+
+
+def _deleted(experiment_id: int) -> sa.Select[Any]:
+    """(project, owner, until when it can be restored) of a deleted experiment."""
+    return select(_x.project, _x.owner, _x.deleted_s, _x.remove_after_s).where(
+        _x.id == experiment_id, schema.DELETED
+    )
+
+
+def _key_of(table: sa.Table, owner: str) -> list[sa.ColumnElement[Any]]:
+    """Columns of a table's key that follow its owner's."""
+    return [column for column in table.primary_key if column.name != owner]
+
+
+def _remove_rows(
+    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, until: tuple[Any, ...] | None
+) -> sa.Delete:
+    """Removes an owner's rows that follow one key, up to another; None = to the last."""
+    bounds = _following(table, owner, id, after)
+    if until is not None:
+        bounds.append(_tuple(table, owner) <= _values(table, owner, until))
+    return sa.delete(table).where(*bounds)
+
+
+def remove_next(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, n: int) -> sa.Delete:
+    """Removes the next n of an owner's rows that follow a key, on PostgreSQL.
+
+    It reads the rest of a series to find the end of a range that `remove_rows` names by its last key.
+    """
+    place: sa.ColumnClause[Any] = sa.literal_column("ctid")
+    chosen = select(place).select_from(table).where(*_following(table, owner, id, after))
+    ordered = chosen.order_by(*_key_of(table, owner)).limit(n)
+    return sa.delete(table).where(place == sa.any_(func.array(ordered.scalar_subquery())))
+
+
+def _following(
+    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None
+) -> list[sa.ColumnElement[bool]]:
+    bounds: list[sa.ColumnElement[bool]] = [table.c[owner] == id]
+    if after is not None:
+        bounds.append(_tuple(table, owner) > _values(table, owner, after))
+    return bounds
+
+
+def _tuple(table: sa.Table, owner: str) -> Any:
+    return sa.tuple_(*_key_of(table, owner))
+
+
+def _values(table: sa.Table, owner: str, values: tuple[Any, ...]) -> Any:
+    columns = _key_of(table, owner)
+    return sa.tuple_(*(sa.literal(v, column.type) for v, column in zip(values, columns, strict=True)))
+
+
+def note_pruned(experiment_id: int, *, ended_s: float, at_s: float, keep_every: int) -> sa.Update:
+    """Note how far points are thinned, unless the experiment was queued again meanwhile."""
+    return (
+        update(schema.experiments)
+        .where(_x.id == experiment_id, _x.ended_s == sa.literal(ended_s, schema.Real))
+        .values(pruned_s=at_s, kept_every=keep_every)
+    )

@@ -6,19 +6,22 @@ the driver carries it out. Cancel beats retry; a finished result beats cancel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select, update
 
-from service.db import access_statements, reuse_statements, share_statements, statements
-from service.db.errors import Conflict
+from service.db import schema, share_statements, statements
+from service.db.errors import BadValue, Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
 from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import EventKind
+from service.domain.grid import REFERENCE_CELL
 from service.domain.neighbours import disturbances
-from service.domain.records import Experiment, Run
+from service.domain.people import LONGEST_NOTES, MOST_TAGS, TAG_PATTERN
+from service.domain.records import Experiment, Run, tags_text
 from service.domain.states import (
     RUN_STATES_WITH_RESULT,
     TERMINAL_EXPERIMENT_STATES,
@@ -27,6 +30,7 @@ from service.domain.states import (
     RunState,
 )
 from service.specs.project_limits import ProjectLimits, queue_cap_problem
+from service.store.attempts import leave_runs
 from service.store.audit import note_change
 from service.store.base import (
     NewEvent,
@@ -36,8 +40,11 @@ from service.store.base import (
     lock_experiment,
     read_experiment,
     read_run,
+    storable,
 )
-from service.store.leaving import leave_runs
+from service.store.people import project_row
+
+_a, _r = schema.attempts.c, schema.runs.c
 
 _WAITING = frozenset({ExperimentState.queued, ExperimentState.paused})
 _WAITING_RUN = frozenset({RunState.queued, RunState.paused})
@@ -54,6 +61,7 @@ _FROM_THE_BEGINNING = {
     "not_before_s": 0.0,
 }  # fmt: skip
 """A run that is measured again has nothing of the measurement before."""
+_TAG = re.compile(TAG_PATTERN)
 
 
 class Requesting(StorePart):
@@ -175,14 +183,25 @@ class Requesting(StorePart):
                 raise Conflict(
                     f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
                 )
-            results = connection.execute(statements.results(experiment_id)).mappings()
+            results = connection.execute(
+                select(*statements.RUN_COLUMNS).where(
+                    _r.experiment_id == experiment_id,
+                    _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
+                    _r.cell != REFERENCE_CELL,
+                )
+            ).mappings()
             runs = {run.id: run for run in map(Run.from_row, results)}
             causes = disturbances(runs.values())
             if not causes:
                 raise Conflict(
                     f"experiment {experiment_id}: no result was disturbed; there is nothing to remeasure"
                 )
-            reused = connection.execute(reuse_statements.reused_among(causes))
+            reused_among = (
+                select(_r.reused_from, func.min(_r.id).label("user"))
+                .where(_r.reused_from.in_(sorted(causes)), statements.VISIBLE_RUN)
+                .group_by(_r.reused_from)
+            )
+            reused = connection.execute(reused_among)
             kept: dict[int, int] = {row.reused_from: row.user for row in reused}
             again = sorted(causes.keys() - kept.keys())
             if not again:
@@ -192,8 +211,8 @@ class Requesting(StorePart):
                     f"run {kept[first]}) and keep their figures; submit the runs again without reuse"
                 )
             self._queue_again(connection, experiment_id, frozenset(), now)
-            connection.execute(statements.keep_summaries(again))
-            connection.execute(statements.forget_summaries(again))
+            connection.execute(keep_summaries(again))
+            connection.execute(_forget_summaries(again))
             new = [
                 NewEvent(
                     EventKind.run_kept,
@@ -362,12 +381,76 @@ class Requesting(StorePart):
 
         return self.database.write(body)
 
+    def tag(
+        self,
+        experiment_id: int,
+        *,
+        add: Collection[str] = (),
+        remove: Collection[str] = (),
+        actor: Actor = LOCAL_ACTOR,
+    ) -> Experiment:
+        """Adds tags to an experiment and takes others away."""
+        for tag in add:
+            if not _TAG.fullmatch(tag):
+                raise BadValue(
+                    "tags",
+                    f"{tag[:60]!r} is not a tag; use up to 50 letters, digits and . _ : / -, no spaces",
+                )
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            lock_experiment(connection, experiment_id)
+            before = read_experiment(connection, experiment_id)
+            tags = sorted({*before.tags, *add} - set(remove))
+            if len(tags) > MOST_TAGS:
+                raise BadValue(
+                    "tags", f"experiment {experiment_id} would have {len(tags)}; at most {MOST_TAGS}"
+                )
+            message = f"tags: {', '.join(tags)}" if tags else "no tags"
+            new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
+            return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
+
+        return self.database.write(body)
+
+    def annotate(self, experiment_id: int, notes: str, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+        """Replaces the notes of an experiment; empty = none."""
+        if len(notes) > LONGEST_NOTES:
+            raise BadValue(
+                "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
+            )
+        now, kept = self.clock(), storable(notes)
+
+        def body(connection: Connection) -> Experiment:
+            lock_experiment(connection, experiment_id)
+            before = read_experiment(connection, experiment_id)
+            new = NewEvent(EventKind.experiment_annotated, "notes changed" if kept else "notes removed")
+            return _set(connection, before, new, now, actor, {"notes": kept}, {"notes": kept})
+
+        return self.database.write(body)
+
+    def archive(self, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+        """Archives an experiment, which lists then leave out unless asked, or takes it back."""
+        now = self.clock()
+
+        def body(connection: Connection) -> Experiment:
+            lock_experiment(connection, experiment_id)
+            before = read_experiment(connection, experiment_id)
+            if archived == (before.archived_s is not None):
+                return before  # It stays archived since when it was.
+            kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
+            values = {"archived_s": now if archived else None}
+            return _set(
+                connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values
+            )
+
+        return self.database.write(body)
+
 
 def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> None:
     """Checks the limit of queued runs in the transaction that has queued some again."""
     experiment = read_experiment(connection, experiment_id)
     project, owner = experiment.project, experiment.owner
-    settings = connection.execute(access_statements.project(project)).mappings().one()["settings"]
+    settings = connection.execute(project_row(project)).mappings().one()["settings"]
     most = ProjectLimits.model_validate(settings).queued_runs_per_user
     if most is None or not more:
         return
@@ -414,3 +497,38 @@ def _carried_out_on_run(
         after={"state": after.state, "cancel_requested_s": after.cancel_requested_s},
     )  # fmt: skip
     return after
+
+
+def keep_summaries(run_ids: Iterable[int]) -> sa.Update:
+    """Leaves the summaries of runs at the attempts that they came from."""
+    s = schema.run_summaries.c
+    ids = sorted(run_ids)
+    found = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
+    return (
+        update(schema.attempts)
+        .where(_a.run_id.in_(ids), found.exists())
+        .values(summary=found.scalar_subquery())
+    )
+
+
+def _forget_summaries(run_ids: Iterable[int]) -> sa.Delete:
+    return sa.delete(schema.run_summaries).where(schema.run_summaries.c.run_id.in_(sorted(run_ids)))
+
+
+def _set(
+    connection: Connection,
+    before: Experiment,
+    new: NewEvent,
+    now: float,
+    actor: Actor,
+    fields: dict[str, Any],
+    columns: dict[str, Any],
+) -> Experiment:
+    """Sets fields of an experiment, stored as these columns, unless they have these values already."""
+    old = {name: getattr(before, name) for name in fields}
+    if old == fields:
+        return before
+    connection.execute(statements.set_experiment(before.id, **columns))
+    announce(connection, before.id, [new], now, actor)
+    note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
+    return read_experiment(connection, before.id)

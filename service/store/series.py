@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam, func, select
 
-from service.db import point_statements
-from service.db.schema import BUCKET_STEPS
+from service.db import schema
+from service.db.filters import parse_filter
+from service.db.listing import RUN_NAMES, condition_sql
+from service.db.schema import BUCKET_STEPS, runs
+from service.domain.grid import REFERENCE_CELL
+from service.domain.metrics import finite
 from service.domain.records import PointRow, SampledSeries
-from service.store.base import StorePart, source_of
+from service.domain.states import RunState
+from service.store.base import StorePart, read_experiment, source_of
 from service.store.reading import as_float
+
+_p, _e, _r = schema.points.c, schema.point_extremes.c, schema.runs.c
 
 MOST_POINTS = 10_000
 """Points of one answer, over all its metrics."""
@@ -28,6 +36,36 @@ _FEWEST_POINTS = 4
 """Of a sampled series: both ends, least and greatest."""
 _LAST = (1 << 63) - 1
 _ROWS_AT_A_TIME = 4096
+_series = (
+    _p.run_id == bindparam("run"),
+    _p.name_id == bindparam("name"),
+    _p.attempt == bindparam("number"),
+)
+_between = _p.step.between(bindparam("low"), bindparam("high"))
+_SERIES = select(_p.step, _p.at_s, _p.value).where(*_series, _between).order_by(_p.step)
+"""Points of one name and attempt in a range of steps."""
+BOUNDS = select(
+    select(func.min(_p.step)).where(*_series, _between).scalar_subquery().label("first"),
+    select(func.max(_p.step)).where(*_series, _between).scalar_subquery().label("last"),
+)
+"""First and last step of a series in a range."""
+_PAGE = _SERIES.limit(bindparam("most", type_=sa.Integer()))
+"""The first points of one name and attempt in a range of steps."""
+_AT = select(_p.step, _p.at_s, _p.value).where(*_series, _p.step.in_(bindparam("steps", expanding=True)))
+"""Points of one name and attempt at given steps.
+
+Without a range of steps, which SQLite would scan in place of looking each step up.
+"""
+_EXTREMES = select(_e.low_step, _e.low, _e.high_step, _e.high, _e.nan_step).where(
+    _e.run_id == bindparam("run"),
+    _e.name_id == bindparam("name"),
+    _e.attempt == bindparam("number"),
+    _e.bucket.between(bindparam("first_bucket"), bindparam("last_bucket")),
+)
+"""Least, greatest and first NaN value of the buckets of one name and attempt."""
+_EXACT_BUCKETS = 2
+"""Kept buckets that a bucket must span for the extremes to stand for the points."""
+_SUMMARIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +77,65 @@ class _Segment:
     high: int
 
 
+@dataclass(frozen=True, slots=True)
+class BegunRun:
+    """A run that can have points."""
+
+    id: int
+    cell: str
+    state: RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Price and rated power of all devices of a run."""
+
+    price_usd_per_hour: float
+    power_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Points of one run in a range of steps; buckets of one number cover the same range in every run.
+
+    `active_s` is the mean of the time that the run's attempts had lasted by then; None = not known. `mean`,
+    `low` and `high` are None when no value is a number.
+    """
+
+    number: int
+    count: int
+    step: float
+    active_s: float | None
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """A metric of several runs, by run id in the order of steps; runs without points are left out.
+
+    `exact`: the means are means of all points; else of least and greatest values of `BUCKET_STEPS` steps.
+    """
+
+    of_runs: dict[int, list[Bucket]]
+    width: int
+    exact: bool
+
+
 class Series(StorePart):
     def latest_points(self, run_id: int) -> list[PointRow]:
         """The latest point of each metric, by name."""
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            rows = connection.execute(point_statements.latest_of_run(source)).mappings().all()
+            c = schema.latest_points.c
+            latest_of_run = (
+                select(schema.metric_names.c.name, c.step, c.attempt, c.at_s, c.value)
+                .join(schema.metric_names, schema.metric_names.c.id == c.name_id)
+                .where(c.run_id == source)
+                .order_by(schema.metric_names.c.name)
+            )
+            rows = connection.execute(latest_of_run).mappings().all()
         return [PointRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def points(
@@ -104,6 +195,90 @@ class Series(StorePart):
             rows = run.rows(connection, name, limit + 1)
         return rows[:limit], rows[limit].step if len(rows) > limit else None
 
+    def begun_runs(self, experiment_id: int, filter: str | None = None) -> list[BegunRun]:
+        """Runs of an experiment that have begun, in grid order, without reference runs."""
+        condition = parse_filter(filter or "", RUN_NAMES)
+        with self.database.read() as connection:
+            read_experiment(connection, experiment_id)
+            dialect = connection.dialect.name
+            where = None if condition is None else condition_sql(condition, runs, dialect)
+            rows = connection.execute(_begun_runs(experiment_id, where))
+            return [BegunRun(*row) for row in rows]
+
+    def buckets(self, run_ids: Sequence[int], name: str, most: int) -> Buckets:
+        """A metric of runs that have points themselves (reuse none) in at most `most` buckets of steps."""
+        ids = sorted(set(run_ids))
+        with self.database.read() as connection:
+            name_id = select(schema.metric_names.c.id).where(schema.metric_names.c.name == name)
+            known = connection.execute(name_id).scalar()
+            last_step = select(func.max(schema.latest_points.c.step)).where(
+                schema.latest_points.c.run_id.in_(list(ids)), schema.latest_points.c.name_id == known
+            )
+            last = known and connection.execute(last_step).scalar()
+            if known is None or last is None:
+                return Buckets({}, 1, True)
+            width = -(-(last + 1) // most)
+            exact = width < _EXACT_BUCKETS * BUCKET_STEPS
+            read = _averages if exact else _middles
+            if not exact:
+                width = -(-width // BUCKET_STEPS) * BUCKET_STEPS
+            rows = connection.execute(read(ids, known, width)).all()
+            clocks = _clocks(connection, ids)
+        found: dict[int, dict[int, tuple[int, Bucket]]] = {}
+        for run, number, attempt, count, step, at_s, mean, low, high in rows:
+            began_s, before_s = clocks[run, attempt]
+            active_s = None if at_s is None else before_s + max(0.0, at_s - began_s)
+            bucket = Bucket(number, count, float(step), active_s, mean, low, high)
+            of_run = found.setdefault(run, {})
+            if (other := of_run.get(number)) is not None:
+                bucket = _newer(attempt, bucket, *other) if width == 1 else _merged(bucket, other[1])
+            of_run[number] = (attempt, bucket)
+        return Buckets(
+            {run: [of[number][1] for number in sorted(of)] for run, of in found.items()}, width, exact
+        )
+
+    def rates(self, run_ids: Sequence[int]) -> dict[int, Rates]:
+        with self.database.read() as connection:
+            rates = select(_r.id, _r.price_usd_per_hour, _r.power_w).where(_r.id.in_(list(run_ids)))
+            rows = connection.execute(rates)
+            return {id: Rates(price, power) for id, price, power in rows}
+
+    def point_names(self, experiment_ids: Sequence[int]) -> list[str]:
+        with self.database.read() as connection:
+            source = func.coalesce(_r.reused_from, _r.id)
+            point_names = (
+                select(schema.metric_names.c.name)
+                .where(
+                    schema.metric_names.c.id.in_(
+                        select(schema.latest_points.c.name_id)
+                        .join(schema.runs, source == schema.latest_points.c.run_id)
+                        .where(_r.experiment_id.in_(list(experiment_ids)))
+                    )
+                )
+                .order_by(schema.metric_names.c.name)
+            )
+            return list(connection.execute(point_names).scalars())
+
+    def figure_names(self, experiment_ids: Sequence[int]) -> list[str]:
+        """Numeric figures that the newest finished runs of experiments ended with."""
+        with self.database.read() as connection:
+            some_summaries = (
+                select(schema.run_summaries.c.summary)
+                .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
+                .where(_r.experiment_id.in_(list(experiment_ids)))
+                .order_by(_r.id.desc())
+                .limit(_SUMMARIES)
+            )
+            summaries = connection.execute(some_summaries).scalars()
+            return sorted(
+                {
+                    name
+                    for summary in summaries
+                    for name, value in summary.items()
+                    if finite(value) is not None
+                }
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -118,8 +293,16 @@ class _Run:
         low = 0 if min_step is None else max(0, min_step)
         high = _LAST if max_step is None else min(max_step, _LAST)
         source = source_of(connection, run_id)
-        names = {row.name: row.id for row in connection.execute(point_statements.names_of_run(source))}
-        resumed = connection.execute(point_statements.resumptions(source)).all()
+        names_of_run = (
+            select(schema.metric_names.c.name, schema.metric_names.c.id)
+            .join(schema.latest_points, schema.latest_points.c.name_id == schema.metric_names.c.id)
+            .where(schema.latest_points.c.run_id == source)
+            .order_by(schema.metric_names.c.name)
+        )
+        names = {row.name: row.id for row in connection.execute(names_of_run)}
+        c = schema.attempts.c
+        resumptions = select(c.number, c.resumed_from_step).where(c.run_id == source).order_by(c.number)
+        resumed = connection.execute(resumptions).all()
         return cls(
             source, names, _segments([(row.number, row.resumed_from_step) for row in resumed], low, high)
         )
@@ -134,7 +317,7 @@ class _Run:
                 yield segment, {**key, "low": segment.low, "high": segment.high, **more}
 
     def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
-        statement = point_statements.SERIES if most is None else point_statements.SERIES_PAGE
+        statement = _SERIES if most is None else _PAGE
         more: dict[str, Any] = {} if most is None else {"most": most}
         return self._merged(
             name, ((segment, connection.execute(statement, key)) for segment, key in self._keys(name, **more))
@@ -144,7 +327,7 @@ class _Run:
         return self._merged(
             name,
             (
-                (segment, connection.execute(point_statements.SERIES_AT, {**key, "steps": visible}))
+                (segment, connection.execute(_AT, {**key, "steps": visible}))
                 for segment, key in self._keys(name)
                 if (visible := [step for step in steps if segment.low <= step <= segment.high])
             ),
@@ -163,9 +346,7 @@ class _Run:
         rows = self.rows(connection, name, max_points + 1)
         if len(rows) <= max_points:
             return SampledSeries(rows, None)
-        bounds = [
-            connection.execute(point_statements.SERIES_BOUNDS, key).one() for _, key in self._keys(name)
-        ]
+        bounds = [connection.execute(BOUNDS, key).one() for _, key in self._keys(name)]
         first = rows[0].step
         last = max(bound.last for bound in bounds if bound.last is not None)
         buckets = _buckets(max_points)
@@ -177,12 +358,12 @@ class _Run:
                 _add(
                     steps,
                     values,
-                    connection.execute(point_statements.SERIES, {**key, "low": low, "high": high}),
+                    connection.execute(_SERIES, {**key, "low": low, "high": high}),
                 )
             if kept:
                 of_buckets = {"first_bucket": -(-segment.low // BUCKET_STEPS),
                               "last_bucket": (segment.high + 1) // BUCKET_STEPS - 1}  # fmt: skip
-                for row in connection.execute(point_statements.EXTREMES, {**key, **of_buckets}):
+                for row in connection.execute(_EXTREMES, {**key, **of_buckets}):
                     _add_extremes(steps, values, row)
         # The first of equal steps is that of the newest attempt.
         visible, places = np.unique(np.frombuffer(steps, dtype=np.int64), return_index=True)
@@ -261,3 +442,119 @@ def thin(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any], max_points: 
         _, first_of_bucket = np.unique(bucket[positions], return_index=True)
         kept.update(positions[first_of_bucket].tolist())
     return sorted(kept)
+
+
+def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
+    """When each attempt began, and how long the attempts before it had lasted."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    lasted_s: dict[int, float] = {}
+    a = schema.attempts.c
+    attempts_of = (
+        select(a.run_id, a.number, a.started_s, func.coalesce(a.ended_s, a.seen_s).label("until_s"))
+        .where(a.run_id.in_(list(run_ids)))
+        .order_by(a.run_id, a.number)
+    )
+    for run, number, started_s, until_s in connection.execute(attempts_of):
+        found[run, number] = (started_s, lasted_s.get(run, 0.0))
+        lasted_s[run] = lasted_s.get(run, 0.0) + max(0.0, (until_s or started_s) - started_s)
+    return found
+
+
+def _newer(attempt: int, bucket: Bucket, other_attempt: int, other: Bucket) -> Bucket:
+    return bucket if attempt > other_attempt else other
+
+
+def _merged(one: Bucket, other: Bucket) -> Bucket:
+    """The bucket in which one attempt ended and another continued."""
+    if not one.count or not other.count:
+        return one if one.count else other
+    assert one.mean is not None and other.mean is not None
+    assert one.low is not None and other.low is not None
+    assert one.high is not None and other.high is not None
+    share = one.count / (one.count + other.count)
+    return Bucket(
+        one.number,
+        one.count + other.count,
+        share * one.step + (1 - share) * other.step,
+        None
+        if one.active_s is None or other.active_s is None
+        else share * one.active_s + (1 - share) * other.active_s,
+        share * one.mean + (1 - share) * other.mean,
+        min(one.low, other.low),
+        max(one.high, other.high),
+    )
+
+
+def _begun_runs(experiment_id: int, condition: sa.ColumnElement[bool] | None) -> sa.Select[Any]:
+    """Runs that ever began or are reused, in grid order."""
+    statement = (
+        select(_r.id, _r.cell, _r.state)
+        .where(
+            _r.experiment_id == experiment_id,
+            _r.cell != REFERENCE_CELL,
+            sa.or_(_r.attempt > 0, _r.reused_from.is_not(None)),
+        )
+        .order_by(_r.index)
+    )
+    return statement if condition is None else statement.where(condition)
+
+
+def _visible(run_ids: Sequence[int]) -> sa.CTE:
+    """Attempts with the last step of each that no newer attempt does again; NULL = all are visible."""
+    a = schema.attempts.c
+    ceiling = func.min(a.resumed_from_step).over(partition_by=a.run_id, order_by=a.number, rows=(1, None))
+    return (
+        select(a.run_id, a.number, ceiling.label("ceiling")).where(a.run_id.in_(list(run_ids))).cte("visible")
+    )
+
+
+def _averages(run_ids: Sequence[int], name_id: int, width: int) -> sa.Select[Any]:
+    """Rows are (run, bucket, attempt, count, mean step, mean time, mean, least, greatest)."""
+    visible = _visible(run_ids)
+    bucket = (_p.step // width).label("bucket")
+    return (
+        select(
+            _p.run_id, bucket, _p.attempt, func.count(_p.value), func.avg(_p.step), func.avg(_p.at_s),
+            func.avg(_p.value), func.min(_p.value), func.max(_p.value),
+        )
+        .select_from(visible)
+        .join(
+            schema.points,
+            (_p.run_id == visible.c.run_id)
+            & (_p.name_id == name_id)
+            & (_p.attempt == visible.c.number)
+            & sa.or_(visible.c.ceiling.is_(None), _p.step <= visible.c.ceiling),
+        )
+        .group_by(_p.run_id, bucket, _p.attempt)
+    )  # fmt: skip
+
+
+def _middles(run_ids: Sequence[int], name_id: int, width: int) -> sa.Select[Any]:
+    """As `_averages`, for long series, from their kept extremes; `width` is a multiple of `BUCKET_STEPS`.
+
+    The mean is that of least and greatest values.
+    """
+    visible = _visible(run_ids)
+    bucket = (_e.bucket // (width // schema.BUCKET_STEPS)).label("wide_bucket")
+    return (
+        select(
+            _e.run_id, bucket, _e.attempt, func.count(_e.low), func.avg(_e.low_step), func.avg(_p.at_s),
+            func.avg((_e.low + _e.high) / 2.0), func.min(_e.low), func.max(_e.high),
+        )
+        .select_from(visible)
+        .join(
+            schema.point_extremes,
+            (_e.run_id == visible.c.run_id)
+            & (_e.name_id == name_id)
+            & (_e.attempt == visible.c.number)
+            & sa.or_(visible.c.ceiling.is_(None), (_e.bucket + 1) * BUCKET_STEPS <= visible.c.ceiling + 1),
+        )
+        .join(
+            schema.points,
+            (_p.run_id == _e.run_id)
+            & (_p.name_id == _e.name_id)
+            & (_p.attempt == _e.attempt)
+            & (_p.step == _e.low_step),
+        )
+        .group_by(_e.run_id, bucket, _e.attempt)
+    )  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select, update
 
-from service.db import schema, session_statements
+from service.db import schema
 from service.db.errors import NotFound
 from service.domain.access import Action, Actor, Principal, Scope
 from service.domain.people import (
@@ -23,6 +24,8 @@ from service.domain.people import (
 )
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
+
+_s, _u, _t, _d = schema.sessions.c, schema.users.c, schema.tokens.c, schema.device_grants.c
 
 
 class Polled(StrEnum):
@@ -74,9 +77,9 @@ class Sessions(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> None:
-            connection.execute(session_statements.forget_expired_sessions(now, idle_s))
+            connection.execute(sa.delete(schema.sessions).where(~_is_alive(now, idle_s)))
             if replaces is not None:
-                connection.execute(session_statements.end_session(replaces))
+                connection.execute(sa.delete(schema.sessions).where(_s.sha256 == replaces))
             connection.execute(
                 sa.insert(schema.sessions),
                 {
@@ -99,15 +102,18 @@ class Sessions(StorePart):
         """None if the session is not good any more. `own_token_sha256`: the installation's own token."""
         now = self.clock()
         with self.database.read() as connection:
-            row = (
-                connection.execute(session_statements.open_session(sha256, now, idle_s, own_token_sha256))
-                .mappings()
-                .one_or_none()
+            open_session = _good_sessions(now, idle_s, own_token_sha256, schema.sessions, _u.subject).where(
+                _s.sha256 == sha256
             )
+            row = connection.execute(open_session).mappings().one_or_none()
         if row is None:
             return None
         if row["last_used_s"] < now - SESSION_TOUCH_EVERY_S:
-            touch = session_statements.touch_session(sha256, now)
+            touch = (
+                update(schema.sessions)
+                .where(_s.sha256 == sha256, _s.last_used_s < now)
+                .values(last_used_s=now)
+            )
             self.database.write(lambda connection: connection.execute(touch).close())
         return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
 
@@ -120,7 +126,12 @@ class Sessions(StorePart):
         within: str | None = None,
     ) -> list[Session]:
         """The last used first, of a user or everyone; `within`: opened with a token for this project."""
-        statement = session_statements.live_sessions(self.clock(), idle_s, own_token_sha256, user, within)
+        statement = _good_sessions(self.clock(), idle_s, own_token_sha256, schema.sessions)
+        statement = statement.order_by(_s.last_used_s.desc(), _s.sha256)
+        if within is not None:
+            statement = statement.where(_t.project == within)
+        if user is not None:
+            statement = statement.where(_s.user == user)
         with self.database.read() as connection:
             return [Session.from_row(row) for row in connection.execute(statement).mappings()]
 
@@ -129,7 +140,7 @@ class Sessions(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> None:
-            if connection.execute(session_statements.end_session(sha256)).rowcount:
+            if connection.execute(sa.delete(schema.sessions).where(_s.sha256 == sha256)).rowcount:
                 before = {"user": actor.user}
                 note_change(connection, actor, "session.end", public_id(sha256), now, before=before)
 
@@ -144,13 +155,16 @@ class Sessions(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> None:
-            found = connection.execute(session_statements.session_by_id(id)).one_or_none()
+            opened = select(_s.user, _t.scope, _t.project).select_from(
+                schema.sessions.outerjoin(schema.tokens, _t.sha256 == _s.token_sha256)
+            )
+            found = connection.execute(opened.where(_s.sha256.startswith(id, autoescape=True))).one_or_none()
             if found is None or not (found.user == by.user or by.may(Action.administer)):
                 raise NotFound("session", id)
             # A session that no token limits does what its user's role allows.
             if not by.reaches(found.project) or not by.scope.includes(found.scope or Scope.admin):
                 raise NotFound("session", id)
-            connection.execute(session_statements.end_session_by_id(id))
+            connection.execute(sa.delete(schema.sessions).where(_s.sha256.startswith(id, autoescape=True)))
             note_change(connection, by.actor(address), "session.end", id, now, before={"user": found.user})
 
         self.database.write(body)
@@ -170,7 +184,7 @@ class Sessions(StorePart):
         }
 
         def body(connection: Connection) -> None:
-            connection.execute(session_statements.forget_expired_grants(now))
+            connection.execute(sa.delete(schema.device_grants).where(_d.expires_s < now - 86400.0))
             connection.execute(sa.insert(schema.device_grants), row)
 
         self.database.write(body)
@@ -179,11 +193,13 @@ class Sessions(StorePart):
     def pending_device_login(self, user_code: str) -> DeviceGrant:
         """A device login that waits for a decision and has not expired."""
         with self.database.read() as connection:
-            row = (
-                connection.execute(session_statements.pending_grant(user_code, self.clock()))
-                .mappings()
-                .one_or_none()
+            pending_grant = select(schema.device_grants).where(
+                _d.user_code == user_code,
+                _d.expires_s > self.clock(),
+                _d.approved_s.is_(None),
+                _d.denied_s.is_(None),
             )
+            row = connection.execute(pending_grant).mappings().one_or_none()
         if row is None:
             raise NotFound("waiting device login", user_code)
         return DeviceGrant.from_row(row)
@@ -196,7 +212,13 @@ class Sessions(StorePart):
         action = "device.deny" if granted is None else "device.approve"
 
         def body(connection: Connection) -> None:
-            decided = connection.execute(session_statements.decide_grant(user_code, now, values))
+            decide_grant = (
+                update(schema.device_grants)
+                .where(_d.user_code == user_code, _d.expires_s > now)
+                .where(_d.approved_s.is_(None), _d.denied_s.is_(None))
+                .values(**values)
+            )
+            decided = connection.execute(decide_grant)
             if decided.rowcount == 0:
                 raise NotFound("waiting device login", user_code)
             note_change(connection, actor, action, user_code, now, after=granted)
@@ -208,12 +230,18 @@ class Sessions(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> Polled | Approved:
-            row = connection.execute(session_statements.grant(device_sha256)).one_or_none()
+            grant = select(schema.device_grants).where(_d.device_sha256 == device_sha256)
+            row = connection.execute(grant).one_or_none()
             if row is None or (row.expires_s <= now and row.denied_s is None):
                 return Polled.expired
             if row.denied_s is not None:
                 return Polled.denied
-            in_time = session_statements.note_poll(device_sha256, now, GRANT_POLL_EVERY_S)
+            in_time = (
+                update(schema.device_grants)
+                .where(_d.device_sha256 == device_sha256)
+                .where(sa.or_(_d.last_poll_s.is_(None), _d.last_poll_s <= now - GRANT_POLL_EVERY_S))
+                .values(last_poll_s=now)
+            )
             if not connection.execute(in_time).rowcount:
                 return Polled.too_fast
             if row.approved_s is None:
@@ -227,5 +255,29 @@ class Sessions(StorePart):
     def user_of_subject(self, subject: str) -> User | None:
         """The user with this identity at an OpenID provider."""
         with self.database.read() as connection:
-            row = connection.execute(session_statements.user_of_subject(subject)).mappings().one_or_none()
+            row = (
+                connection.execute(select(schema.users).where(_u.subject == subject)).mappings().one_or_none()
+            )
         return None if row is None else User.from_row(row)
+
+
+def _good_sessions(now: float, idle_s: float, own_token_sha256: str | None, *columns: Any) -> sa.Select[Any]:
+    """A session ends when it expires, its user is disabled, or the token that opened it does not hold."""
+    token_holds = (
+        _t.id.is_not(None) & _t.revoked_s.is_(None) & sa.or_(_t.expires_s.is_(None), _t.expires_s > now)
+    )
+    return (
+        select(*columns)
+        .select_from(schema.sessions)
+        .join(schema.users, _u.name == _s.user)
+        .outerjoin(schema.tokens, _t.sha256 == _s.token_sha256)
+        .where(
+            _is_alive(now, idle_s),
+            _u.disabled_s.is_(None),
+            sa.or_(_s.token_sha256.is_(None), _s.token_sha256 == own_token_sha256, token_holds),
+        )
+    )
+
+
+def _is_alive(now: float, idle_s: float) -> sa.ColumnElement[bool]:
+    return (_s.expires_s > now) & (_s.last_used_s > now - idle_s)

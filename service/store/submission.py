@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy import Connection, bindparam, select, update
 
 from service.config.document import Problem, SpecError
 from service.config.hardware import lookup
 from service.config.settings import Settings
-from service.db import reuse_statements, schema, share_statements, statements
+from service.db import schema, share_statements, statements
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
@@ -36,7 +37,17 @@ from service.store.base import (
 )
 from service.store.projects import refused_projects
 
+_r = schema.runs.c
+
+
 _NOTHING_REUSED = Reuse()
+
+
+_REUSED_COLUMNS = (
+    "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *schema.SUMMARY_COLUMNS,
+    *schema.NEIGHBOUR_COLUMNS,
+)  # fmt: skip
+"""Columns of `runs` that a reused run takes over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +177,7 @@ class Submission(StorePart):
             return []
         with self.database.read() as connection:
             rows = connection.execute(
-                statements.idempotency_rows({(request.owner, request.key) for request in requests})
+                _idempotency_rows({(request.owner, request.key) for request in requests})
             )
             keepers = {(row.owner, row.key): row for row in rows}
             kept = _experiments_of(connection, keepers.values())
@@ -253,7 +264,11 @@ class Submission(StorePart):
                 statements.insert_or_keep(connection, schema.cell_specs, ("experiment_id", "cell")),
                 {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
             )
-            connection.execute(statements.set_runs(experiment_id, indices, **columns))
+            connection.execute(
+                update(schema.runs)
+                .where(_r.experiment_id == experiment_id, _r.index.in_(list(indices)))
+                .values(**columns)
+            )
             new = NewEvent(EventKind.experiment_suggested, message, attempt=attempt, data={"point": point})
             announce(connection, experiment_id, [new], now)
 
@@ -420,7 +435,7 @@ def _claim_keys(
             for (owner, key), id in sorted(first_with_key.items())  # In one order: no deadlock.
         ],
     )
-    rows = connection.execute(statements.idempotency_rows(first_with_key))
+    rows = connection.execute(_idempotency_rows(first_with_key))
     return {(row.owner, row.key): row for row in rows}
 
 
@@ -481,24 +496,39 @@ def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> Non
     """Gives runs of a new experiment the figures of others, with an event for each."""
     asked = item.new.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.
-    found = connection.execute(reuse_statements.reusable_runs(asked.values())).mappings()
-    sources = {row["id"]: row for row in found}
-    taken = {index: sources[source] for index, source in asked.items() if source in sources}
+    reusable_runs = (
+        select(_r.id, _r.experiment_id, *(_r[name] for name in _REUSED_COLUMNS))
+        .join(schema.experiments, schema.experiments.c.id == _r.experiment_id)
+        .where(_r.id.in_(sorted(set(asked.values()))), _r.state == RunState.succeeded, statements.VISIBLE)
+        .with_for_update(read=True)  # Left out on SQLite.
+    )
+    sources = {row["id"]: row for row in connection.execute(reusable_runs).mappings()}
+    reused = {index: sources[source] for index, source in asked.items() if source in sources}
     events = [
         NewEvent(EventKind.experiment_note, f"not reused: {why}")
         for why in dict.fromkeys(item.new.reuse.refused.values())
     ]
-    if taken:
+    if reused:
         connection.execute(
-            reuse_statements.reuse_run(id, ended_s=now),
+            _reuse_run(id, ended_s=now),
             [
                 {"position": index, "source": row["id"]}
-                | {f"new_{name}": row[name] for name in reuse_statements.REUSED_COLUMNS}
-                for index, row in taken.items()
+                | {f"new_{name}": row[name] for name in _REUSED_COLUMNS}
+                for index, row in reused.items()
             ],
         )
-        connection.execute(reuse_statements.copy_summaries(id))
-        own = {row[0]: row[1] for row in connection.execute(statements.run_ids(id))}
+        summaries = (
+            select(_r.id, sa.literal(0), schema.run_summaries.c.summary)
+            .join(schema.run_summaries, schema.run_summaries.c.run_id == _r.reused_from)
+            .where(_r.experiment_id == id)
+        )
+        connection.execute(
+            sa.insert(schema.run_summaries).from_select(["run_id", "attempt", "summary"], summaries)
+        )
+        own = {
+            row[0]: row[1]
+            for row in connection.execute(select(_r.index, _r.id).where(_r.experiment_id == id))
+        }
         events += [
             NewEvent(
                 EventKind.run_reused,
@@ -506,9 +536,30 @@ def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> Non
                 own[index],
                 data={"run_id": row["id"]},
             )
-            for index, row in taken.items()
+            for index, row in reused.items()
         ]
-    if len(taken) == len(item.runs):
+    if len(reused) == len(item.runs):
         connection.execute(statements.set_experiment(id, state=ExperimentState.succeeded, ended_s=now))
         events.append(NewEvent(EventKind.experiment_succeeded, "all runs are reused"))
     announce(connection, id, events, now, item.actor)
+
+
+def _reuse_run(experiment_id: int, *, ended_s: float) -> sa.Update:
+    """Ends a run that has just been inserted with the figures of another."""
+    return (
+        update(schema.runs)
+        .where(_r.experiment_id == experiment_id, _r.index == bindparam("position"))
+        .values(
+            state=RunState.succeeded,
+            reused_from=bindparam("source"),
+            ended_s=ended_s,
+            **{name: bindparam(f"new_{name}") for name in _REUSED_COLUMNS},
+        )
+    )
+
+
+def _idempotency_rows(keys: Iterable[tuple[str, str]]) -> sa.Select[Any]:
+    c = schema.idempotency_keys.c
+    return select(c.owner, c.key, c.body_sha256, c.experiment_id).where(
+        sa.tuple_(c.owner, c.key).in_(list(keys))
+    )

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
+from sqlalchemy import Connection, func, select, update
 
-from service.db import schema, statements, view_statements
+from service.db import schema, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import LOCAL_ACTOR, Actor, Visibility
 from service.domain.records import MOST_VIEWS, View, canonical_query
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 
+_v = schema.views.c
+
+
+_VIEW = [_v[name] for name in View.__dataclass_fields__]
+
 
 class Views(StorePart):
     def views(self, owner: str, visible: Visibility) -> list[View]:
         """Someone's own views, and those that are shared with a project in sight, by name."""
         with self.database.read() as connection:
-            rows = connection.execute(view_statements.visible_views(owner, visible)).mappings()
+            seen = sa.true() if visible.projects is None else _v.project.in_(sorted(visible.projects))
+            visible_views = (
+                select(*_VIEW).where((_v.owner == owner) | (_v.shared & seen)).order_by(_v.name, _v.owner)
+            )
+            rows = connection.execute(visible_views).mappings()
             return [View.from_row(row) for row in rows]
 
     def view(self, id: int) -> View:
         with self.database.read() as connection:
-            row = connection.execute(view_statements.view(id)).mappings().one_or_none()
+            row = connection.execute(_view(id)).mappings().one_or_none()
         if row is None:
             raise NotFound("view", id)
         return View.from_row(row)
@@ -58,16 +68,22 @@ class Views(StorePart):
         values = {"owner": owner, "name": name, "created_s": now, **content}
 
         def body(connection: Connection) -> View:
-            if project is not None and not connection.execute(view_statements.project_exists(project)).all():
+            of_project = select(schema.projects.c.name).where(schema.projects.c.name == project)
+            if project is not None and not connection.execute(of_project).all():
                 raise NotFound("project", project)
-            replace = view_statements.replace_view(owner, name, **content)
-            row = connection.execute(view_statements.view_named(owner, name)).mappings().one_or_none()
+            replace = _replace(owner, name, **content)
+            row = (
+                connection.execute(select(*_VIEW).where(_v.owner == owner, _v.name == name))
+                .mappings()
+                .one_or_none()
+            )
             before = None if row is None else View.from_row(row)
             if before is not None and within not in (None, before.project):
                 raise Conflict(f"{owner} has a view {name!r} outside project {within}; choose another name")
             saved = connection.execute(replace).mappings().one_or_none()
             if saved is None:
-                if connection.execute(view_statements.views_of(owner)).scalar_one() >= MOST_VIEWS:
+                count = select(func.count()).select_from(schema.views).where(_v.owner == owner)
+                if connection.execute(count).scalar_one() >= MOST_VIEWS:
                     raise Conflict(f"{owner} has {MOST_VIEWS} views, which is the most; delete one first")
                 insert = statements.insert_or_keep(connection, schema.views, ("owner", "name"))
                 connection.execute(insert, values)
@@ -86,8 +102,8 @@ class Views(StorePart):
         now = self.clock()
 
         def body(connection: Connection) -> None:
-            row = connection.execute(view_statements.view(id)).mappings().one_or_none()
-            if row is not None and connection.execute(view_statements.remove_view(id)).rowcount:
+            row = connection.execute(_view(id)).mappings().one_or_none()
+            if row is not None and connection.execute(sa.delete(schema.views).where(_v.id == id)).rowcount:
                 before = _shown(View.from_row(row))
                 note_change(connection, actor, "view.delete", id, now, before=before)
 
@@ -96,3 +112,11 @@ class Views(StorePart):
 
 def _shown(view: View) -> dict[str, Any]:
     return {name: getattr(view, name) for name in ("name", "owner", "project", "shared", "query")}
+
+
+def _view(id: int) -> sa.Select[Any]:
+    return select(*_VIEW).where(_v.id == id)
+
+
+def _replace(owner: str, name: str, **values: Any) -> sa.Update:
+    return update(schema.views).where(_v.owner == owner, _v.name == name).values(**values).returning(*_VIEW)

@@ -7,14 +7,13 @@ import pytest
 from service.db import outlook_statements
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.outlook import StartForecast
-from service.domain.records import Experiment
+from service.domain.records import Experiment, Placement
 from service.planner.foresight import Foresight
 from service.planner.planned_start import planned_start
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
-from service.store.placing import Placement
 from tests.conformance.building import Submit, plans_of
 
 CLUSTER = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 2.0}, {}),))

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from service.db import schema
 from service.db.engine import driver_connection
-from service.db.point_statements import FEWEST_COPIED
 from service.domain.records import Experiment, LogLine, MeasurementRow, PointRow, Run
 from service.domain.states import RunState
 from service.scheduling.queue import Queue
 from service.store import CheckpointRow, PointBatch, ProgressRow, RecordBatch, Store
+from service.store.recording import FEWEST_COPIED
 from tests.conformance.building import count
 from trainers.errors import FailureClass
 

@@ -38,7 +38,7 @@ from service.output.plots.plot import (
     word,
 )
 from service.store import Store
-from service.store.curves import Bucket, Rates
+from service.store.series import Bucket, Rates
 
 MOST_CELLS = 12
 """Configurations whose curves are drawn together unless asked otherwise; more cannot be told apart."""
