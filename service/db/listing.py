@@ -29,14 +29,7 @@ from service.domain.access import EVERYTHING, Visibility
 FEW = 200
 """Experiments whose rows are collected to be listed."""
 
-_OPERATORS = {
-    "=": "__eq__",
-    "!=": "__ne__",
-    "<": "__lt__",
-    "<=": "__le__",
-    ">": "__gt__",
-    ">=": "__ge__",
-}
+_OPERATORS = {"=": "__eq__", "!=": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
 
 
 def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:

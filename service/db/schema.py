@@ -145,10 +145,7 @@ DELETED = experiments.c.deleted_s.is_not(None)
 """Experiments that people have deleted and whose rows have not all been removed."""
 QUEUED = experiments.c.state == sa.literal_column(f"'{ExperimentState.queued}'")
 ACTIVE = experiments.c.state.in_(
-    [
-        sa.literal_column(f"'{ExperimentState.starting}'"),
-        sa.literal_column(f"'{ExperimentState.running}'"),
-    ]
+    [sa.literal_column(f"'{ExperimentState.starting}'"), sa.literal_column(f"'{ExperimentState.running}'")]
 )
 Index(
     "ix_experiments_claim",
@@ -275,19 +272,10 @@ NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
 """Columns of `runs` that are filled from measurements of the same names."""
 Index("ix_runs_experiment_id_state", runs.c.experiment_id, runs.c.state)
 _CANCELLED = runs.c.cancel_requested_s.is_not(None)
-Index(
-    "ix_runs_cancel_requested",
-    runs.c.experiment_id,
-    sqlite_where=_CANCELLED,
-    postgresql_where=_CANCELLED,
-)
+Index("ix_runs_cancel_requested", runs.c.experiment_id, sqlite_where=_CANCELLED, postgresql_where=_CANCELLED)
 _SUCCEEDED = runs.c.state == sa.literal_column(f"'{RunState.succeeded}'")
 Index(
-    "ix_runs_config",
-    runs.c.config_sha256,
-    runs.c.seed,
-    sqlite_where=_SUCCEEDED,
-    postgresql_where=_SUCCEEDED,
+    "ix_runs_config", runs.c.config_sha256, runs.c.seed, sqlite_where=_SUCCEEDED, postgresql_where=_SUCCEEDED
 )
 _WAITS = runs.c.waits_for.is_not(None)
 Index("ix_runs_waits_for", runs.c.experiment_id, sqlite_where=_WAITS, postgresql_where=_WAITS)

@@ -17,20 +17,10 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.sql.dml import Insert
 
 from service.db.clock import DatabaseNow
-from service.db.schema import (
-    attempts,
-    experiments,
-    run_references,
-    runs,
-)
+from service.db.schema import attempts, experiments, run_references, runs
 from service.domain.access import Visibility
 from service.domain.records import Experiment, Run
-from service.domain.states import (
-    EXPERIMENT_TRANSITIONS,
-    RUN_TRANSITIONS,
-    ExperimentState,
-    RunState,
-)
+from service.domain.states import EXPERIMENT_TRANSITIONS, RUN_TRANSITIONS, ExperimentState, RunState
 
 ACTIVE_EXPERIMENT_STATES = frozenset({ExperimentState.starting, ExperimentState.running})
 ACTIVE_RUN_STATES = frozenset({RunState.starting, RunState.running})
@@ -229,10 +219,7 @@ def adopt_lapsed(
     return (
         update(experiments)
         .where(
-            _x.id == id,
-            _x.attempt == attempt,
-            _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
-            lapsed(now),
+            _x.id == id, _x.attempt == attempt, _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)), lapsed(now)
         )
         .values(
             lease_owner=owner,

@@ -42,14 +42,7 @@ from service.store.people import People
 from service.store.process_metrics import MetricRows
 from service.store.projects import Projects
 from service.store.reading import QueuedRun, Reading
-from service.store.recording import (
-    AliveRow,
-    CheckpointRow,
-    PointBatch,
-    ProgressRow,
-    RecordBatch,
-    Recording,
-)
+from service.store.recording import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch, Recording
 from service.store.removal import Removal
 from service.store.requests import Requesting
 from service.store.series import Series

@@ -18,11 +18,7 @@ from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.events import EventKind
 from service.domain.records import Run
-from service.domain.states import (
-    TERMINAL_RUN_STATES,
-    UNFINISHED_RUN_STATES,
-    RunState,
-)
+from service.domain.states import TERMINAL_RUN_STATES, UNFINISHED_RUN_STATES, RunState
 from service.store.accounting import open_usage, settle_attempts, settle_open_attempts
 from service.store.base import (
     NewEvent,
@@ -174,13 +170,7 @@ class Attempts(StorePart):
         self.database.write(body)
 
     def run_started(
-        self,
-        run_id: int,
-        attempt: int,
-        *,
-        total_steps: int,
-        resumed_from_step: int,
-        facts: Mapping[str, Any],
+        self, run_id: int, attempt: int, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, Any]
     ) -> None:
         """starting -> running, with the worker's own findings.
 

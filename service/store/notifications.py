@@ -48,10 +48,7 @@ _SUBSCRIBED = _SUBSCRIPTIONS.where(
     _s.disabled_s.is_(None),
     _s.after_notice < bindparam("notice"),
     sa.or_(_t.project.is_(None), _t.project == bindparam("project")),
-    sa.or_(
-        _s.project == bindparam("project"),
-        sa.and_(_s.project.is_(None), _s.owner == bindparam("owner")),
-    ),
+    sa.or_(_s.project == bindparam("project"), sa.and_(_s.project.is_(None), _s.owner == bindparam("owner"))),
 )
 """Subscriptions to a project, and those of the owner of an experiment, that a notice is not older than."""
 _SUBSCRIBER = select(schema.users.c.email, schema.users.c.administrator, schema.users.c.disabled_s).where(
@@ -416,11 +413,7 @@ def _delivery(
 
 
 def _body(notice: Mapping[Any, Any]) -> str:
-    data = {
-        "message": notice["message"],
-        "project": notice["of_project"],
-        **(notice["data"] or {}),
-    }
+    data = {"message": notice["message"], "project": notice["of_project"], **(notice["data"] or {})}
     if notice["experiment_id"] is not None:
         data["experiment"] = {
             "id": notice["experiment_id"],

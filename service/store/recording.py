@@ -436,9 +436,7 @@ def _count_measurements(
 
 
 def _settle_ended(
-    connection: Connection,
-    attempts: frozenset[tuple[int, int]],
-    current: Mapping[int, LockedRun],
+    connection: Connection, attempts: frozenset[tuple[int, int]], current: Mapping[int, LockedRun]
 ) -> None:
     """Charges attempts that have ended up to signs of life that came late."""
     ended: dict[int, list[tuple[int, int]]] = {}
@@ -528,8 +526,7 @@ def _write_progress(
     if rows:
         connection.execute(SET_PROGRESS, rows)
         connection.execute(
-            SET_LAST_STEP,
-            [{name: row[name] for name in ("run", "current", "at_step")} for row in rows],
+            SET_LAST_STEP, [{name: row[name] for name in ("run", "current", "at_step")} for row in rows]
         )
 
 

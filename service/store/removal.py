@@ -66,11 +66,7 @@ _OF_EXPERIMENT = (
     schema.experiment_specs,
 )
 """Tables with rows of an experiment, besides its runs."""
-_series = (
-    _p.run_id == bindparam("run"),
-    _p.name_id == bindparam("name"),
-    _p.attempt == bindparam("number"),
-)
+_series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
 _NTH_STEP = (
     select(_p.step)
     .where(*_series, _p.step > bindparam("after"))

@@ -215,10 +215,7 @@ class Requesting(StorePart):
             connection.execute(_forget_summaries(again))
             new = [
                 NewEvent(
-                    EventKind.run_kept,
-                    f"not remeasured: run {user} reuses its figures",
-                    id,
-                    runs[id].attempt,
+                    EventKind.run_kept, f"not remeasured: run {user} reuses its figures", id, runs[id].attempt
                 )
                 for id, user in sorted(kept.items())
             ]

@@ -36,11 +36,7 @@ _FEWEST_POINTS = 4
 """Of a sampled series: both ends, least and greatest."""
 _LAST = (1 << 63) - 1
 _ROWS_AT_A_TIME = 4096
-_series = (
-    _p.run_id == bindparam("run"),
-    _p.name_id == bindparam("name"),
-    _p.attempt == bindparam("number"),
-)
+_series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
 _between = _p.step.between(bindparam("low"), bindparam("high"))
 _SERIES = select(_p.step, _p.at_s, _p.value).where(*_series, _between).order_by(_p.step)
 """Points of one name and attempt in a range of steps."""
@@ -355,11 +351,7 @@ class _Run:
         steps, values = array("q"), array("d")
         for segment, key in self._keys(name):
             for low, high in _outside_buckets(segment) if kept else ((segment.low, segment.high),):
-                _add(
-                    steps,
-                    values,
-                    connection.execute(_SERIES, {**key, "low": low, "high": high}),
-                )
+                _add(steps, values, connection.execute(_SERIES, {**key, "low": low, "high": high}))
             if kept:
                 of_buckets = {"first_bucket": -(-segment.low // BUCKET_STEPS),
                               "last_bucket": (segment.high + 1) // BUCKET_STEPS - 1}  # fmt: skip

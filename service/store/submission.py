@@ -212,11 +212,7 @@ class Submission(StorePart):
             )
         owner, key, actor = new.owner, new.idempotency_key, new.actor
         return _Rows(
-            new=replace(
-                new,
-                owner=storable(owner),
-                idempotency_key=None if key is None else storable(key),
-            ),
+            new=replace(new, owner=storable(owner), idempotency_key=None if key is None else storable(key)),
             actor=Actor(storable(owner if actor is None else actor.user)),
             body_sha256=body_sha256(new.spec_text.encode("utf-8", "surrogatepass")),
             experiment={
@@ -425,13 +421,7 @@ def _claim_keys(
     connection.execute(
         statements.insert_or_keep(connection, table, ("owner", "key")),
         [
-            {
-                "owner": owner,
-                "key": key,
-                "body_sha256": bodies[id],
-                "experiment_id": id,
-                "created_s": now,
-            }
+            {"owner": owner, "key": key, "body_sha256": bodies[id], "experiment_id": id, "created_s": now}
             for (owner, key), id in sorted(first_with_key.items())  # In one order: no deadlock.
         ],
     )
