@@ -88,7 +88,7 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
     try:
         created_s = time.time()
         # The database first: each checkpoint that it knows of and that is still there is in the archive.
-        found = dump(database, copy)
+        contents_copied = dump(database, copy)
         with tarfile.open(draft, "x") as archive:
             files = {_DUMP: _add(archive, _DUMP, copy)}
             copy.unlink()
@@ -100,7 +100,7 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
                 created_s,
                 version("stillhouse"),
                 database.url.get_backend_name(),
-                found,
+                contents_copied,
                 checkpoints,
                 len(files),
                 sum(sealed["size"] for sealed in files.values()),
@@ -165,9 +165,9 @@ def _restore_alone(
         raise BackupError(
             f"{file} was made by release {backup.release}; restore it with that release or a newer one"
         )
-    found = load(database, staging / _DUMP)
-    if found != backup.contents:
-        raise BackupError(f"{file}: restored {found}, but the backup has {backup.contents}")
+    restored = load(database, staging / _DUMP)
+    if restored != backup.contents:
+        raise BackupError(f"{file}: restored {restored}, but the backup has {backup.contents}")
     _place_files(settings, database, staging, checkpoints=backup.checkpoints)
     return backup
 
@@ -222,7 +222,7 @@ class _Hashed:
 
 def _unpack(file: Path, folder: Path) -> Backup:
     """Writes the archive's files to a folder and verifies them."""
-    found: dict[str, dict[str, Any]] = {}
+    written: dict[str, dict[str, Any]] = {}
     document: dict[str, Any] | None = None
     try:
         with tarfile.open(file, "r:") as archive:
@@ -234,7 +234,7 @@ def _unpack(file: Path, folder: Path) -> Backup:
                     document = json.loads(stream.read())
                     continue
                 path = folder / _inside(file, member.name)
-                found[member.name] = _write(stream, path)
+                written[member.name] = _write(stream, path)
                 os.utime(path, (member.mtime, member.mtime))  # Heartbeats are read from it.
         if document is None:
             raise BackupError(f"{file} is cut off: it has no {_MANIFEST}; use another backup")
@@ -244,7 +244,7 @@ def _unpack(file: Path, folder: Path) -> Backup:
                 f"{document['release']}"
             )
         sealed = document["sealed"]
-        differs = sorted(name for name in {*sealed, *found} if sealed.get(name) != found.get(name))
+        differs = sorted(name for name in {*sealed, *written} if sealed.get(name) != written.get(name))
         if differs:
             raise BackupError(
                 f"{file} is damaged: {differs[0]} does not match its {_MANIFEST}; use another backup"
@@ -466,15 +466,15 @@ def _load_sqlite(database: Database, path: Path, file: Path) -> None:
 
 def _dump_postgresql(database: Database, file: Path) -> Contents:
     with _snapshot(database) as (connection, snapshot):
-        found = contents(connection)
-        if found.revision is None:
+        held = contents(connection)
+        if held.revision is None:
             raise UnusableDatabase("the database has no tables; there is nothing to back up")
         _run(
             database,
             ["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",
              f"--file={file}", f"--dbname={_address(database)}"],
         )  # fmt: skip
-        return found
+        return held
 
 
 @contextmanager

@@ -86,15 +86,15 @@ def _walk_index(
     connection: Connection, statement: sa.Select[Any], listing: Listing, place: _Place | None, limit: int
 ) -> list[sa.RowMapping]:
     without_value = place is not None and place.values[0] is None
-    found: list[sa.RowMapping] = []
+    rows: list[sa.RowMapping] = []
     if not without_value:
         first = _by_one_column(statement, listing, place, without_value=False)
-        found = _rows(connection, first, limit)
+        rows = _rows(connection, first, limit)
         place = None
-    if len(found) < limit and _nullable(listing, listing.order[0]):
+    if len(rows) < limit and _nullable(listing, listing.order[0]):
         second = _by_one_column(statement, listing, place, without_value=True)
-        found += _rows(connection, second, limit - len(found))
-    return found
+        rows += _rows(connection, second, limit - len(rows))
+    return rows
 
 
 def _rows(connection: Connection, statement: sa.Select[Any], limit: int) -> list[sa.RowMapping]:
@@ -297,19 +297,19 @@ def _axis(name: str, table: Table, dialect: str, value: filters.Value | None) ->
     text: ColumnElement[Any] = sa.type_coerce(table.c.point, sa.Text())
     if dialect == "sqlite":
         path = "$." + json.dumps(name)
-        found: ColumnElement[Any] = sa.func.json_extract(text, path)
+        value_of_axis: ColumnElement[Any] = sa.func.json_extract(text, path)
         kind: ColumnElement[Any] = sa.func.json_type(text, path)
         numbers, strings, truth = ("integer", "real"), ("text",), ("true", "false")
-        as_text: ColumnElement[Any] = sa.case((kind.in_(truth), kind), else_=sa.cast(found, sa.Text))
+        as_text: ColumnElement[Any] = sa.case((kind.in_(truth), kind), else_=sa.cast(value_of_axis, sa.Text))
     else:
         document = sa.cast(text, sa.JSON)
         member = sa.func.json_extract_path(document, name)
         kind = sa.func.json_typeof(member)
-        found = sa.func.json_extract_path_text(document, name)
+        value_of_axis = sa.func.json_extract_path_text(document, name)
         numbers, strings, truth = ("number",), ("string",), ("boolean",)  # type: ignore[assignment]
-        as_text = found
+        as_text = value_of_axis
     if value is None:
         return sa.type_coerce(as_text, sa.Text())
     if isinstance(value, str):
         return sa.type_coerce(sa.case((kind.in_([*strings, *truth]), as_text)), sa.Text())
-    return sa.type_coerce(sa.case((kind.in_(numbers), sa.cast(found, sa.Float(53)))), sa.Float(53))
+    return sa.type_coerce(sa.case((kind.in_(numbers), sa.cast(value_of_axis, sa.Float(53)))), sa.Float(53))

@@ -167,7 +167,8 @@ def _form_problems(connection: Connection) -> list[str]:
     problems = _revision_problems(connection)
     if not problems and revision_of(connection) == newest_revision():
         problems += [
-            f"the tables differ from this program's schema: {found}" for found in differences(connection)
+            f"the tables differ from this program's schema: {difference}"
+            for difference in differences(connection)
         ]
         problems += [
             f"the trigger {name} is missing; restore a backup" for name in missing_triggers(connection)

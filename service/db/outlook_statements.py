@@ -71,5 +71,5 @@ def forget_forecasts(pool: str, *, but: Iterable[int]) -> Delete:
 
 
 def forget_errors(reason: str, *, keep: int) -> Delete:
-    kept = select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(keep).subquery()
-    return delete(start_errors).where(_e.reason == reason, _e.id.not_in(sa.select(kept.c.id)))
+    newest = select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(keep).subquery()
+    return delete(start_errors).where(_e.reason == reason, _e.id.not_in(sa.select(newest.c.id)))

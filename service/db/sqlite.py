@@ -268,14 +268,14 @@ def log_damage(database: Path) -> str | None:
         dropped = _unreadable_frames(log, page_size, max(0, readable))
         if not dropped:
             return None
-        kept = log.with_name(log.name + ".damaged")
-        shutil.copyfile(log, kept)
+        copy = log.with_name(log.name + ".damaged")
+        shutil.copyfile(log, copy)
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     finally:
         connection.close()
     return (
         f"{log}: the last {dropped} frames were unreadable (damage, or a commit that a crash cut off) and "
-        f"were dropped; every commit before them is there, and the log is kept as {kept}"
+        f"were dropped; every commit before them is there, and the log is kept as {copy}"
     )
 
 
@@ -326,10 +326,10 @@ def file_system_problem(database: Path) -> str | None:
 def integrity_problems(connection: sqlite3.Connection) -> list[str]:
     try:
         rows = connection.execute("PRAGMA quick_check(10)").fetchall()
-        found = [line for (text,) in rows for line in str(text).splitlines() if not line.startswith("***")]
+        problems = [line for (text,) in rows for line in str(text).splitlines() if not line.startswith("***")]
     except sqlite3.DatabaseError as error:
-        found = [str(error)]
-    return [] if found == ["ok"] else [f"integrity: {line}; restore a backup" for line in found]
+        problems = [str(error)]
+    return [] if problems == ["ok"] else [f"integrity: {line}; restore a backup" for line in problems]
 
 
 def refuse_unsafe_place(database: Path) -> None:

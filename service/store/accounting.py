@@ -266,11 +266,11 @@ class Accounting(StorePart):
             usage_of = select(schema.attempt_usage).where(_u.experiment_id == experiment_id)
             stored = connection.execute(usage_of).mappings().all()
         expected = {(one.run_id, one.number): _usage_row(experiment_id, one) for one in used}
-        found = {(row["run_id"], row["number"]): row for row in stored}
+        stored_rows = {(row["run_id"], row["number"]): row for row in stored}
         return sorted(
             key
-            for key in expected.keys() | found.keys()
-            if key not in expected or key not in found or not _same(expected[key], found[key])
+            for key in expected.keys() | stored_rows.keys()
+            if key not in expected or key not in stored_rows or not _same(expected[key], stored_rows[key])
         )
 
     def recount(self, experiment_id: int) -> None:
@@ -393,11 +393,11 @@ def _usage_row(experiment_id: int, used: AttemptUsage) -> dict[str, Any]:
     }
 
 
-def _same(expected: dict[str, Any], found: sa.RowMapping) -> bool:
+def _same(expected: dict[str, Any], stored: sa.RowMapping) -> bool:
     return all(
-        math.isclose(value, found[name], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
-        if isinstance(value, float) and found[name] is not None
-        else value == found[name]
+        math.isclose(value, stored[name], rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        if isinstance(value, float) and stored[name] is not None
+        else value == stored[name]
         for name, value in expected.items()
     )
 

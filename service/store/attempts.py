@@ -74,9 +74,9 @@ class Attempts(StorePart):
             if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
                 return number
             if row.cancel_requested_s is not None or row.pause_requested_s is not None:
-                asked = "cancel" if row.cancel_requested_s is not None else "pause"
+                request = "cancel" if row.cancel_requested_s is not None else "pause"
                 raise Conflict(
-                    f"experiment {experiment_id} has a {asked} request; no further attempts are opened"
+                    f"experiment {experiment_id} has a {request} request; no further attempts are opened"
                 )
             run = read_run(connection, run_id)
             following, had, has = run.attempt + 1, run.workers, workers or run.workers
@@ -367,8 +367,8 @@ def _queue_lost(
 
 
 def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
-    found = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
-    return found is not None and found.experiment_attempt == experiment_attempt
+    newest = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
+    return newest is not None and newest.experiment_attempt == experiment_attempt
 
 
 def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:

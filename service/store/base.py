@@ -173,7 +173,7 @@ def _with_requester(connection: Connection, experiment_id: int, event: NewEvent)
     if event.actor is not None or event.kind not in _REQUESTS:
         return event
     c = schema.events.c
-    asked = (
+    newest_requester = (
         select(c.actor)
         .where(c.experiment_id == experiment_id, c.kind.in_(sorted(_REQUESTS[event.kind])))
         .where(
@@ -182,7 +182,7 @@ def _with_requester(connection: Connection, experiment_id: int, event: NewEvent)
         .order_by(c.number.desc())
         .limit(1)
     )
-    return replace(event, actor=connection.execute(asked).scalar())
+    return replace(event, actor=connection.execute(newest_requester).scalar())
 
 
 def read_experiment(connection: Connection, id: int) -> Experiment:
@@ -204,18 +204,18 @@ def source_of(connection: Connection, run_id: int) -> int:
     source_of_run = select(func.coalesce(_r.reused_from, _r.id)).where(
         _r.id == run_id, statements.VISIBLE_RUN
     )
-    found: int | None = connection.execute(source_of_run).scalar()
-    if found is None:
+    source: int | None = connection.execute(source_of_run).scalar()
+    if source is None:
         raise NotFound("run", run_id)
-    return found
+    return source
 
 
 def experiment_id_of(connection: Connection, run_id: int) -> int:
     experiment_of_run = select(_r.experiment_id).where(_r.id == run_id, statements.VISIBLE_RUN)
-    found: int | None = connection.execute(experiment_of_run).scalar()
-    if found is None:
+    experiment_id: int | None = connection.execute(experiment_of_run).scalar()
+    if experiment_id is None:
         raise NotFound("run", run_id)
-    return found
+    return experiment_id
 
 
 def check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:

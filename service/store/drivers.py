@@ -170,8 +170,8 @@ class DriverWrites(StorePart):
     def requests(self, experiment_id: int, attempt: int) -> Requests:
         """What people asked of a running experiment, without writing anything."""
         with self.database.read() as connection:
-            asked = {"experiment": experiment_id, "current": attempt}
-            row = connection.execute(_REQUESTS, asked).one_or_none()
+            key = {"experiment": experiment_id, "current": attempt}
+            row = connection.execute(_REQUESTS, key).one_or_none()
             return _requests(connection, experiment_id, attempt, row)
 
     def finish_experiment(
@@ -365,11 +365,11 @@ class DriverWrites(StorePart):
                 .limit(limit)
             )
             rows = connection.execute(held_now).all()
-        found = []
+        devices_held = []
         for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
             holder = DeviceHolder(*experiment)
             seen = visible.includes(holder.project)
-            found.append(
+            devices_held.append(
                 HeldDevices(
                     pool,
                     hardware,
@@ -381,7 +381,7 @@ class DriverWrites(StorePart):
                     holder if seen else None,
                 )
             )
-        return found
+        return devices_held
 
     def held_by_others(self, experiment_id: int) -> list[Held]:
         with self.database.read() as connection:

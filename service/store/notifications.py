@@ -250,8 +250,8 @@ class Notifications(StorePart):
             return user is None
         if project is None or user.administrator:
             return True
-        asked = {"user": owner, "project": project}
-        return connection.execute(_SEES, asked).first() is not None
+        key = {"user": owner, "project": project}
+        return connection.execute(_SEES, key).first() is not None
 
     def test_subscription(self, id: int) -> Delivery:
         """Writes a test message to one subscription."""
@@ -290,7 +290,7 @@ class Notifications(StorePart):
             if not ids:
                 return []
             connection.execute(take(ids, now + for_s))
-            found: list[Outgoing] = []
+            outgoing: list[Outgoing] = []
             with_subscriptions = (
                 select(schema.deliveries, _s.channel, _s.target, _s.secret, _s.owner)
                 .join(schema.subscriptions, _s.id == _d.subscription_id)
@@ -300,11 +300,11 @@ class Notifications(StorePart):
             for row in connection.execute(with_subscriptions).mappings().all():
                 if self._may_be_told(connection, row["owner"], json.loads(row["body"])["data"]["project"]):
                     names = Outgoing.__dataclass_fields__.keys() - {"attempt"}
-                    found.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
+                    outgoing.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
                 else:
                     values = {"state": DeliveryState.failed, "ended_s": ended_s, "answer": _OUT_OF_SIGHT}
                     connection.execute(end_attempt(row["id"], row["attempts"], **values))
-            return found
+            return outgoing
 
         return self.database.write(body)
 

@@ -181,8 +181,10 @@ class People(StorePart):
     def tokens(self, user: str | None = None) -> list[Token]:
         """Tokens of a user, or of everyone, the newest first, revoked ones included."""
         with self.database.read() as connection:
-            found = select(*_TOKEN).order_by(_t.id.desc())
-            rows = connection.execute(found if user is None else found.where(_t.user == user)).mappings()
+            statement = select(*_TOKEN).order_by(_t.id.desc())
+            rows = connection.execute(
+                statement if user is None else statement.where(_t.user == user)
+            ).mappings()
             return [Token.from_row(row) for row in rows]
 
     def token(self, id: int) -> Token:
@@ -232,8 +234,8 @@ class People(StorePart):
             if scope is Scope.admin and not owner.administrator:
                 raise Conflict(f"user {user} is not an administrator; choose scope read, submit or operate")
             if project is not None:
-                found = connection.execute(project_row(project)).one_or_none()
-                if found is None:
+                row_of_project = connection.execute(project_row(project)).one_or_none()
+                if row_of_project is None:
                     raise NotFound("project", project)
             live_token_named = select(_t.id).where(
                 _t.user == user,
@@ -387,18 +389,18 @@ def _granted(token: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _user(name: str, *, lock: bool = False) -> sa.Select[Any]:
-    found = select(*_USER).where(_u.name == name)
-    return found.with_for_update() if lock else found
+    statement = select(*_USER).where(_u.name == name)
+    return statement.with_for_update() if lock else statement
 
 
 def _token(id: int, *, lock: bool = False) -> sa.Select[Any]:
-    found = select(*_TOKEN).where(_t.id == id)
-    return found.with_for_update() if lock else found
+    statement = select(*_TOKEN).where(_t.id == id)
+    return statement.with_for_update() if lock else statement
 
 
 def project_row(name: str, *, lock: bool = False) -> sa.Select[Any]:
-    found = select(*PROJECT_COLUMNS).where(_p.name == name)
-    return found.with_for_update() if lock else found
+    statement = select(*PROJECT_COLUMNS).where(_p.name == name)
+    return statement.with_for_update() if lock else statement
 
 
 def _principal(connection: Connection, user: str, scope: Scope) -> Principal:

@@ -291,13 +291,13 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
 
     On PostgreSQL the projects stay as they are until the transaction ends.
     """
-    asked = set(names) - {DEFAULT_PROJECT}  # It exists, and cannot be archived.
-    if not asked:
+    others = set(names) - {DEFAULT_PROJECT}  # It exists, and cannot be archived.
+    if not others:
         return {}
-    archived_of = select(_p.name, _p.archived_s).where(_p.name.in_(sorted(asked))).with_for_update(read=True)
+    archived_of = select(_p.name, _p.archived_s).where(_p.name.in_(sorted(others))).with_for_update(read=True)
     archived: dict[str, float | None] = {row.name: row.archived_s for row in connection.execute(archived_of)}
     refused: dict[str, Problem] = {}
-    for name in asked:
+    for name in others:
         if name not in archived:
             message = f"there is no project {name}; list them with: stillhouse project list"
             refused[name] = Problem("unknown-project", "project", message)
@@ -323,10 +323,10 @@ def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:
 
 
 def _detail(connection: Connection, name: str) -> ProjectDetail:
-    found = _read(connection, name)
+    project = _read(connection, name)
     members_of = select(*_MEMBER).where(_m.project == name).order_by(_m.user)
     members = connection.execute(members_of).mappings()
-    return ProjectDetail(**asdict(found), members=[Member.from_row(row) for row in members])
+    return ProjectDetail(**asdict(project), members=[Member.from_row(row) for row in members])
 
 
 def _check_texts(title: str, notes: str) -> None:

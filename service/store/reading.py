@@ -158,7 +158,7 @@ class Reading(Accounting):
 
     def equal_runs(self, hashes: Collection[str], visible: Visibility = EVERYTHING) -> list[Equal]:
         """Runs in sight that have succeeded with any of these `config_sha256`, the newest first."""
-        wanted, found = sorted(hashes), []
+        wanted, equal = sorted(hashes), []
         with self.database.read() as connection:
             for first in range(0, len(wanted), _HASHES):
                 some = wanted[first : first + _HASHES]
@@ -177,8 +177,8 @@ class Reading(Accounting):
                     .order_by(_r.id.desc())
                 )
                 rows = connection.execute(equal_runs)
-                found += [Equal(*row) for row in rows]
-        return found
+                equal += [Equal(*row) for row in rows]
+        return equal
 
     def reused_count(self, experiment_id: int) -> int:
         """How many runs of an experiment are reused: they were not started for it."""
@@ -237,15 +237,15 @@ class Reading(Accounting):
 
     def all_runs(self, experiment_id: int, filter: str | None = None) -> list[Run]:
         """Every run of an experiment, in grid order."""
-        found: list[Run] = []
+        runs: list[Run] = []
         token: str | None = None
         while True:
             page = self.runs(
                 experiment_id=experiment_id, filter=filter, page_size=MAX_PAGE_SIZE, page_token=token
             )
-            found += page.items
+            runs += page.items
             if (token := page.next_page_token) is None:
-                return found
+                return runs
 
     def queued_runs(self, experiment_id: int) -> list[QueuedRun]:
         with self.database.read() as connection:
@@ -265,14 +265,14 @@ class Reading(Accounting):
 
     def runs_by_id(self, ids: Sequence[int]) -> list[Run]:
         """Several runs; those that do not exist are left out."""
-        found: list[Run] = []
+        runs: list[Run] = []
         with self.database.read() as connection:
             for start in range(0, len(ids), MAX_PAGE_SIZE):
                 statement = select(*statements.RUN_COLUMNS).where(
                     _r.id.in_(list(ids[start : start + MAX_PAGE_SIZE]))
                 )
-                found += map(Run.from_row, connection.execute(statement).mappings())
-        return found
+                runs += map(Run.from_row, connection.execute(statement).mappings())
+        return runs
 
     def run_config(self, id: int) -> str:
         """Canonical JSON of the run's spec with its axis values written in."""
@@ -286,10 +286,10 @@ class Reading(Accounting):
                 )
                 .where(_r.id == id, statements.VISIBLE_RUN)
             )
-            found: str | None = connection.execute(spec_of_run).scalar()
-        if found is None:
+            canonical: str | None = connection.execute(spec_of_run).scalar()
+        if canonical is None:
             raise NotFound("run", id)
-        return found
+        return canonical
 
     def run_counts(self, experiment_id: int) -> dict[RunState, int]:
         """How many runs are in each state; every state is a key."""
@@ -298,8 +298,8 @@ class Reading(Accounting):
             runs_by_state = (
                 select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
             )
-            found = {row[0]: row[1] for row in connection.execute(runs_by_state)}
-        return {state: found.get(state, 0) for state in RunState}
+            counts = {row[0]: row[1] for row in connection.execute(runs_by_state)}
+        return {state: counts.get(state, 0) for state in RunState}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
         """How many runs of each experiment are in each state that has any; for lists."""
@@ -364,10 +364,10 @@ class Reading(Accounting):
                 .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
                 .where(schema.run_summaries.c.run_id == run_id, statements.VISIBLE_RUN)
             )
-            found: dict[str, Any] | None = connection.execute(summary_of_run).scalar()
-            if found is None:
+            figures: dict[str, Any] | None = connection.execute(summary_of_run).scalar()
+            if figures is None:
                 read_run(connection, run_id)
-        return found or {}
+        return figures or {}
 
     def logs(
         self,
@@ -446,15 +446,15 @@ class Reading(Accounting):
                 _x.id.in_(list(ids))
             )
             rows = connection.execute(experiments_and_deleted_by_id).mappings().all()
-        kept = [Experiment.from_row(row) for row in rows if row["deleted_s"] is None]
-        listed = {one.id: one for one in self.listed(kept, costs=True)}
+        experiments = [Experiment.from_row(row) for row in rows if row["deleted_s"] is None]
+        listed = {one.id: one for one in self.listed(experiments, costs=True)}
         return [Followed(row["id"], row["project"], listed.get(row["id"])) for row in rows]
 
     def listed(self, experiments: Collection[Experiment], *, costs: bool) -> list[ListedExperiment]:
         """Experiments with the states of their runs, and on request with their costs."""
         ids = [one.id for one in experiments]
-        states, found = self.run_counts_of(ids), self.experiment_costs(ids if costs else [])
-        return [ListedExperiment.of(one, states[one.id], cost=found.get(one.id)) for one in experiments]
+        states, of_costs = self.run_counts_of(ids), self.experiment_costs(ids if costs else [])
+        return [ListedExperiment.of(one, states[one.id], cost=of_costs.get(one.id)) for one in experiments]
 
     def active_costs(self, limit: int) -> list[tuple[int, str, ExperimentCost]]:
         """(id, project, cost) of the newest experiments that are starting or running."""

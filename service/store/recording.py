@@ -307,7 +307,7 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
         schema.metric_names.c.name.in_(list(set(stored.values())))
     )
     ids = {row.name: row.id for row in connection.execute(metric_ids)}
-    return {name: ids[kept] for name, kept in stored.items()}
+    return {name: ids[text] for name, text in stored.items()}
 
 
 def _is_latest(run: LockedRun | None, attempt: int) -> bool:
@@ -343,7 +343,7 @@ def _write_points(
     raise_latest(connection, list(latest.values()))
     widen_extremes(
         connection,
-        [(*key, *found) for key in sorted(series) for found in extremes(*series[key], BUCKET_STEPS)],
+        [(*key, *bucket) for key in sorted(series) for bucket in extremes(*series[key], BUCKET_STEPS)],
     )
 
 
@@ -356,7 +356,7 @@ def extremes(steps: list[int], values: list[float], width: int) -> list[Extremes
     if any(map(operator.gt, steps, steps[1:])):
         order = sorted(range(len(steps)), key=steps.__getitem__)
         steps, values = [steps[place] for place in order], [values[place] for place in order]
-    found: list[Extremes] = []
+    buckets: list[Extremes] = []
     start = 0
     while start < len(steps):
         bucket = steps[start] // width
@@ -370,11 +370,11 @@ def extremes(steps: list[int], values: list[float], width: int) -> list[Extremes
             at = [step for step, value in zip(at, part, strict=True) if value == value]
             part = [value for value in part if value == value]
             if not part:
-                found.append((bucket, None, None, None, None, nan_step))
+                buckets.append((bucket, None, None, None, None, nan_step))
                 continue
         low, high = min(part), max(part)
-        found.append((bucket, low, at[part.index(low)], high, at[part.index(high)], nan_step))
-    return found
+        buckets.append((bucket, low, at[part.index(low)], high, at[part.index(high)], nan_step))
+    return buckets
 
 
 def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[tuple[int, int]]) -> None:
@@ -472,12 +472,12 @@ def _write_neighbours(
     connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
 ) -> None:
     """Brings runs' shares of disturbed time up to date with all measurements of their attempts."""
-    told = {
+    run_ids = {
         row.run_id
         for row in measured
         if row.name in schema.NEIGHBOUR_COLUMNS and (row.run_id, row.attempt) not in stale
     }
-    if not told:
+    if not run_ids:
         return
     shares: dict[int, dict[str, float]] = {}
     m = schema.measurements.c
@@ -492,7 +492,7 @@ def _write_neighbours(
         )
         .join(schema.runs, schema.runs.c.id == m.run_id)
         .where(
-            m.run_id.in_(sorted(told)),
+            m.run_id.in_(sorted(run_ids)),
             m.name.in_(list(schema.NEIGHBOUR_COLUMNS)),
             m.attempt >= schema.runs.c.first_attempt,
             m.value.is_not(None),

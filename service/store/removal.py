@@ -207,8 +207,8 @@ class Removal(StorePart):
                 connection, experiment_id, [NewEvent(EventKind.experiment_deleted, "deleted")], now, actor
             )
             connection.execute(mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s))
-            found = {"state": row.state, "restorable_until_s": now + kept_s if kept_s else None}
-            note_change(connection, actor, "experiment.deleted", experiment_id, now, before=found)
+            standing = {"state": row.state, "restorable_until_s": now + kept_s if kept_s else None}
+            note_change(connection, actor, "experiment.deleted", experiment_id, now, before=standing)
 
         self.database.write(body)
         return now + kept_s if kept_s else None
@@ -272,15 +272,19 @@ class Removal(StorePart):
             _x.deleted_s,
             _x.remove_after_s,
         )
-        found = (
+        statement = (
             select(*columns)
             .where(schema.DELETED, _x.remove_after_s > sa.literal(self.clock(), schema.Real))
             .order_by(_x.remove_after_s, _x.id)
             .limit(limit)
         )
-        found = found if visible.projects is None else found.where(_x.project.in_(sorted(visible.projects)))
+        statement = (
+            statement
+            if visible.projects is None
+            else statement.where(_x.project.in_(sorted(visible.projects)))
+        )
         with self.database.read() as connection:
-            return [DeletedExperiment(*row) for row in connection.execute(found)]
+            return [DeletedExperiment(*row) for row in connection.execute(statement)]
 
     def deleted_experiments(self) -> list[int]:
         """Ids of deleted experiments that can no longer be restored and are not removed yet."""
@@ -355,8 +359,8 @@ class Removal(StorePart):
                 )
                 .order_by(_x.id)
             )
-            found = connection.execute(to_prune)
-            return [(row.id, row.ended_s) for row in found]
+            rows = connection.execute(to_prune)
+            return [(row.id, row.ended_s) for row in rows]
 
     def pruning(self, experiment_id: int, ended_s: float, keep_every: int) -> Iterator[int]:
         """Thins the points of an ended experiment; yields the points gone after each transaction.
@@ -404,8 +408,8 @@ def _missing_words(run_id: int, reused: int, experiment_id: int | None) -> str:
 def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
     """Thins the next points of a series; returns how many went, and the last step that was looked at."""
     following = {name: bounds[name] for name in ("run", "name", "number", "after")}
-    found = connection.execute(_NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
-    until: int = bounds["last"] if found is None else found
+    nth = connection.execute(_NTH_STEP, {**following, "n": ROWS_AT_A_TIME}).scalar()
+    until: int = bounds["last"] if nth is None else nth
     return connection.execute(_PRUNE, {**bounds, "until": until}).rowcount, until
 
 

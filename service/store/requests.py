@@ -202,13 +202,13 @@ class Requesting(StorePart):
                 .group_by(_r.reused_from)
             )
             reused = connection.execute(reused_among)
-            kept: dict[int, int] = {row.reused_from: row.user for row in reused}
-            again = sorted(causes.keys() - kept.keys())
+            reusers: dict[int, int] = {row.reused_from: row.user for row in reused}
+            again = sorted(causes.keys() - reusers.keys())
             if not again:
-                first = min(kept)
+                first = min(reusers)
                 raise Conflict(
                     f"experiment {experiment_id}: its disturbed results are reused elsewhere (run {first} as "
-                    f"run {kept[first]}) and keep their figures; submit the runs again without reuse"
+                    f"run {reusers[first]}) and keep their figures; submit the runs again without reuse"
                 )
             self._queue_again(connection, experiment_id, frozenset(), now)
             connection.execute(keep_summaries(again))
@@ -217,7 +217,7 @@ class Requesting(StorePart):
                 NewEvent(
                     EventKind.run_kept, f"not remeasured: run {user} reuses its figures", id, runs[id].attempt
                 )
-                for id, user in sorted(kept.items())
+                for id, user in sorted(reusers.items())
             ]
             for id in again:
                 connection.execute(
@@ -415,13 +415,13 @@ class Requesting(StorePart):
             raise BadValue(
                 "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
             )
-        now, kept = self.clock(), storable(notes)
+        now, text = self.clock(), storable(notes)
 
         def body(connection: Connection) -> Experiment:
             lock_experiment(connection, experiment_id)
             before = read_experiment(connection, experiment_id)
-            new = NewEvent(EventKind.experiment_annotated, "notes changed" if kept else "notes removed")
-            return _set(connection, before, new, now, actor, {"notes": kept}, {"notes": kept})
+            new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
+            return _set(connection, before, new, now, actor, {"notes": text}, {"notes": text})
 
         return self.database.write(body)
 
@@ -500,11 +500,11 @@ def keep_summaries(run_ids: Iterable[int]) -> sa.Update:
     """Leaves the summaries of runs at the attempts that they came from."""
     s = schema.run_summaries.c
     ids = sorted(run_ids)
-    found = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
+    summary = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
     return (
         update(schema.attempts)
-        .where(_a.run_id.in_(ids), found.exists())
-        .values(summary=found.scalar_subquery())
+        .where(_a.run_id.in_(ids), summary.exists())
+        .values(summary=summary.scalar_subquery())
     )
 
 

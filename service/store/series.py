@@ -220,17 +220,17 @@ class Series(StorePart):
                 width = -(-width // BUCKET_STEPS) * BUCKET_STEPS
             rows = connection.execute(read(ids, known, width)).all()
             clocks = _clocks(connection, ids)
-        found: dict[int, dict[int, tuple[int, Bucket]]] = {}
+        of_runs: dict[int, dict[int, tuple[int, Bucket]]] = {}
         for run, number, attempt, count, step, at_s, mean, low, high in rows:
             began_s, before_s = clocks[run, attempt]
             active_s = None if at_s is None else before_s + max(0.0, at_s - began_s)
             bucket = Bucket(number, count, float(step), active_s, mean, low, high)
-            of_run = found.setdefault(run, {})
+            of_run = of_runs.setdefault(run, {})
             if (other := of_run.get(number)) is not None:
                 bucket = _newer(attempt, bucket, *other) if width == 1 else _merged(bucket, other[1])
             of_run[number] = (attempt, bucket)
         return Buckets(
-            {run: [of[number][1] for number in sorted(of)] for run, of in found.items()}, width, exact
+            {run: [of[number][1] for number in sorted(of)] for run, of in of_runs.items()}, width, exact
         )
 
     def rates(self, run_ids: Sequence[int]) -> dict[int, Rates]:
@@ -329,9 +329,9 @@ class _Run:
             ),
         )
 
-    def _merged(self, name: str, found: Iterator[tuple[_Segment, Any]]) -> list[PointRow]:
+    def _merged(self, name: str, parts: Iterator[tuple[_Segment, Any]]) -> list[PointRow]:
         merged: dict[int, PointRow] = {}
-        for segment, rows in found:
+        for segment, rows in parts:
             for step, at_s, value in rows:
                 if step not in merged:  # Newer attempts came first.
                     merged[step] = PointRow(name, step, segment.attempt, at_s, as_float(value))
@@ -347,12 +347,12 @@ class _Run:
         last = max(bound.last for bound in bounds if bound.last is not None)
         buckets = _buckets(max_points)
         # Kept extremes are taken where they give at least half of the buckets that are asked for.
-        kept = last - first >= BUCKET_STEPS * max(1, buckets // 2)
+        by_extremes = last - first >= BUCKET_STEPS * max(1, buckets // 2)
         steps, values = array("q"), array("d")
         for segment, key in self._keys(name):
-            for low, high in _outside_buckets(segment) if kept else ((segment.low, segment.high),):
+            for low, high in _outside_buckets(segment) if by_extremes else ((segment.low, segment.high),):
                 _add(steps, values, connection.execute(_SERIES, {**key, "low": low, "high": high}))
-            if kept:
+            if by_extremes:
                 of_buckets = {"first_bucket": -(-segment.low // BUCKET_STEPS),
                               "last_bucket": (segment.high + 1) // BUCKET_STEPS - 1}  # fmt: skip
                 for row in connection.execute(_EXTREMES, {**key, **of_buckets}):
@@ -362,7 +362,9 @@ class _Run:
         chosen = thin(visible, np.frombuffer(values)[places], max_points)
         at = sorted({first, last, *visible[chosen].tolist()})
         width = _width(first, last, buckets)
-        return SampledSeries(self._rows_at(connection, name, at), max(width, BUCKET_STEPS) if kept else width)
+        return SampledSeries(
+            self._rows_at(connection, name, at), max(width, BUCKET_STEPS) if by_extremes else width
+        )
 
 
 def _add(steps: array[int], values: array[float], rows: Any) -> None:
@@ -429,16 +431,16 @@ def thin(steps: np.ndarray[Any, Any], values: np.ndarray[Any, Any], max_points: 
     present = np.flatnonzero(~missing)
     ascending = present[np.argsort(values[present], kind="stable")]
     descending = present[np.argsort(-values[present], kind="stable")]
-    kept = {0, count - 1}
+    places = {0, count - 1}
     for positions in (ascending, descending, np.flatnonzero(missing)):
         _, first_of_bucket = np.unique(bucket[positions], return_index=True)
-        kept.update(positions[first_of_bucket].tolist())
-    return sorted(kept)
+        places.update(positions[first_of_bucket].tolist())
+    return sorted(places)
 
 
 def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
     """When each attempt began, and how long the attempts before it had lasted."""
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    clocks: dict[tuple[int, int], tuple[float, float]] = {}
     lasted_s: dict[int, float] = {}
     a = schema.attempts.c
     attempts_of = (
@@ -447,9 +449,9 @@ def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, i
         .order_by(a.run_id, a.number)
     )
     for run, number, started_s, until_s in connection.execute(attempts_of):
-        found[run, number] = (started_s, lasted_s.get(run, 0.0))
+        clocks[run, number] = (started_s, lasted_s.get(run, 0.0))
         lasted_s[run] = lasted_s.get(run, 0.0) + max(0.0, (until_s or started_s) - started_s)
-    return found
+    return clocks
 
 
 def _newer(attempt: int, bucket: Bucket, other_attempt: int, other: Bucket) -> Bucket:

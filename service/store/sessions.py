@@ -158,14 +158,16 @@ class Sessions(StorePart):
             opened = select(_s.user, _t.scope, _t.project).select_from(
                 schema.sessions.outerjoin(schema.tokens, _t.sha256 == _s.token_sha256)
             )
-            found = connection.execute(opened.where(_s.sha256.startswith(id, autoescape=True))).one_or_none()
-            if found is None or not (found.user == by.user or by.may(Action.administer)):
+            session = connection.execute(
+                opened.where(_s.sha256.startswith(id, autoescape=True))
+            ).one_or_none()
+            if session is None or not (session.user == by.user or by.may(Action.administer)):
                 raise NotFound("session", id)
             # A session that no token limits does what its user's role allows.
-            if not by.reaches(found.project) or not by.scope.includes(found.scope or Scope.admin):
+            if not by.reaches(session.project) or not by.scope.includes(session.scope or Scope.admin):
                 raise NotFound("session", id)
             connection.execute(sa.delete(schema.sessions).where(_s.sha256.startswith(id, autoescape=True)))
-            note_change(connection, by.actor(address), "session.end", id, now, before={"user": found.user})
+            note_change(connection, by.actor(address), "session.end", id, now, before={"user": session.user})
 
         self.database.write(body)
 

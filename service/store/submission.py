@@ -180,11 +180,11 @@ class Submission(StorePart):
                 _idempotency_rows({(request.owner, request.key) for request in requests})
             )
             keepers = {(row.owner, row.key): row for row in rows}
-            kept = _experiments_of(connection, keepers.values())
-        found = ((request, keepers.get((request.owner, request.key))) for request in requests)
+            experiments = _experiments_of(connection, keepers.values())
+        pairs = ((request, keepers.get((request.owner, request.key))) for request in requests)
         return [
-            None if keeper is None else _replay(keeper, kept, request.body_sha256)
-            for request, keeper in found
+            None if keeper is None else _replay(keeper, experiments, request.body_sha256)
+            for request, keeper in pairs
         ]
 
     def _rows(self, new: NewExperiment) -> _Rows:
@@ -346,9 +346,9 @@ def _insert_group(
         if item.new.reuse != _NOTHING_REUSED:
             _reuse_runs(connection, id, item, now)
             answers[ids.index(id)] = (read_experiment(connection, id), True)
-    kept = _experiments_of(connection, replayed.values())
+    experiments = _experiments_of(connection, replayed.values())
     for position, keeper in replayed.items():
-        earlier = _replay(keeper, kept, group[position].body_sha256)
+        earlier = _replay(keeper, experiments, group[position].body_sha256)
         answers[position] = earlier if isinstance(earlier, StoreError) else (earlier, False)
     return [answers[position] for position in range(len(group))]
 
@@ -400,10 +400,10 @@ def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[in
     return {row["id"]: Experiment.from_row(row) for row in rows}
 
 
-def _replay(keeper: Any, kept: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
+def _replay(keeper: Any, experiments: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
     if keeper.body_sha256 != sha256:
         return IdempotencyMismatch(keeper.key)
-    return kept.get(keeper.experiment_id) or ReplayOfDeleted(keeper.key, keeper.experiment_id)
+    return experiments.get(keeper.experiment_id) or ReplayOfDeleted(keeper.key, keeper.experiment_id)
 
 
 def _claim_keys(
@@ -484,16 +484,16 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: fl
 
 def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> None:
     """Gives runs of a new experiment the figures of others, with an event for each."""
-    asked = item.new.reuse.runs
+    wanted = item.new.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.
     reusable_runs = (
         select(_r.id, _r.experiment_id, *(_r[name] for name in _REUSED_COLUMNS))
         .join(schema.experiments, schema.experiments.c.id == _r.experiment_id)
-        .where(_r.id.in_(sorted(set(asked.values()))), _r.state == RunState.succeeded, statements.VISIBLE)
+        .where(_r.id.in_(sorted(set(wanted.values()))), _r.state == RunState.succeeded, statements.VISIBLE)
         .with_for_update(read=True)  # Left out on SQLite.
     )
     sources = {row["id"]: row for row in connection.execute(reusable_runs).mappings()}
-    reused = {index: sources[source] for index, source in asked.items() if source in sources}
+    reused = {index: sources[source] for index, source in wanted.items() if source in sources}
     events = [
         NewEvent(EventKind.experiment_note, f"not reused: {why}")
         for why in dict.fromkeys(item.new.reuse.refused.values())
