@@ -28,11 +28,10 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
 def configurations(
     runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
 ) -> list[Configuration]:
-    """Returns each cell's figures by metric and seed.
+    """Returns each cell's figures by metric and seed, of runs that trained their whole length.
 
-    Only runs that trained their whole length count: the time and cost of a stopped run are not those of the
-    configuration. Failures are kept with their reasons, and runs without a figure by number. A seed that ran
-    more than once, as over several experiments, counts with its mean.
+    Failures are kept with their reasons, and runs without a figure by number. A seed that ran more than
+    once, as over several experiments, counts with its mean.
     """
     values = {metric: columns(metric).tolist() for metric in metrics}
     return [_configuration(runs, positions, values) for positions in cells]
@@ -134,9 +133,6 @@ def sides(
 
     A cell that a side lacks is left out on every side, and a seed that lacks one of the remaining cells is
     left out on its side. Returns the sides in order of appearance, and in words what was left out.
-
-    Raises:
-        AnalysisError: no cell has a figure on every side.
     """
     groups: dict[str, list[Configuration]] = {}
     for configuration in configurations:

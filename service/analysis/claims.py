@@ -74,19 +74,16 @@ def compare(
     resolution: Resolution | None = None,
     scores: tuple[UnitScores, UnitScores] | None = None,
 ) -> Claim:
-    """Tests A against B.
+    """Tests A against B, from values by seed in the metric's unit.
 
     Args:
-        a, b: Values by seed, in the metric's unit.
         margin: Largest difference that counts as none, in the metric's unit.
-        alpha: Error rate of each claim.
         resolution: The figure's steps; None = derived from the metric's name.
         scores: Of each example by seed, for A and for B. Used where they cover the compared seeds, on the
             same examples everywhere, and have the figures as their means.
 
     Raises:
-        AnalysisError: fewer than two seeds on a side, a value that is not finite, or an invalid margin or
-            alpha.
+        AnalysisError: fewer than two seeds on a side, a value that is not finite, or an invalid margin.
     """
     _check(metric, a, b, margin, alpha)
     steps = resolution_of(metric) if resolution is None else resolution

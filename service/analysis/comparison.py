@@ -38,10 +38,7 @@ def compare(
     Args:
         by: Axes that make the rows; None = all axes that any run has.
         metrics: Names from `METRICS`, or metrics that `column` provides.
-        column: Returns a figure of all runs (N,) by name, NaN where missing; None = the runs' own attributes.
-
-    Raises:
-        ValueError: an axis that no run has, or an unknown metric.
+        column: Returns a figure of all runs (N,) by name, NaN where missing; None = the runs' attributes.
     """
     runs = list(runs)
     known = list(dict.fromkeys(name for run in runs for name in run.point))

@@ -45,10 +45,8 @@ def effects(
 ) -> Effects:
     """Tests every axis and every pair of axes.
 
-    Args:
-        scale: `ratio` compares means by ratio, and logarithms across axes.
-        family: Claims about all pairs of some sides.
-        resolution: The figure's steps, a lower bound of its noise; None = derived from the metric's name.
+    `scale` `ratio` compares means by ratio, and logarithms across axes; `family` makes claims about all
+    pairs of some sides.
 
     Raises:
         AnalysisError: no axis with two values, no effect with two seeds on both sides, or values that are not

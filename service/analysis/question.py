@@ -63,9 +63,7 @@ Curves = Mapping[int, Sequence[PointRow]]
 class Question(Rows):
     """A table of comparable runs; each method is one answer.
 
-    Raises:
-        AnalysisError: there is no run.
-        NotComparable: the runs are of different tasks or data.
+    All raise `BadQuestion` for words that no run has, and `AnalysisError` where the runs give no answer.
     """
 
     # -- Tables and claims -----------------------------------------------------------------
@@ -86,19 +84,14 @@ class Question(Rows):
         """Sets runs side by side by axis and, on request, tests claims.
 
         Args:
-            by: Axes that make the rows, averaged over the others; none = all axes, or those that `a` and
-                `b` name.
+            by: Axes that make the rows, averaged over the others; none = all, or those that `a` and `b` name.
             metrics: Names of figures; none = time, cost, energy and the task's headline.
             a, b: Two sides to test, such as `precision=fp32`; both or neither.
             claims: Test every pair of rows.
-            untested: Answer also when no pair can be tested yet, with the reason for each.
+            untested: Answer also when no pair can be tested yet, with the reason for each, instead of
+                raising.
             margins: Differences that count as none, by metric; None = `MARGINS`.
-            alpha: Error rate over all claims on a metric.
             kernels: Figures of each kernel by run; None = not wanted.
-
-        Raises:
-            BadQuestion: an unknown or invalid axis, value, metric or margin.
-            AnalysisError: no claim can be made, and `untested` is not set.
         """
         chosen = self._metrics(metrics)
         if (a is None) != (b is None):
@@ -150,7 +143,7 @@ class Question(Rows):
         )
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
-        """Yields the kernels with the most time of each row, with means over its profiled runs."""
+        """The kernels with the most time of each row, with means over its profiled runs."""
         for row in rows:
             runs = [
                 run for run in self.run_table.finished if run.id in kernels and is_at(run.point, row.point)
@@ -170,7 +163,7 @@ class Question(Rows):
                 yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
     def _best(self, table: ComparisonAnswer) -> Mapping[str, int]:
-        """Returns the row of the best mean by metric, over the cells that all rows have.
+        """The row of the best mean by metric, over the cells that all rows have.
 
         The means in the table may be over unlike cells, or over runs that were stopped early.
         """
@@ -293,10 +286,6 @@ class Question(Rows):
             strategy: One of `STRATEGIES`; None without weights = `balance`.
             weights: The user's own, by metric (`accuracy`, or `my_figure:higher`).
             as_published: A strategy weighs the published study's time and occupancy instead of ours.
-
-        Raises:
-            BadQuestion: no such strategy or metric, or unusable weights.
-            AnalysisError: no configuration has all metrics.
         """
         notes: list[str] = []
         if strategy is not None and weights:
@@ -375,13 +364,8 @@ class Question(Rows):
     ) -> Recommendation:
         """Returns the best configuration on `objective` that meets every constraint, and how sure that is.
 
-        Args:
-            within: Allowed distance from the best mean, by metric; None = `NO_LOSS` of the task's headline.
-            at_most, at_least: Bounds by metric.
-
-        Raises:
-            BadQuestion: an unknown metric or an invalid bound.
-            AnalysisError: nothing has results, or nothing meets the constraints.
+        `within` is the allowed distance from the best mean, by metric; None = `NO_LOSS` of the task's
+        headline.
         """
         if within is None:
             within = {self.judged_by.name: NO_LOSS}
@@ -447,10 +431,6 @@ class Question(Rows):
             metrics: Names of figures; none = time, cost, energy.
             curves: Evaluations of the target's metric by run.
             target: Metric and value; None = the best mean of the task's headline less `NO_LOSS`.
-
-        Raises:
-            BadQuestion: an unknown metric, or a baseline that is not one configuration.
-            AnalysisError: the baseline has no result.
         """
         chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
         judged = self._metric(target[0], "target") if target else self.validated_by

@@ -114,11 +114,7 @@ STRATEGIES = strategies(Definitions.stillhouse)
 
 
 def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
-    """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0.
-
-    Raises:
-        AnalysisError: a missing or negative value.
-    """
+    """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0."""
     values = matrix(candidates, [criterion.metric for criterion in criteria])
     if (values < 0).any():
         row, column = np.argwhere(values < 0)[0]
@@ -131,11 +127,7 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
 
 
 def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
-    """Returns the best (lowest) score first; ties keep their order.
-
-    Raises:
-        AnalysisError: unusable weights, or missing values.
-    """
+    """Returns the best (lowest) score first; ties keep their order."""
     _check(criteria)
     parts = normalised(candidates, criteria) * _signed(criteria)
     scores = parts.sum(axis=1)
@@ -156,9 +148,6 @@ def sensitivity(
     """Returns who wins as the weight of `metric` goes from 0 to all, the others keeping their proportions.
 
     The ranges are of its share of the total weight and cover [0, 1] without gaps.
-
-    Raises:
-        AnalysisError: `metric` is not a criterion, or is the only one with a weight.
     """
     _check(criteria)
     names = [criterion.metric for criterion in criteria]

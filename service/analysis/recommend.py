@@ -81,13 +81,9 @@ def recommend(
 ) -> Recommendation:
     """Chooses the best configuration on `objective` among those that meet every constraint.
 
-    Args:
-        family: Claims about all pairs of configurations, by metric, direction and margin; None = from their
-            figures alone.
-
-    Raises:
-        AnalysisError: nothing has results, or nothing meets the constraints; names the one that excludes
-            most.
+    `family` makes claims about all pairs of configurations, by metric, direction and margin; None = from
+    their figures alone. Raises `AnalysisError` when nothing meets the constraints, naming the one that
+    excludes most.
     """
     if not configurations:
         raise AnalysisError("there is nothing to recommend: the experiment has no runs")

@@ -158,12 +158,7 @@ def read_run_table(
     *,
     unit_scores: UnitScores = no_scores,
 ) -> RunTable:
-    """Returns the runs of one or several experiments with everything needed to judge them.
-
-    Raises:
-        NotFound: there is no such experiment.
-        FilterError: the filter cannot be understood.
-    """
+    """Returns the runs of one or several experiments with everything needed to judge them."""
     ids = list(dict.fromkeys(experiment_ids))
     experiments = tuple(store.experiment(id) for id in ids)
     every = [run for id in ids for run in store.all_runs(id, selection.filter)]

@@ -128,13 +128,10 @@ def of_two_samples(a: Values, b: Values, run_variance: Values | float) -> Uncert
 def of_blocks(contrasts: Values, variance: Values | float) -> tuple[Values, Values]:
     """Returns F statistic and p-value (...) of contrasts that are all 0, with seeds as blocks.
 
-    The mean square of the contrasts over that of their changes from seed to seed, with 1 and S - 1 degrees of
-    freedom: Box's lower bound (Geisser & Greenhouse 1958), which holds whatever variances and correlations
-    the contrasts have. One contrast makes it the paired t-test, F = t^2.
-
-    Args:
-        contrasts: Orthonormal contrasts of cell means by seed (..., S, d).
-        variance: Least variance of one cell mean (...).
+    The mean square of the orthonormal contrasts of cell means by seed (..., S, d) over that of their
+    changes from seed to seed, with 1 and S - 1 degrees of freedom: Box's lower bound (Geisser & Greenhouse
+    1958), which holds whatever variances and correlations the contrasts have. One contrast makes it the
+    paired t-test, F = t^2.
     """
     seeds = contrasts.shape[-2]
     mean = contrasts.mean(axis=-2)
@@ -190,12 +187,10 @@ def relative_interval(
 def with_examples(
     seeds: Uncertainty, difference: Values, squares: Values, residual: Values, count: int
 ) -> Uncertainty:
-    """Seeds and examples.
+    """Adds examples as a source.
 
-    Args:
-        squares: Sum over examples of the squared difference between the sides' means over seeds (...).
-        residual: Squared standard error that seed and example together cause (...), from `residual_square`.
-        count: Examples, at least 2.
+    `squares` (...) is the sum over examples of the squared difference between the sides' means over seeds,
+    `residual` the squared standard error that seed and example together cause, from `residual_square`.
     """
     between = np.maximum(squares - count * difference**2, 0.0) / (count - 1) / count
     return replace(
@@ -210,11 +205,8 @@ def with_examples(
 def residual_square(means: Values, unit_squares: Values, squares: Values, count: int) -> Values:
     """Residual mean square of the table of seeds by examples, divided by its S n entries (...).
 
-    Args:
-        means: Over examples, by seed (..., S).
-        unit_squares: Sum over examples of the squared mean over seeds (...).
-        squares: Sum of all squared entries (...).
-        count: Examples, n.
+    `means` (..., S) are over examples; `unit_squares` is the sum over examples of the squared mean over
+    seeds, `squares` that of all entries.
     """
     seeds = means.shape[-1]
     mean = means.mean(axis=-1)

@@ -40,10 +40,7 @@ def metric_of(
 ) -> Metric:
     """Reads `cost_usd`, or `noise_scale:lower` where no direction is declared.
 
-    Args:
-        known: Names of the figures that any run has, besides the columns of a run.
-        parameter: Part of the question being read, for the error.
-        headline: Metric by which the runs are judged.
+    `known` has the figures that any run has, besides the columns of a run; `parameter` is named in errors.
     """
     name, _, direction = text.strip().partition(":")
     columns = [metric.name for metric in METRICS]

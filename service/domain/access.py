@@ -142,14 +142,10 @@ LOCAL_ACTOR: Final = Actor("local")
 class Principal:
     """Who sent a request, and everything that decides what they may do.
 
-    Attributes:
-        user: Also the `owner` of what they submit.
-        scope: Most that their token or session may be used for.
-        roles: By project.
-        open_projects: Projects that every user may see.
-        restricted_to: The only project that their token is for; None = all.
-        token_id: None = a session, or no token.
-        administrator: They may do everything, within the scope.
+    `scope` is the most that their token or session may be used for, `roles` are by project; every user may
+    see `open_projects`. `restricted_to` is the only project of their token, None = all; without a token
+    (`token_id` None) it is a session or the local user. An administrator may do everything within the
+    scope.
     """
 
     user: str

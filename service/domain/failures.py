@@ -43,11 +43,8 @@ def decide_retry(
 ) -> RetryDecision:
     """Decides whether a failed attempt is followed by another.
 
-    Args:
-        counts: Failures so far, this one included.
-        max_restarts: Failures of its own that the spec lets a run recover from.
-        progressed: The attempt got further than the one before; a run that moves on between machine failures
-            is retried without delay.
+    `max_restarts` are failures of its own that the spec lets a run recover from. `progressed` means that the
+    attempt got further than the one before; such a run is retried after machine failures without delay.
     """
     if failure is FailureClass.preempted:
         return RetryDecision(True, 0.0, "preempted: the run resumes when resources are back")

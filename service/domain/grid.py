@@ -119,13 +119,7 @@ def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
     """Returns the order in which runs are measured: one block per seed, every cell once in it, reshuffled.
 
     Whatever drifts over a sweep (clocks, heat, neighbours) then affects every cell alike, and a sweep that is
-    cut short has whole blocks to compare.
-
-    Args:
-        seed: Of the shuffles.
-
-    Returns:
-        Run indices (in product order, seeds fastest) by place in the order of measurement.
+    cut short has whole blocks to compare. The run indices are in product order, seeds fastest.
     """
     shuffled = random.Random(f"blocks/{seed}")
     order: list[int] = []

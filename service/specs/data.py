@@ -75,12 +75,8 @@ def data_problems(
 ) -> list[Problem]:
     """Returns the first problems in the first rows of the datasets that runs name.
 
-    Args:
-        before_each: Called before each dataset; an exception ends the check.
-        may_read: False = answer from earlier checks, or raise.
-
-    Raises:
-        UnreadData: a dataset would have to be read, and `may_read` is False.
+    `before_each` is called before each dataset, and may raise to end the check. With `may_read` False it
+    answers from earlier checks, or raises `UnreadData`.
     """
     folders = roots("data")
 

@@ -43,13 +43,8 @@ class ExperimentSpec(SpecFields):
     ) -> ExperimentSpec:
         """Returns the validated spec of one grid point's runs: no axes, and the point's values written in.
 
-        Args:
-            point: Axis values by dotted name; empty = not suggested yet, the axes' first values.
-            named: Name the point in the problems.
-            infeasible: Allow a precision that the hardware does not support.
-
-        Raises:
-            SpecError: the values contradict each other.
+        An empty point is not suggested yet: the axes' first values count. `named` names the point in
+        problems, `infeasible` allows a precision that the hardware does not support.
         """
         if not self.search.axes:
             # Validated as it stands.
@@ -106,11 +101,8 @@ class ExperimentSpec(SpecFields):
         """Yields the runs in product order, each validated as if it had been written out by hand.
 
         A grid over hardware and precision has cells that a device cannot compute: they are runs too, which
-        end at once with the reason, unless there are no others. An exception of `before_each` ends the
-        expansion.
-
-        Raises:
-            SpecError: names the axis values of the first invalid grid point.
+        end at once with the reason, unless there are no others. A `SpecError` names the first invalid grid
+        point.
         """
         if self.search.info.suggests:
             for point in self.search.probes():
@@ -152,15 +144,11 @@ def cell_of(point: Mapping[str, AxisValue]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run of the grid before it is stored.
+    """One run of the grid before it is stored; `index` and `place` count from 0.
 
-    Attributes:
-        index: Position in product order, from 0.
-        place: Position in the order of measurement, from 0: `grid.blocked_order`.
-        cell: Short hash of the axis values, shared by runs that differ by seed alone; `REFERENCE_CELL` for
-            reference runs.
-        point: Axis values by dotted name.
-        spec: The spec with the axis values written in, without axes.
+    `index` is in product order, `place` in the order of measurement (`grid.blocked_order`). `cell` is the
+    short hash of the axis values, shared by runs that differ by seed alone; `REFERENCE_CELL` for reference
+    runs.
     """
 
     index: int

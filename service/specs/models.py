@@ -164,9 +164,8 @@ def checkpoints_of(settings: Settings, run: Run) -> Path:
 def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
     """Returns where runs read and write.
 
-    Args:
-        checkpoints: Checkpoint folder of one run; empty = nothing is trained.
-        models: Checkpoint folders that may be read besides the configured folders.
+    Without `checkpoints`, the run's folder, nothing is trained; `models` may be read besides the configured
+    folders.
     """
     return Workspace(
         checkpoints=checkpoints,
@@ -178,12 +177,9 @@ def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[
 
 
 def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
-    """Returns the folder of a run's best or last checkpoint, as found on the disk.
+    """Returns the folder of a run's best or last checkpoint, or raises `NoModel` where none is complete.
 
     Checks the manifest and file sizes; `trainers.checkpoints.manifest.verify` reads every byte.
-
-    Raises:
-        NoModel: there is none, or it is incomplete.
     """
     folder = checkpoints_of(settings, run)
     if which == "best":
