@@ -57,7 +57,7 @@ def metric_of(
     if better is None:
         raise BadQuestion(
             parameter,
-            f"whether lower or higher {name} is better is unknown; write {name}:lower or {name}:higher",
+            f"the direction of {name} is unknown; write {name}:lower or {name}:higher",
         )
     return Metric(name, better)
 

@@ -17,7 +17,7 @@ class DeliveryState(StrEnum):
     """Where a message to one subscriber is."""
 
     pending = "pending"
-    """A scheduler sends it when its time has come; one that dies meanwhile leaves it pending."""
+    """Due for delivery; if the scheduler dies while sending, it stays pending."""
     delivered = "delivered"
     """The receiver took it."""
     failed = "failed"

@@ -76,7 +76,7 @@ class NewToken(Token):
 
 @dataclass(frozen=True, slots=True)
 class Project(StoredRecord):
-    """What experiments belong to: its members see and steer them."""
+    """What experiments belong to: its members see and manage them."""
 
     name: str
     """Name, which specs have as `project`."""

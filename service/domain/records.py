@@ -219,7 +219,7 @@ class Run(StoredRecord):
     reused_from: int | None
     """Run whose figures these are, because it has the same settings and data; null = its own."""
     waits_for: str | None
-    """What it waits for while its turn has come and there is no room, and who holds it; null = nothing."""
+    """What a run that is next in line waits for, and who holds it; null = nothing."""
     neighbours_foreign_pct: Number | None
     """Share of the time in which processes outside the cluster used its node noticeably; null = not known."""
     neighbours_other_experiment_pct: Number | None
@@ -580,7 +580,7 @@ class ManyChanges(Serializable):
     """More has changed than is sent one by one: lists are to be read again."""
 
     at_s: float
-    """By when it had changed, by the database's clock."""
+    """Time of the changes, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ def _metric_problems(spec: SpecFields) -> Iterator[Problem]:
         yield Problem(
             "invalid-value",
             "search.metric",
-            f"whether lower or higher '{spec.search.metric}' is better is unknown; use another metric, "
+            f"the direction of '{spec.search.metric}' is unknown; use another metric, "
             "such as validation_loss",
         )
 

@@ -34,7 +34,7 @@ from service.store import Store
 from trainers.checkpoints.predictions import LabelCounts
 
 OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
-"""Points of models of few bits, of which the section about them takes the last."""
+"""Metrics of low-bit models; the report shows the final value of each."""
 POINTS_PER_CURVE = 60
 """Most points that are read of one run's curve."""
 MOST_ROWS = 200

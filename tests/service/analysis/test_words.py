@@ -51,7 +51,7 @@ def test_assignments_are_read_by_name() -> None:
         ),
         (
             lambda: metric_of("mine", {"mine": 0}, "p"),
-            "whether lower or higher mine is better is unknown; write mine:lower or mine:higher",
+            "the direction of mine is unknown; write mine:lower or mine:higher",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_conditions_hold_in_any_order_of_the_axes_and_so_in_the_canonical_one():
             "{name: tpe, samples: 2, metric: test_score, axes: {threads: [1, 2]}}",
             "is measured on the test part",
         ),
-        ("{name: asha, metric: beauty}", "whether lower or higher 'beauty' is better is unknown"),
+        ("{name: asha, metric: beauty}", "the direction of 'beauty' is unknown"),
     ],
 )
 def test_a_search_that_makes_no_sense_gets_one_line(search, says):

@@ -542,7 +542,7 @@ def test_a_search_by_score_goes_the_way_of_the_tasks_headline(task: str, better:
 
 def test_a_search_by_score_over_tasks_that_are_judged_otherwise_is_refused() -> None:
     search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.name": ["imdb", "mlm"]}}
-    with pytest.raises(SpecError, match=r"search\.metric: whether lower or higher 'score' is better"):
+    with pytest.raises(SpecError, match=r"search\.metric: the direction of 'score' is unknown"):
         validate({**MINIMAL, "search": search})
 
 
