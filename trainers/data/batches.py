@@ -24,6 +24,12 @@ from trainers.model_kinds.heads import IGNORED
 
 POOL_BATCHES = 64
 """Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
+_TENSORS = (
+    "input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed", "weights",
+)  # fmt: skip
+T = TypeVar("T")
+AHEAD = 3
+"""Steps made ahead; more only take memory."""
 
 
 def epoch_order(
@@ -47,11 +53,6 @@ def epoch_order(
         return rest
     batches = np.concatenate(by_length).reshape(-1, global_size)
     return np.concatenate([rng.permutation(batches).reshape(-1), rest])
-
-
-_TENSORS = (
-    "input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed", "weights",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +371,6 @@ def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, 
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches += [order[:0]] * (-len(batches) % world)
     return batches[rank::world]
-
-
-T = TypeVar("T")
-
-AHEAD = 3
-"""Steps made ahead; more only take memory."""
 
 
 class Prefetcher(Generic[T]):

@@ -26,6 +26,9 @@ from trainers.errors import BadDataError, CacheError
 Around = Callable[[], AbstractContextManager[None]]
 
 _around: ContextVar[Around] = ContextVar("around preparation", default=nullcontext)
+_RACY_S = 2.0
+_CHUNK = 1 << 20
+_SIZES = "sizes.json"
 
 
 def preparing() -> AbstractContextManager[None]:
@@ -41,10 +44,6 @@ def counted_by(around: Around) -> Iterator[None]:
         yield
     finally:
         _around.reset(before)
-
-
-_RACY_S = 2.0
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,6 @@ def _read_digest(root: Path, files: Sequence[Path]) -> str:
         total.update(b"\0")
         total.update(content)
     return total.hexdigest()
-
-
-_SIZES = "sizes.json"
 
 
 def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:

@@ -24,6 +24,9 @@ import orjson
 from trainers.data.allowance import in_force, lines_of, read_bytes, require
 from trainers.errors import BadDataError
 
+_ROWS_OF_A_LOOK = 256
+"""Rows of a Parquet file that are decoded at a time where not all of it may be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -103,8 +106,6 @@ class Row:
         return value
 
 
-_ROWS_OF_A_LOOK = 256
-"""Rows of a Parquet file that are decoded at a time where not all of it may be read."""
 csv.field_size_limit(1 << 26)
 """Characters of a field: longer than any document (Python's 131,072 are not), shorter than what a quote
 that is never closed may take of memory."""

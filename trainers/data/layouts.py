@@ -27,6 +27,8 @@ _RULES = 1
 """Grows when a rule assigns an example to another part than before."""
 
 Found = TypeVar("Found")
+Readers = Mapping[str, Callable[[Path], Iterator[Row]]]
+"""Readers of tables by the end of the file's name."""
 
 
 class SplitRule(StrEnum):
@@ -80,9 +82,6 @@ class SourcePart:
     files: Sequence[Path]
     read: Callable[[], Iterator[Row]]
 
-
-Readers = Mapping[str, Callable[[Path], Iterator[Row]]]
-"""Readers of tables by the end of the file's name."""
 
 Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 """Finds the parts of a dataset at a file or folder; None = it is not laid out this way."""

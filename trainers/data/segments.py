@@ -20,6 +20,9 @@ from trainers.model_kinds.heads import IGNORED
 if TYPE_CHECKING:
     from trainers.data.batches import Batch, Transform
 
+_LENGTHS = 8
+"""Lengths of rows between a power of two and the next."""
+
 
 def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:
     """Returns a batch, on the CPU, with its examples also as one row, in their order.
@@ -73,10 +76,6 @@ class Packing:
         if self.before is not None:
             batch = self.before(batch, seed=seed, epoch=epoch)
         return pack(batch, pad_id=self.pad_id, multiple=self.multiple)
-
-
-_LENGTHS = 8
-"""Lengths of rows between a power of two and the next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,12 @@ from tokenizers import Tokenizer
 from trainers.data.encoding import Counts, Ids, encoder_of, ends_of
 from trainers.data.encoding import token_dtype as token_dtype
 
+_CHUNK = 1024
+_COLUMN = "column-"
+_IN_MEMORY = ("offsets", "labels", "second_at")
+_CUT = "cut"
+_WEIGHT = "weight"
+
 
 @dataclass(frozen=True, slots=True)
 class Framed:
@@ -96,13 +102,6 @@ def _within(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """0, 1, ... for each of N runs laid one after the other."""
     ends = ends_of(counts)
     return np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
-
-
-_CHUNK = 1024
-_COLUMN = "column-"
-_IN_MEMORY = ("offsets", "labels", "second_at")
-_CUT = "cut"
-_WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True)

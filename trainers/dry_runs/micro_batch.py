@@ -39,6 +39,9 @@ from trainers.updates.optimizer import build
 from trainers.workers import Workers
 
 _FP32_BYTES = 4
+_LOCK_S = 60.0
+_done: set[str] = set()
+"""Keys of the passes that this process has done."""
 
 
 class DryRun:
@@ -183,9 +186,6 @@ class StageDryRun(DryRun):
                 hidden = torch.randn(shape, dtype=dtype, device=self._device, requires_grad=True)
             after = chunk(hidden, batch)
             return self._objective.loss(Output(after), batch) if number == self._last else after.float().sum()
-
-
-_LOCK_S = 60.0
 
 
 def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None) -> int:
@@ -341,10 +341,6 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
     }
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return f"{name or device.type} {config.precision.value} length {config.task.max_length} {digest[:16]}"
-
-
-_done: set[str] = set()
-"""Keys of the passes that this process has done."""
 
 
 def warm_up_once(key: str, workers: Workers, timeline: Timeline, rehearse: Callable[[], None]) -> None:

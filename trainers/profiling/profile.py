@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from trainers.telemetry.flops import FlopCount
 
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of parameters, in the order of the backward pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
@@ -64,10 +67,6 @@ class Profile:
     exchange: ExchangeCost | None  # None = one process was measured
     measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained
     compression: CompressionCost | None = None  # None = uncompressed, or one process was measured
-
-
-Shapes = tuple[tuple[int, ...], ...]
-"""Shapes of parameters, in the order of the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from trainers.reporting import Figure
 
 NO_LOSS = 0.005
 """Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
+Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,6 @@ class CutFields(OwnFields):
 
     too_long: Literal["cut", "error"] = "cut"
     """What a text of more tokens is, cut or an error."""
-
-
-Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ListedFields(CutFields):

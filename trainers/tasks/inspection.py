@@ -34,6 +34,27 @@ LOOK_BYTES = 8 << 20
 """Most that is read of a dataset: its rows are held in memory."""
 LOOK_S = 2.0
 """Longest time that it is read for."""
+LENGTHS = (64, 128, 256, 512)
+"""Values of `task.max_length` whose effect is shown."""
+PERCENTILES = (50, 90, 99, 100)
+MOST_ROWS = 100_000
+"""Rows of a part that are read."""
+_LENGTHS_OF = 10_000
+"""Texts of a part whose length is measured: every k-th."""
+_ALL_BYTES, _ALL_S = 4 << 30, 600.0
+"""What is read in all; pipes and devices are never."""
+_SAMPLE_ROWS = 300
+_SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
+_FILES_TRIED = 20
+"""Files of a folder without parts that are each looked at as a dataset, the largest first."""
+_LIST_BYTES = 1 << 16
+_SHOWN = 3
+_PIECE = re.compile(r"\w+|[^\w\s]")
+_WHOLE, _REST, _DIGITS = 6, 3, 2
+"""Characters of a word that is usually one token, of each further token, and of a token of digits: on English
+prose the estimate is within 1% of BERT's vocabulary."""
+Counts = Mapping[str, int]
+CountTokens = Callable[[Sequence[str]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +122,6 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
         except (Spent, OSError):
             whole = False
     return FirstRows(path.name, parts, whole, mistakes)
-
-
-LENGTHS = (64, 128, 256, 512)
-"""Values of `task.max_length` whose effect is shown."""
-PERCENTILES = (50, 90, 99, 100)
-MOST_ROWS = 100_000
-"""Rows of a part that are read."""
-_LENGTHS_OF = 10_000
-"""Texts of a part whose length is measured: every k-th."""
-_ALL_BYTES, _ALL_S = 4 << 30, 600.0
-"""What is read in all; pipes and devices are never."""
-_SAMPLE_ROWS = 300
-_SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
-_FILES_TRIED = 20
-"""Files of a folder without parts that are each looked at as a dataset, the largest first."""
-_LIST_BYTES = 1 << 16
-_SHOWN = 3
-_PIECE = re.compile(r"\w+|[^\w\s]")
-_WHOLE, _REST, _DIGITS = 6, 3, 2
-"""Characters of a word that is usually one token, of each further token, and of a token of digits: on English
-prose the estimate is within 1% of BERT's vocabulary."""
-
-Counts = Mapping[str, int]
-CountTokens = Callable[[Sequence[str]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)

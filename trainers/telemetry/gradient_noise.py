@@ -21,6 +21,9 @@ DECAY = 0.999
 """Of the averages, per base batch seen."""
 LEAST_KEPT = 0.99
 """Of the averages, per step: steps of many base batches would otherwise hardly be averaged."""
+EVERY_STEPS = 16
+"""Parts are compared in one step of so many: reading all gradients costs a short step of a small model some
+percent, and an average over a hundred looks wants them spread over a run rather than close together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,6 @@ def efficiency(sqr: float, var: float, k: float) -> float:
 
 def goodput(throughput: float, statistical_efficiency: float) -> float:
     return throughput * statistical_efficiency
-
-
-EVERY_STEPS = 16
-"""Parts are compared in one step of so many: reading all gradients costs a short step of a small model some
-percent, and an average over a hundred looks wants them spread over a run rather than close together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _LEAST_SHARE_OF_POWER = 0.95
 """Share of a window's samples, by time, between which power is known, for its integral to be the window's
 energy: of a GPU that stopped answering it would be less than was used."""
+OVERHEAD_TIME = "overhead_time_s"
+"""Measurement of one stretch, with its phase as scope; in a summary, the sum over all."""
+OVERHEAD_SCOPE = "overhead"
+"""Scope of `window_energy_kwh` that covers overhead; no other window does."""
 
 
 class Instruments:
@@ -149,12 +153,6 @@ class Instruments:
         else:
             return {}
         return {"gpu": Energy(joules, provenance, self.device.identity)}
-
-
-OVERHEAD_TIME = "overhead_time_s"
-"""Measurement of one stretch, with its phase as scope; in a summary, the sum over all."""
-OVERHEAD_SCOPE = "overhead"
-"""Scope of `window_energy_kwh` that covers overhead; no other window does."""
 
 
 class OverheadMeter:

@@ -20,6 +20,7 @@ COUNTERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Hardware counters by our name, under the name that CUPTI and Nsight Compute give them."""
+_NAME_LIMIT = 160
 
 
 class KernelFigure(NamedTuple):
@@ -45,7 +46,6 @@ KERNEL_FIGURES: Mapping[str, KernelFigure] = MappingProxyType(
     }
 )
 """What is measured of a kernel; `docs/metrics.md` defines each."""
-_NAME_LIMIT = 160
 
 
 @dataclass(frozen=True, slots=True)

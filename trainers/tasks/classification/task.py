@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
     from trainers.data.batches import Batch
 
+UNSEEN = -1
+"""Class of an example whose label is none of the classes."""
+_CLASSES = "classes.json"
+_SHOWN = 20
+
 
 class ClassScoring:
     """Predicts the likeliest class; `declared` are the scores that the task reports, None = all."""
@@ -110,12 +115,6 @@ class SeveralLabelsScoring:
 
     def _names(self, row: npt.NDArray[np.bool_]) -> list[str]:
         return [self._classes[number] for number in np.flatnonzero(row).tolist()]
-
-
-UNSEEN = -1
-"""Class of an example whose label is none of the classes."""
-_CLASSES = "classes.json"
-_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 Numbers = npt.NDArray[np.floating]
+_STATISTICS = "labels.json"
 
 
 class NumberScoring:
@@ -101,9 +102,6 @@ def _ranks(values: Numbers) -> npt.NDArray[np.float64]:
     ends = np.cumsum(counts)
     means: npt.NDArray[np.float64] = (ends - counts + ends - 1) / 2.0
     return means[place]
-
-
-_STATISTICS = "labels.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, colum
 
 _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
 _SNIFFED_BYTES = 4096
+_OF_SOME = Score("1", better="higher", share="some")
 
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
@@ -76,9 +77,6 @@ def _named(folder: Path, name: str) -> Path | None:
 
 def _is_official(path: Path) -> bool:
     return path.suffix == ".json" and _OFFICIAL.match(read_start(path, _SNIFFED_BYTES)) is not None
-
-
-_OF_SOME = Score("1", better="higher", share="some")
 
 
 class SpanFields(OwnFields):

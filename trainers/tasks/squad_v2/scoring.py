@@ -33,6 +33,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 Scores = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+N_BEST = 20
+"""Spans that are kept of each window."""
 
 
 def normalise(text: str) -> str:
@@ -101,10 +103,6 @@ def best_threshold(
     candidates = np.append(0.0, np.unique(null_scores))
     answers = np.searchsorted(null_scores[order], candidates, side="right")
     return float(candidates[np.argmax(reached[answers])])
-
-
-N_BEST = 20
-"""Spans that are kept of each window."""
 
 
 def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ OUTSIDE = "O"
 _TAG = re.compile(r"[BI]-.+")
 _DOCUMENT = "-DOCSTART-"
 _NOT_COLUMNS = {*READERS, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".tsv", ".tsv.gz"}
+_ENTITIES = Score("1", better="higher")
 
 
 def column_files(path: Path) -> Mapping[str, SourcePart] | None:
@@ -83,9 +84,6 @@ class TagFields(ListedFields):
         other = next((tag for tag in self.labels or () if not is_tag(tag)), None)
         if other is not None:
             raise ValueError(f"labels lists {other!r}, which is not O, B-<label> or I-<label>; list BIO tags")
-
-
-_ENTITIES = Score("1", better="higher")
 
 
 def _guess(sample: Sample) -> Guess | None:

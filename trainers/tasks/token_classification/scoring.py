@@ -32,6 +32,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 Span = tuple[int, int, str]
 """First and past the last of the characters, or words, and the type."""
+Numbers = npt.NDArray[np.int64]
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
@@ -110,9 +111,6 @@ def types_of(tags: Iterable[str]) -> set[str]:
 
 def _f1(hits: int, predicted: int, true: int) -> float:
     return 2 * hits / (predicted + true) if predicted + true else 0.0
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 class EntityScoring:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 Numbers = npt.NDArray[np.integer]
+_CLASSES = ("other", "answer")
 
 
 def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers) -> dict[str, float]:
@@ -109,9 +110,6 @@ def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold:
         "f1": 2 * hits / max(1, int(predicted.sum() + actual.sum())),
         "accuracy": float((predicted == actual).mean()),
     }
-
-
-_CLASSES = ("other", "answer")
 
 
 @dataclass(frozen=True, slots=True)
