@@ -12,21 +12,21 @@ import getpass
 import hmac
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from fastapi import FastAPI, Request
-from fastapi.routing import iter_route_contexts
+from fastapi import Depends, FastAPI, Request
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.addresses import client_address
 from api.identity import Identity
+from api.parameters import refuse_unknown_parameters
 from api.principals import Principals
 from api.problems import ProblemError
 from service.config.settings import Settings
@@ -77,147 +77,63 @@ class On(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a route needs."""
+    """What a route needs; every route depends on the `apply` of one."""
 
     action: Action | None
     """What the sender must be allowed to do; None = public, no credential is looked at."""
     on: On = On.nothing
     own_token: Callable[[Settings], SecretStr | None] | None = None
     """A token of the settings that opens this route and no other; None = there is none."""
+    any_parameters: bool = False
+    """Whether query parameters that the route does not declare are let through."""
+
+    async def apply(self, request: Request) -> None:
+        """Identifies the sender as `request.state.caller`, and checks that the rule admits them.
+
+        Raises:
+            ProblemError: `unauthenticated` or `invalid-token`; `forbidden` for what they see and may not do;
+                `invalid-parameter`.
+            NotFound: the object is missing, or they do not see it.
+        """
+        await self.admit(request)
+        if not self.any_parameters:
+            refuse_unknown_parameters(request)
+
+    async def admit(self, request: Request) -> None:
+        """Applies the rule to the sender alone; raises as `apply` does."""
+        if self.action is None:
+            return
+        settings: Settings = request.app.state.settings
+        own = None if self.own_token is None else self.own_token(settings)
+        if own is not None and bears(request, own):
+            return
+        caller = await authenticated(request)
+        request.state.caller = caller
+        if caller.principal.kind is not UserKind.local:
+            await _apply(self, self.action, caller, request)
 
 
-PUBLIC = Rule(None)
-SIGNED_IN = Rule(Action.see)
+PUBLIC = Depends(Rule(None).apply)
+"""No credential is looked at."""
+PUBLIC_PAGE = Depends(Rule(None, any_parameters=True).apply)
+"""Public, with parameters that are for the page's script, or that a provider adds on the way back."""
+SIGNED_IN = Depends(Rule(Action.see).apply)
 """Whoever has a valid credential; lists show what they see."""
-_SUBMIT = Rule(Action.submit)
-_SEE, _STEER = Rule(Action.see, On.experiment), Rule(Action.steer_own, On.experiment)
-_ORGANISE = Rule(Action.organise, On.experiment)
-_ADMINISTER, _MANAGE = Rule(Action.administer), Rule(Action.manage_project, On.project)
-_SEE_ALL = Rule(Action.see, On.experiments)
-_SEE_RUN, _STEER_RUN = Rule(Action.see, On.run), Rule(Action.steer_own, On.run)
-
-RULES: Mapping[str, Rule] = {
-    # Experiments
-    "submit_experiment": _SUBMIT,
-    "list_experiments": SIGNED_IN,
-    "list_deleted_experiments": SIGNED_IN,
-    "get_experiment": _SEE,
-    "delete_experiment": _STEER,
-    "cancel_experiment": _STEER,
-    "pause_experiment": _STEER,
-    "resume_experiment": _STEER,
-    "retry_experiment": _STEER,
-    "set_experiment_priority": _STEER,
-    "get_experiment_spec": _SEE,
-    "list_experiment_runs": _SEE,
-    "list_events": _SEE,
-    "get_ledger": _SEE,
-    "stream_experiment": _SEE,
-    "stream_changes": SIGNED_IN,
-    "export_experiment": _SEE,
-    # Answers
-    "compare_experiment": _SEE_ALL,
-    "score_experiment": _SEE_ALL,
-    "frontier_experiment": _SEE_ALL,
-    "effects_experiment": _SEE_ALL,
-    "recommend_experiment": _SEE_ALL,
-    "speedup_experiment": _SEE_ALL,
-    "report_experiment": _SEE_ALL,
-    "list_figures": _SEE_ALL,
-    "get_figure": _SEE_ALL,
-    # Runs
-    "list_runs": SIGNED_IN,
-    "export_runs": SIGNED_IN,
-    "get_run": _SEE_RUN,
-    "cancel_run": _STEER_RUN,
-    "retry_run": _STEER_RUN,
-    "get_points": _SEE_RUN,
-    "get_measurements": _SEE_RUN,
-    "get_run_ledger": _SEE_RUN,
-    "get_summary": _SEE_RUN,
-    "get_attempts": _SEE_RUN,
-    "get_logs": _SEE_RUN,
-    "get_model": _SEE_RUN,
-    "get_model_card": _SEE_RUN,
-    "get_run_config": _SEE_RUN,
-    "list_checkpoints": _SEE_RUN,
-    "get_trace": _SEE_RUN,
-    "get_kernel_trace": _SEE_RUN,
-    "get_predictions": _SEE_RUN,
-    "stream_run": _SEE_RUN,
-    "restore_experiment": Rule(Action.steer_own, On.deleted),
-    "tag_experiment": _ORGANISE,
-    "annotate_experiment": _ORGANISE,
-    "archive_experiment": _ORGANISE,
-    # People and projects
-    "list_users": _ADMINISTER,
-    "add_user": _ADMINISTER,
-    "change_user": _ADMINISTER,
-    "list_tokens": SIGNED_IN,  # Their own; those of others as an administrator.
-    "create_token": _SUBMIT,
-    "revoke_token": _SUBMIT,
-    "list_audit": _ADMINISTER,
-    "export_audit": _ADMINISTER,
-    "list_projects": SIGNED_IN,
-    "create_project": _ADMINISTER,
-    "get_project": Rule(Action.see, On.project),
-    "get_project_limits": Rule(Action.see, On.project),
-    "get_project_usage": Rule(Action.see, On.project),
-    "set_project_limits": _MANAGE,  # Most fields as an administrator only.
-    "change_project": _MANAGE,
-    "archive_project": _MANAGE,
-    "set_member": _MANAGE,
-    "remove_member": _MANAGE,
-    # Notices: their own alone
-    "list_subscriptions": SIGNED_IN,
-    "add_subscription": _SUBMIT,
-    "remove_subscription": _SUBMIT,
-    "test_subscription": _SUBMIT,
-    "list_deliveries": SIGNED_IN,
-    # Saved views: their own, and those of projects that they see
-    "list_views": SIGNED_IN,
-    "save_view": _SUBMIT,
-    "delete_view": _SUBMIT,
-    # Queue and specs
-    "get_queue": SIGNED_IN,
-    "list_hardware": SIGNED_IN,
-    "get_cluster": SIGNED_IN,
-    "list_held_devices": SIGNED_IN,
-    "list_shares": SIGNED_IN,
-    "get_spec_schema": SIGNED_IN,
-    "list_examples": SIGNED_IN,
-    "validate_spec": _SUBMIT,
-    "preview_spec": _SUBMIT,
-    # The service itself
-    "healthz": PUBLIC,
-    "readyz": SIGNED_IN,
-    "metrics": Rule(Action.operate, own_token=lambda settings: settings.metrics_token),
-    # Logging in
-    "login_page": PUBLIC,
-    "login_options": PUBLIC,
-    "login_with_token": PUBLIC,
-    "login_with_provider": PUBLIC,
-    "login_from_provider": PUBLIC,
-    "device_code": PUBLIC,
-    "device_token": PUBLIC,
-    "device_page": PUBLIC,
-    "logout": SIGNED_IN,
-    "whoami": SIGNED_IN,
-    "list_sessions": SIGNED_IN,
-    "end_session": SIGNED_IN,
-    "describe_device_login": SIGNED_IN,
-    "decide_device_login": SIGNED_IN,
-    # Static files and texts, the same for every installation
-    "openapi_document": PUBLIC,
-    "explain_problem": PUBLIC,
-    "documentation": PUBLIC,
-    "start_documentation": PUBLIC,
-    "documentation_asset": PUBLIC,
-    "page": PUBLIC,
-    "static": PUBLIC,
-    "plotly_script": PUBLIC,
-}
-"""The rule of every operation, by the name of its endpoint; a route without one is refused at the start."""
+SUBMIT = Depends(Rule(Action.submit).apply)
+SEE, STEER = (
+    Depends(Rule(Action.see, On.experiment).apply),
+    Depends(Rule(Action.steer_own, On.experiment).apply),
+)
+ORGANISE = Depends(Rule(Action.organise, On.experiment).apply)
+STEER_DELETED = Depends(Rule(Action.steer_own, On.deleted).apply)
+SEE_ALL = Depends(Rule(Action.see, On.experiments).apply)
+SEE_RUN, STEER_RUN = Depends(Rule(Action.see, On.run).apply), Depends(Rule(Action.steer_own, On.run).apply)
+SEE_PROJECT, MANAGE = (
+    Depends(Rule(Action.see, On.project).apply),
+    Depends(Rule(Action.manage_project, On.project).apply),
+)
+ADMINISTER = Depends(Rule(Action.administer).apply)
+SCRAPE = Depends(Rule(Action.operate, own_token=lambda settings: settings.metrics_token).apply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,41 +157,27 @@ class Caller:
         return self.principal.actor(self.address)
 
 
+def rule_of(route: RouteContext | APIRoute) -> Rule:
+    """Returns the rule that a route depends on.
+
+    Raises:
+        LookupError: it has none, or several.
+    """
+    calls = (dependency.call for dependency in route.dependant.dependencies)
+    rules = [owner for call in calls if isinstance(owner := getattr(call, "__self__", None), Rule)]
+    if len(rules) != 1:
+        raise LookupError(f"{route.path} ({route.name}) needs one rule of api.access, not {len(rules)}")
+    return rules[0]
+
+
 def refuse_unruled(app: FastAPI) -> None:
-    """Checks that every route has a rule.
-
-    Raises:
-        LookupError: naming the routes without one, or with that of another.
-    """
-    names = Counter(str(context.name) for context in iter_route_contexts(app.routes))
-    if missing := sorted(names.keys() - RULES.keys()):
-        raise LookupError(f"routes without a rule in api.access.RULES: {', '.join(missing)}")
-    shared = sorted(name for name, count in names.items() if count > 1 and RULES[name] is not PUBLIC)
-    if shared:
-        raise LookupError(f"routes that share the rule of another by their name: {', '.join(shared)}")
-
-
-async def authorised(request: Request) -> None:
-    """Finds out who sends a request, and whether the route's rule lets them; `request.state.caller` is them.
-
-    Raises:
-        ProblemError: `unauthenticated` or `invalid-token`; `forbidden` for what they see and may not do.
-        NotFound: the object is missing, or they do not see it.
-    """
-    rule = RULES[request.scope["route"].name]
-    if rule.action is None:
-        return
-    settings: Settings = request.app.state.settings
-    if rule.own_token is not None and (own := rule.own_token(settings)) is not None and bears(request, own):
-        return
-    caller = await authenticated(request)
-    request.state.caller = caller
-    if caller.principal.kind is not UserKind.local:
-        await _apply(rule, rule.action, caller, request)
+    """Raises LookupError for a route without a rule."""
+    for route in iter_route_contexts(app.routes):
+        rule_of(route)
 
 
 async def current_user(request: Request) -> Caller:
-    """Returns who sent a request that `authorised` let through."""
+    """Returns who sent a request that its rule let through."""
     caller: Caller = request.state.caller
     return caller
 
@@ -500,6 +402,7 @@ async def while_permitted(
     request: Request, frames: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     """Yields the frames of a stream until its reader may not read it, or does not see the same any more."""
+    rule = rule_of(request.scope["route"])
     async with aclosing(frames):
         visible = request.state.caller.visible
         next_look_s = time.monotonic() + RECHECK_S
@@ -509,7 +412,7 @@ async def while_permitted(
                 continue
             next_look_s = time.monotonic() + RECHECK_S
             try:
-                await authorised(request)
+                await rule.admit(request)
             except (ProblemError, NotFound):
                 return
             except StoreError:

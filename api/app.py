@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from api import failures, login, openapi
-from api.access import authorised, refuse_unruled
+from api.access import refuse_unruled
 from api.checks import Checks
 from api.cluster_view import ClusterView
-from api.deps import known_parameters
 from api.guard import Guard
 from api.intake import Intake
 from api.login import device
@@ -49,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         UnusableDatabase: when the database cannot be used as it is.
-        LookupError: a route has no rule in `api.access.RULES`.
+        LookupError: a route has no rule of `api.access`.
         ValueError: the settings of provider or proxy contradict each other.
     """
     store = Store.open(settings)
@@ -88,15 +87,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def include_routes(app: FastAPI) -> None:
-    """Adds all routes, each behind its rule but for the health check, which touches nothing."""
-    app.include_router(system.health)
-    guarded = [Depends(authorised), Depends(known_parameters)]
+    """Adds all routes."""
     about_runs = (experiments, analysis, figures, runs, run_files, queue, specs, changes)
-    for module in (*about_runs, views, people, projects, notifications, system, docs, vendor):
-        app.include_router(module.router, dependencies=guarded)
-    for router in (experiments.deleted, logins.router, device.router):
-        app.include_router(router, dependencies=guarded)
-    # A provider adds parameters of its own to the address that it sends people back to; those of a page are
-    # for its script.
-    for router in (logins.pages, device.oauth, pages.router):
-        app.include_router(router, dependencies=[Depends(authorised)])
+    for module in (*about_runs, views, people, projects, notifications, system, docs, vendor, pages):
+        app.include_router(module.router)
+    for router in (experiments.deleted, logins.router, logins.pages, device.router, device.oauth):
+        app.include_router(router)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
-from fastapi.dependencies.models import Dependant
 
 from api.access import MAX_ID, Caller, current_user
 from api.checks import Checks
-from api.problems import ProblemError
 from api.stream import Streams
-from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, Problem
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -50,44 +46,6 @@ async def _streams(request: Request) -> Streams:
 async def _checks(request: Request) -> Checks:
     checks: Checks = request.app.state.checks
     return checks
-
-
-async def known_parameters(request: Request) -> None:
-    """Refuses query parameters that the operation does not have: a misspelt filter is not ignored.
-
-    Raises:
-        ProblemError: `invalid-parameter`, naming the nearest known one.
-    """
-    if not request.query_params:
-        return
-    known = set(_query_names(request.scope["route"].dependant))
-    unknown = [name for name in request.query_params if name not in known][:MAX_PROBLEMS]
-    hints = [_nearest(name, known) for name in unknown[:MAX_SUGGESTIONS]]
-    hints += [_listed(known)] * (len(unknown) - len(hints))
-    problems = [
-        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + hint)
-        for name, hint in zip(unknown, hints, strict=True)
-    ]
-    if problems:
-        raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
-
-
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    """Query parameters of an operation and of everything it depends on."""
-    yield from (field.alias for field in dependant.query_params)
-    for inner in dependant.dependencies:
-        yield from _query_names(inner)
-
-
-def _nearest(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name[:100], sorted(known), n=1)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return _listed(known)
-
-
-def _listed(known: set[str]) -> str:
-    return "this operation takes " + (", ".join(sorted(known)) or "none")
 
 
 StoreDep = Annotated[Store, Depends(_store)]

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from api.access import PUBLIC_PAGE, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.login.codes import new_user_code, normalised
@@ -49,7 +50,7 @@ UserCode = Annotated[
 ]
 
 
-@oauth.post("/device/code")
+@oauth.post("/device/code", dependencies=[PUBLIC_PAGE])
 async def device_code(request: Request, store: StoreDep, settings: SettingsDep) -> Response:
     """Begins a device login: codes for the device and for the person, and where that person goes."""
     throttle: Throttle = request.app.state.throttle
@@ -87,7 +88,7 @@ async def device_code(request: Request, store: StoreDep, settings: SettingsDep) 
     )
 
 
-@oauth.post("/device/token")
+@oauth.post("/device/token", dependencies=[PUBLIC_PAGE])
 async def device_token(request: Request, store: StoreDep) -> Response:
     """Gives an approved device its token, once; until then, says why there is none yet."""
     throttle: Throttle = request.app.state.throttle
@@ -135,7 +136,7 @@ _WHY = {
 }
 
 
-@oauth.get("/device")
+@oauth.get("/device", dependencies=[PUBLIC_PAGE])
 def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
     """The page on which a device login is approved; its script reads the code."""
     return file("device.html")
@@ -143,6 +144,7 @@ def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
 
 @router.get(
     "/api/v1/device-logins/{user_code}",
+    dependencies=[SIGNED_IN],
     response_model=DeviceGrant,
     responses=declared("not-found", "too-many-requests"),
     summary="A device that asks to be let in",
@@ -157,6 +159,7 @@ def describe_device_login(
 
 @router.post(
     "/api/v1/device-logins/{user_code}/decision",
+    dependencies=[SIGNED_IN],
     status_code=204,
     responses=declared("not-found", "csrf-failed", "too-many-requests"),
     summary="Let a device in, or turn it away",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from api.access import FIRST_ADMINISTRATOR
+from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_PAGE, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.identity import Identity, Via
@@ -46,7 +46,7 @@ SessionId = Annotated[
 ]
 
 
-@pages.get("/login")
+@pages.get("/login", dependencies=[PUBLIC_PAGE])
 def login_page(
     return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
 ) -> Response:
@@ -54,7 +54,7 @@ def login_page(
     return file("login.html")
 
 
-@pages.get("/login/options")
+@pages.get("/login/options", dependencies=[PUBLIC])
 def login_options(request: Request, settings: SettingsDep) -> Response:
     """How one can log in here."""
     issuer = settings.oidc_issuer
@@ -62,7 +62,7 @@ def login_options(request: Request, settings: SettingsDep) -> Response:
     return Response(to_json(options), media_type="application/json", headers=_NO_STORE)
 
 
-@pages.post("/login/token")
+@pages.post("/login/token", dependencies=[PUBLIC])
 def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> Response:
     """Opens a session with a token, which caps what the session may do and ends it with itself."""
     refuse_foreign_page(request)
@@ -86,7 +86,7 @@ def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> 
     return answer
 
 
-@pages.get("/login/oidc")
+@pages.get("/login/oidc", dependencies=[PUBLIC_PAGE])
 def login_with_provider(
     request: Request, return_to: Annotated[str | None, Query(alias="return")] = None
 ) -> Response:
@@ -107,7 +107,7 @@ def login_with_provider(
     return answer
 
 
-@pages.get("/login/oidc/callback")
+@pages.get("/login/oidc/callback", dependencies=[PUBLIC_PAGE])
 def login_from_provider(
     request: Request,
     state: str = "",
@@ -151,6 +151,7 @@ def _failed(back: str, error: ProviderError) -> Response:
 
 @router.post(
     "/logout",
+    dependencies=[SIGNED_IN],
     status_code=200,
     responses=declared("csrf-failed"),
     summary="End this session",
@@ -169,6 +170,7 @@ def logout(request: Request, user: CurrentUser) -> Response:
 
 @router.get(
     "/api/v1/whoami",
+    dependencies=[SIGNED_IN],
     response_model=Whoami,
     responses=declared(),
     summary="Who sends this request",
@@ -199,6 +201,7 @@ def whoami(request: Request, user: CurrentUser) -> Response:
 
 @router.get(
     "/api/v1/sessions",
+    dependencies=[SIGNED_IN],
     response_model=Sessions,
     responses=declared("forbidden"),
     summary="Browsers that are logged in",
@@ -224,6 +227,7 @@ def list_sessions(
 
 @router.delete(
     "/api/v1/sessions/{session_id}",
+    dependencies=[SIGNED_IN],
     status_code=204,
     responses=declared("not-found", "csrf-failed"),
     summary="End a session",

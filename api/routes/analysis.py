@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
-from api.access import MAX_ID
+from api.access import MAX_ID, SEE_ALL
 from api.deps import ExperimentId, Filter, SettingsDep, StoreDep
 from api.problems import declared
 from service.analysis.answers import (
@@ -106,6 +106,7 @@ class ReportFormat(StrEnum):
 
 @router.get(
     "/{experiment_id}/compare",
+    dependencies=[SEE_ALL],
     responses=_PROBLEMS,
     summary="Compare configurations",
 )
@@ -156,7 +157,9 @@ def compare_experiment(
     )
 
 
-@router.get("/{experiment_id}/score", responses=_PROBLEMS, summary="Score configurations")
+@router.get(
+    "/{experiment_id}/score", dependencies=[SEE_ALL], responses=_PROBLEMS, summary="Score configurations"
+)
 def score_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
@@ -178,6 +181,7 @@ def score_experiment(
 
 @router.get(
     "/{experiment_id}/frontier",
+    dependencies=[SEE_ALL],
     responses=_PROBLEMS,
     summary="Get the Pareto frontier",
 )
@@ -194,6 +198,7 @@ def frontier_experiment(
 
 @router.get(
     "/{experiment_id}/effects",
+    dependencies=[SEE_ALL],
     responses=_PROBLEMS,
     summary="Get the effects of axes",
 )
@@ -211,6 +216,7 @@ def effects_experiment(
 
 @router.get(
     "/{experiment_id}/recommend",
+    dependencies=[SEE_ALL],
     responses=_PROBLEMS,
     summary="Recommend a configuration",
 )
@@ -243,6 +249,7 @@ def recommend_experiment(
 
 @router.get(
     "/{experiment_id}/speedup",
+    dependencies=[SEE_ALL],
     responses=_PROBLEMS,
     summary="Set configurations against a baseline",
 )
@@ -283,6 +290,7 @@ def speedup_experiment(
 
 @router.get(
     "/{experiment_id}/report",
+    dependencies=[SEE_ALL],
     response_class=Response,
     summary="Get a report",
     responses={

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from api.access import while_permitted
+from api.access import SIGNED_IN, while_permitted
 from api.deps import CurrentUser, LastEventId, StreamsDep
 from api.problems import declared
 from api.stream import EventStream, parse_moment
@@ -18,7 +18,13 @@ async def _after(last_event_id: LastEventId = None) -> float | None:
     return parse_moment(last_event_id)
 
 
-@router.get("/stream", response_class=EventStream, summary="Follow all experiments", responses=declared())
+@router.get(
+    "/stream",
+    dependencies=[SIGNED_IN],
+    response_class=EventStream,
+    summary="Follow all experiments",
+    responses=declared(),
+)
 async def stream_changes(
     request: Request, user: CurrentUser, streams: StreamsDep, after: Annotated[float | None, Depends(_after)]
 ) -> EventStream:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
+from api.access import PUBLIC
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
@@ -26,7 +27,7 @@ _POLICY = (
 """Swagger UI writes style attributes; scripts still come from this server alone."""
 
 
-@router.get("/docs")
+@router.get("/docs", dependencies=[PUBLIC])
 async def documentation() -> HTMLResponse:
     """The OpenAPI document, to read and to try."""
     return HTMLResponse(
@@ -39,13 +40,13 @@ async def documentation() -> HTMLResponse:
     )
 
 
-@router.get("/docs/start.js")
+@router.get("/docs/start.js", dependencies=[PUBLIC])
 async def start_documentation() -> Response:
     """What starts Swagger UI; a file of its own, because the policy allows no inline script."""
     return Response(_START, media_type="text/javascript")
 
 
-@router.get("/docs/{name}")
+@router.get("/docs/{name}", dependencies=[PUBLIC])
 def documentation_asset(name: str) -> Response:
     """One of Swagger UI's files."""
     if name not in _TYPES:

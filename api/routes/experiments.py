@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import Caller, while_permitted
+from api.access import ORGANISE, SEE, SIGNED_IN, STEER, STEER_DELETED, SUBMIT, Caller, while_permitted
 from api.body import SPEC_BODY
 from api.deps import (
     CurrentUser,
@@ -78,6 +78,7 @@ AfterEvent = Annotated[int, Depends(_after_event)]
 
 @router.post(
     "",
+    dependencies=[SUBMIT],
     status_code=201,
     response_model=ExperimentStatus,
     summary="Submit a spec",
@@ -123,7 +124,7 @@ async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = 
     return Response(body, 201, headers, "application/json")
 
 
-@router.get("", responses=_LIST, summary="List experiments")
+@router.get("", dependencies=[SIGNED_IN], responses=_LIST, summary="List experiments")
 def list_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -146,7 +147,7 @@ def list_experiments(
     return Page(store.listed(page.items, costs=costs), page.next_page_token)
 
 
-@deleted.get("", responses=declared(), summary="List what can be restored")
+@deleted.get("", dependencies=[SIGNED_IN], responses=declared(), summary="List what can be restored")
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -156,7 +157,7 @@ def list_deleted_experiments(
     return Items(store.restorable_experiments(limit=limit, visible=user.visible))
 
 
-@router.get("/{experiment_id}", responses=_NO_SUCH, summary="Get an experiment")
+@router.get("/{experiment_id}", dependencies=[SEE], responses=_NO_SUCH, summary="Get an experiment")
 def get_experiment(
     experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
@@ -165,7 +166,11 @@ def get_experiment(
 
 
 @router.delete(
-    "/{experiment_id}", status_code=204, responses=_STEER, summary="Delete an experiment that has ended"
+    "/{experiment_id}",
+    dependencies=[STEER],
+    status_code=204,
+    responses=_STEER,
+    summary="Delete an experiment that has ended",
 )
 def delete_experiment(
     experiment_id: ExperimentId,
@@ -184,6 +189,7 @@ def delete_experiment(
 
 @router.post(
     "/{experiment_id}/restore",
+    dependencies=[STEER_DELETED],
     responses=_STEER,
     summary="Restore a deleted experiment",
 )
@@ -196,6 +202,7 @@ def restore_experiment(
 
 @router.post(
     "/{experiment_id}/cancel",
+    dependencies=[STEER],
     responses=_STEER,
     summary="Cancel an experiment",
 )
@@ -208,6 +215,7 @@ def cancel_experiment(
 
 @router.post(
     "/{experiment_id}/pause",
+    dependencies=[STEER],
     responses=_STEER,
     summary="Pause an experiment",
 )
@@ -220,6 +228,7 @@ def pause_experiment(
 
 @router.post(
     "/{experiment_id}/resume",
+    dependencies=[STEER],
     responses=_STEER,
     summary="Resume a paused experiment",
 )
@@ -232,6 +241,7 @@ def resume_experiment(
 
 @router.post(
     "/{experiment_id}/retry",
+    dependencies=[STEER],
     responses=_STEER,
     summary="Retry what failed or was cancelled",
 )
@@ -252,6 +262,7 @@ def retry_experiment(
 
 @router.put(
     "/{experiment_id}/priority",
+    dependencies=[STEER],
     responses=declared(
         "invalid-body",
         "not-found",
@@ -279,7 +290,12 @@ def set_experiment_priority(
     )
 
 
-@router.patch("/{experiment_id}/tags", responses=_ORGANISE, summary="Change an experiment's tags")
+@router.patch(
+    "/{experiment_id}/tags",
+    dependencies=[ORGANISE],
+    responses=_ORGANISE,
+    summary="Change an experiment's tags",
+)
 def tag_experiment(
     experiment_id: ExperimentId, body: TagChange, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
@@ -288,7 +304,12 @@ def tag_experiment(
     return _changed(changed, store, queue, user)
 
 
-@router.put("/{experiment_id}/notes", responses=_ORGANISE, summary="Set an experiment's notes")
+@router.put(
+    "/{experiment_id}/notes",
+    dependencies=[ORGANISE],
+    responses=_ORGANISE,
+    summary="Set an experiment's notes",
+)
 def annotate_experiment(
     experiment_id: ExperimentId, body: Notes, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
@@ -296,7 +317,9 @@ def annotate_experiment(
     return _changed(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue, user)
 
 
-@router.put("/{experiment_id}/archive", responses=_ORGANISE, summary="Archive an experiment")
+@router.put(
+    "/{experiment_id}/archive", dependencies=[ORGANISE], responses=_ORGANISE, summary="Archive an experiment"
+)
 def archive_experiment(
     experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
@@ -306,6 +329,7 @@ def archive_experiment(
 
 @router.get(
     "/{experiment_id}/spec",
+    dependencies=[SEE],
     response_class=Response,
     summary="Get the spec as submitted",
     responses={
@@ -336,6 +360,7 @@ def get_experiment_spec(
 
 @router.get(
     "/{experiment_id}/runs",
+    dependencies=[SEE],
     responses=declared("invalid-filter", "invalid-page-token", "not-found"),
     summary="List the runs of an experiment",
 )
@@ -359,6 +384,7 @@ def list_experiment_runs(
 
 @router.get(
     "/{experiment_id}/events",
+    dependencies=[SEE],
     responses=_NO_SUCH,
     summary="List an experiment's events",
 )
@@ -374,6 +400,7 @@ def list_events(
 
 @router.get(
     "/{experiment_id}/ledger",
+    dependencies=[SEE],
     responses=_NO_SUCH,
     summary="Get the ledger of an experiment",
 )
@@ -384,6 +411,7 @@ def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
 
 @router.get(
     "/{experiment_id}/stream",
+    dependencies=[SEE],
     response_class=EventStream,
     summary="Follow an experiment",
     responses=_NO_SUCH,
@@ -402,6 +430,7 @@ async def stream_experiment(
 
 @router.get(
     "/{experiment_id}/export",
+    dependencies=[SEE],
     response_class=StreamingResponse,
     summary="Export the runs of an experiment",
     responses={200: export.DECLARED, **declared("not-found", "invalid-filter")},

@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
+from api.access import SEE_ALL
 from api.deps import ExperimentId, SettingsDep, StoreDep
 from api.problems import declared
 from api.routes.analysis import Also, Metrics, Selected, Strategy, Weights
@@ -22,7 +23,12 @@ router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
 _PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable")
 
 
-@router.get("/{experiment_id}/figures", responses=declared("not-found"), summary="List figures")
+@router.get(
+    "/{experiment_id}/figures",
+    dependencies=[SEE_ALL],
+    responses=declared("not-found"),
+    summary="List figures",
+)
 def list_figures(experiment_id: ExperimentId, store: StoreDep, also: Also = None) -> Choices:
     """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
     from service.output.plots.registry import choices
@@ -32,6 +38,7 @@ def list_figures(experiment_id: ExperimentId, store: StoreDep, also: Also = None
 
 @router.get(
     "/{experiment_id}/figures/{figure}",
+    dependencies=[SEE_ALL],
     response_model=Plot,
     responses=_PROBLEMS,
     summary="Get a figure",

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import MAX_ID, Caller
+from api.access import MAX_ID, SIGNED_IN, SUBMIT, Caller
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.problems import ProblemError, declared
 from service.config.document import Problem
@@ -54,7 +54,9 @@ class Wanted(BaseModel):
     )
 
 
-@router.get("/subscriptions", responses=declared(), summary="List your subscriptions")
+@router.get(
+    "/subscriptions", dependencies=[SIGNED_IN], responses=declared(), summary="List your subscriptions"
+)
 def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
     """Who is told what, and how; without secrets."""
     return Items([one for one in store.subscriptions(user.owner) if user.principal.reaches(one.within)])
@@ -62,6 +64,7 @@ def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription
 
 @router.post(
     "/subscriptions",
+    dependencies=[SUBMIT],
     status_code=201,
     responses=declared("invalid-body", "malformed-request", "not-found", "forbidden", "storage-full"),
     summary="Subscribe to what happens",
@@ -92,7 +95,11 @@ def add_subscription(
 
 
 @router.delete(
-    "/subscriptions/{subscription_id}", status_code=204, responses=_ONE, summary="Remove a subscription"
+    "/subscriptions/{subscription_id}",
+    dependencies=[SUBMIT],
+    status_code=204,
+    responses=_ONE,
+    summary="Remove a subscription",
 )
 def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
     """Remove it with its log; messages that wait are not sent."""
@@ -103,6 +110,7 @@ def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: 
 
 @router.post(
     "/subscriptions/{subscription_id}/test",
+    dependencies=[SUBMIT],
     status_code=202,
     responses=_ONE,
     summary="Send a test message",
@@ -113,7 +121,12 @@ def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: Cu
     return store.test_subscription(subscription_id)
 
 
-@router.get("/deliveries", responses=declared("not-found"), summary="List messages and their outcomes")
+@router.get(
+    "/deliveries",
+    dependencies=[SIGNED_IN],
+    responses=declared("not-found"),
+    summary="List messages and their outcomes",
+)
 def list_deliveries(
     store: StoreDep,
     user: CurrentUser,

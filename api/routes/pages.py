@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,17 +14,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Header
 from fastapi.responses import Response
 
+from api.access import PUBLIC_PAGE
 from api.compression import takes_gzip
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
 
-PAGES: Final = (
-    "/", "/compare", "/experiments/{id}", "/experiments/{id}/{tab}", "/runs/{id}", "/runs/{id}/{tab}",
-    "/queue", "/new", "/hardware", "/projects", "/projects/{name}", "/people", "/tokens", "/audit",
-    "/account",
-)  # fmt: skip
-"""Paths of pages; `api/static/app.js` has the same."""
 _FOLDER: Final = Path(__file__).parent.parent / "static"
 _FILES: Final[Mapping[str, Path]] = {
     str(path.relative_to(_FOLDER)): path for path in _FOLDER.rglob("*") if path.is_file()
@@ -38,11 +34,21 @@ def page() -> Response:
     return file("index.html")
 
 
-for _path in PAGES:
-    router.add_api_route(_path, page, methods=["GET"])
+def paths() -> Iterator[str]:
+    """Yields the paths of the pages that `app.js` routes, such as `/runs/{id}/{tab}`."""
+    source = _FILES["app.js"].read_text(encoding="utf-8")
+    for pattern in re.findall(r'^route\("([^"]+)"', source, re.MULTILINE):
+        path = re.sub(r":(\w+)", r"{\1}", pattern)
+        if path.endswith("?"):
+            yield path[: path.rindex("/")]
+        yield path.removesuffix("?")
 
 
-@router.get("/static/{name:path}")
+for _path in paths():
+    router.add_api_route(_path, page, methods=["GET"], dependencies=[PUBLIC_PAGE])
+
+
+@router.get("/static/{name:path}", dependencies=[PUBLIC_PAGE])
 def static(
     name: str,
     if_none_match: Annotated[str | None, Header()] = None,

@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.access import MAX_ID
+from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.deps import CurrentUser, StoreDep
 from api.export import MEDIA_TYPES, guarded
 from api.people_shapes import NewUser, TokenRequest, UserChange
@@ -65,13 +65,13 @@ def _administers(user: CurrentUser) -> bool:
 # -- Users -----------------------------------------------------------------------------------------
 
 
-@router.get("/users", responses=declared("forbidden"), summary="List the users")
+@router.get("/users", dependencies=[ADMINISTER], responses=declared("forbidden"), summary="List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
     return Items(store.users())
 
 
-@router.post("/users", status_code=201, responses=_CHANGE, summary="Add a user")
+@router.post("/users", dependencies=[ADMINISTER], status_code=201, responses=_CHANGE, summary="Add a user")
 def add_user(body: NewUser, request: Request, store: StoreDep, user: CurrentUser) -> User:
     """Add a person or a service account, who becomes a member of the project `default`."""
     added = store.add_user(
@@ -85,7 +85,7 @@ def add_user(body: NewUser, request: Request, store: StoreDep, user: CurrentUser
     return added
 
 
-@router.patch("/users/{name}", responses=_CHANGE, summary="Change a user")
+@router.patch("/users/{name}", dependencies=[ADMINISTER], responses=_CHANGE, summary="Change a user")
 def change_user(
     name: UserName, body: UserChange, request: Request, store: StoreDep, user: CurrentUser
 ) -> User:
@@ -104,7 +104,7 @@ def change_user(
 # -- Tokens ----------------------------------------------------------------------------------------
 
 
-@router.get("/tokens", responses=declared("forbidden"), summary="List tokens")
+@router.get("/tokens", dependencies=[SIGNED_IN], responses=declared("forbidden"), summary="List tokens")
 def list_tokens(
     store: StoreDep,
     user: CurrentUser,
@@ -124,7 +124,7 @@ def list_tokens(
     return Items([token for token in store.tokens(wanted) if user.principal.reaches(token.project)])
 
 
-@router.post("/tokens", status_code=201, responses=_CHANGE, summary="Create a token")
+@router.post("/tokens", dependencies=[SUBMIT], status_code=201, responses=_CHANGE, summary="Create a token")
 def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewToken:
     """The answer has the secret, this once. A token can do no more than the one that it was created with."""
     wanted = body.user or user.owner
@@ -142,7 +142,7 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     )
 
 
-@router.delete("/tokens/{token_id}", responses=_CHANGE, summary="Revoke a token")
+@router.delete("/tokens/{token_id}", dependencies=[SUBMIT], responses=_CHANGE, summary="Revoke a token")
 def revoke_token(token_id: TokenId, request: Request, store: StoreDep, user: CurrentUser) -> Token:
     """It stops working at once; one that was revoked before stays as it is, which is not an error.
 
@@ -161,7 +161,9 @@ def revoke_token(token_id: TokenId, request: Request, store: StoreDep, user: Cur
 # -- Audit log -------------------------------------------------------------------------------------
 
 
-@router.get("/audit", responses=declared("forbidden"), summary="Read the audit log")
+@router.get(
+    "/audit", dependencies=[ADMINISTER], responses=declared("forbidden"), summary="Read the audit log"
+)
 def list_audit(
     store: StoreDep,
     since_s: Since = None,
@@ -187,7 +189,7 @@ def list_audit(
 
 
 @router.get(
-    "/audit/export",
+    "/audit/export", dependencies=[ADMINISTER],
     response_class=StreamingResponse,
     responses={
         200: {"description": "One row per change, the oldest first; streamed.",

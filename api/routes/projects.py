@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 
+from api.access import ADMINISTER, MANAGE, SEE_PROJECT, SIGNED_IN
 from api.deps import CurrentUser, StoreDep
 from api.people_shapes import Archived, Membership, NewProject, ProjectChange
 from api.problems import ProblemError, declared
@@ -40,13 +41,13 @@ Month = Annotated[
 ]
 
 
-@router.get("", summary="List the projects", responses=declared())
+@router.get("", dependencies=[SIGNED_IN], summary="List the projects", responses=declared())
 def list_projects(store: StoreDep, user: CurrentUser) -> Items[Project]:
     """Those that the sender sees, by name, archived ones included."""
     return Items([project for project in store.projects() if user.principal.sees(project.name)])
 
 
-@router.post("", status_code=201, responses=_CHANGE, summary="Create a project")
+@router.post("", dependencies=[ADMINISTER], status_code=201, responses=_CHANGE, summary="Create a project")
 def create_project(body: NewProject, request: Request, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """It has no members yet."""
     created = store.create_project(
@@ -60,13 +61,13 @@ def create_project(body: NewProject, request: Request, store: StoreDep, user: Cu
     return created
 
 
-@router.get("/{project}", responses=_SEE, summary="Get a project")
+@router.get("/{project}", dependencies=[SEE_PROJECT], responses=_SEE, summary="Get a project")
 def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
     """One project with its members."""
     return store.project(project)
 
 
-@router.patch("/{project}", responses=_CHANGE, summary="Change a project")
+@router.patch("/{project}", dependencies=[MANAGE], responses=_CHANGE, summary="Change a project")
 def change_project(
     project: ProjectName, body: ProjectChange, request: Request, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -82,13 +83,13 @@ def change_project(
     return changed
 
 
-@router.get("/{project}/limits", responses=_SEE, summary="Get a project's limits")
+@router.get("/{project}/limits", dependencies=[SEE_PROJECT], responses=_SEE, summary="Get a project's limits")
 def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
     """Weight, guaranteed devices, ceilings, priorities by role, and caps on a user's runs."""
     return store.project_limits(project)
 
 
-@router.put("/{project}/limits", responses=_CHANGE, summary="Set a project's limits")
+@router.put("/{project}/limits", dependencies=[MANAGE], responses=_CHANGE, summary="Set a project's limits")
 def set_project_limits(
     project: ProjectName, body: ProjectLimits, request: Request, store: StoreDep, user: CurrentUser
 ) -> ProjectLimits:
@@ -113,7 +114,12 @@ def set_project_limits(
     return changed
 
 
-@router.get("/{project}/usage", responses=_SEE, summary="Get what a project has used in a month")
+@router.get(
+    "/{project}/usage",
+    dependencies=[SEE_PROJECT],
+    responses=_SEE,
+    summary="Get what a project has used in a month",
+)
 def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None) -> ProjectUse:
     """Price, energy and time of the devices that its experiments held, by user, next to its budgets.
 
@@ -122,7 +128,7 @@ def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None
     return store.project_use(project, month)
 
 
-@router.put("/{project}/archive", responses=_CHANGE, summary="Archive a project")
+@router.put("/{project}/archive", dependencies=[MANAGE], responses=_CHANGE, summary="Archive a project")
 def archive_project(
     project: ProjectName, body: Archived, request: Request, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -132,7 +138,12 @@ def archive_project(
     return changed
 
 
-@router.put("/{project}/members/{name}", responses=_CHANGE, summary="Give a user a role in a project")
+@router.put(
+    "/{project}/members/{name}",
+    dependencies=[MANAGE],
+    responses=_CHANGE,
+    summary="Give a user a role in a project",
+)
 def set_member(
     project: ProjectName,
     name: UserName,
@@ -147,7 +158,12 @@ def set_member(
     return changed
 
 
-@router.delete("/{project}/members/{name}", responses=_CHANGE, summary="Remove a user from a project")
+@router.delete(
+    "/{project}/members/{name}",
+    dependencies=[MANAGE],
+    responses=_CHANGE,
+    summary="Remove a user from a project",
+)
 def remove_member(
     project: ProjectName, name: UserName, request: Request, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:

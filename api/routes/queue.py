@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from api.access import SIGNED_IN
 from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
 from api.problems import declared
 from service.config.hardware import Hardware
@@ -19,7 +20,12 @@ from service.scheduling.shares import shares
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 
 
-@router.get("/queue", responses=declared("invalid-page-token"), summary="List what waits and why")
+@router.get(
+    "/queue",
+    dependencies=[SIGNED_IN],
+    responses=declared("invalid-page-token"),
+    summary="List what waits and why",
+)
 def get_queue(
     queue: QueueDep, user: CurrentUser, page_size: PageSize = 50, page_token: PageToken = None
 ) -> QueueListing:
@@ -33,7 +39,9 @@ def get_queue(
     return queue.listing(page_size=page_size, page_token=page_token, visible=user.visible)
 
 
-@router.get("/shares", responses=declared(), summary="List the shares of the devices")
+@router.get(
+    "/shares", dependencies=[SIGNED_IN], responses=declared(), summary="List the shares of the devices"
+)
 def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     """Who is entitled to which part of each kind of device, and who has it, by project and user.
 
@@ -43,13 +51,17 @@ def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     return Items(shares(store, user.visible))
 
 
-@router.get("/hardware", responses=declared(), summary="List the hardware catalogue")
+@router.get(
+    "/hardware", dependencies=[SIGNED_IN], responses=declared(), summary="List the hardware catalogue"
+)
 async def list_hardware(catalogue: CatalogueDep) -> Items[Hardware]:
     """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
     return Items(list(catalogue.values()))
 
 
-@router.get("/cluster/held", responses=declared(), summary="List the devices that are held")
+@router.get(
+    "/cluster/held", dependencies=[SIGNED_IN], responses=declared(), summary="List the devices that are held"
+)
 def list_held_devices(
     store: StoreDep,
     user: CurrentUser,
@@ -59,7 +71,9 @@ def list_held_devices(
     return Items(store.held_devices(limit=limit, visible=user.visible))
 
 
-@router.get("/cluster", responses=declared(), summary="Get the clusters of all pools")
+@router.get(
+    "/cluster", dependencies=[SIGNED_IN], responses=declared(), summary="Get the clusters of all pools"
+)
 def get_cluster(queue: QueueDep) -> Cluster:
     """The Ray cluster of each pool as one of its schedulers last saw it.
 

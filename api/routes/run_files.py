@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
+from api.access import SEE_RUN
 from api.deps import RunId, SettingsDep, StoreDep
 from api.problems import ProblemError, declared
 from service.domain.records import Items
@@ -21,6 +22,7 @@ _NO_SUCH = declared("not-found")
 
 @router.get(
     "/{run_id}/config",
+    dependencies=[SEE_RUN],
     response_class=Response,
     responses={
         200: {
@@ -36,7 +38,12 @@ def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     return Response(store.run_config(run_id), media_type="application/json")
 
 
-@router.get("/{run_id}/checkpoints", responses=_NO_SUCH, summary="List the checkpoints of a run")
+@router.get(
+    "/{run_id}/checkpoints",
+    dependencies=[SEE_RUN],
+    responses=_NO_SUCH,
+    summary="List the checkpoints of a run",
+)
 def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Items[SavedCheckpoint]:
     """Those that are on the disk, the newest first; older ones are removed as newer ones are complete."""
     return Items(saved_checkpoints(store, settings, run_id))
@@ -44,6 +51,7 @@ def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> I
 
 @router.get(
     "/{run_id}/model-card",
+    dependencies=[SEE_RUN],
     response_class=Response,
     responses={
         200: {

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import MAX_ID, while_permitted
+from api.access import MAX_ID, SEE_RUN, SIGNED_IN, STEER_RUN, while_permitted
 from api.deps import (
     CurrentUser,
     Filter,
@@ -76,6 +76,7 @@ async def _place(
 
 @router.get(
     "",
+    dependencies=[SIGNED_IN],
     responses=declared("invalid-filter", "invalid-page-token"),
     summary="List runs over all experiments",
 )
@@ -99,6 +100,7 @@ def list_runs(
 
 @router.get(
     "/export",
+    dependencies=[SIGNED_IN],
     response_class=StreamingResponse,
     summary="Export runs over all experiments",
     responses={200: export.DECLARED, **declared("invalid-filter")},
@@ -116,25 +118,25 @@ def export_runs(
     )
 
 
-@router.get("/{run_id}", responses=_NO_SUCH, summary="Get a run")
+@router.get("/{run_id}", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get a run")
 def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
     return store.run(run_id)
 
 
-@router.post("/{run_id}/cancel", responses=_STEER, summary="Cancel a run")
+@router.post("/{run_id}/cancel", dependencies=[STEER_RUN], responses=_STEER, summary="Cancel a run")
 def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
     return store.request_cancel_run(run_id, actor=user.actor)
 
 
-@router.post("/{run_id}/retry", responses=_STEER, summary="Retry a run")
+@router.post("/{run_id}/retry", dependencies=[STEER_RUN], responses=_STEER, summary="Retry a run")
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
     return store.retry_run(run_id, actor=user.actor)
 
 
-@router.get("/{run_id}/points", responses=_NO_SUCH, summary="Get the points of a run")
+@router.get("/{run_id}/points", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the points of a run")
 def get_points(
     run_id: RunId,
     store: StoreDep,
@@ -176,6 +178,7 @@ def get_points(
 
 @router.get(
     "/{run_id}/measurements",
+    dependencies=[SEE_RUN],
     responses=_NO_SUCH,
     summary="Get the measurements of a run",
 )
@@ -184,25 +187,29 @@ def get_measurements(run_id: RunId, store: StoreDep) -> Items[MeasurementRow]:
     return Items(store.measurements(run_id))
 
 
-@router.get("/{run_id}/ledger", responses=_NO_SUCH, summary="Get the ledger of a run")
+@router.get("/{run_id}/ledger", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the ledger of a run")
 def get_run_ledger(run_id: RunId, store: StoreDep) -> Account:
     """What every attempt is charged in time, money and energy, and what of it was lost."""
     return store.account(run_id)
 
 
-@router.get("/{run_id}/summary", responses=_NO_SUCH, summary="Get the summary of a run")
+@router.get(
+    "/{run_id}/summary", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the summary of a run"
+)
 def get_summary(run_id: RunId, store: StoreDep) -> RunSummary:
     """Everything that it reported as a whole; empty until it ends."""
     return RunSummary(run_id, store.summary(run_id))
 
 
-@router.get("/{run_id}/attempts", responses=_NO_SUCH, summary="Get the attempts of a run")
+@router.get(
+    "/{run_id}/attempts", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the attempts of a run"
+)
 def get_attempts(run_id: RunId, store: StoreDep) -> Items[Attempt]:
     """Each try at it, the first one first, with what makes it reproducible."""
     return Items(store.attempts(run_id))
 
 
-@router.get("/{run_id}/logs", responses=_NO_SUCH, summary="Get the log of a run")
+@router.get("/{run_id}/logs", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the log of a run")
 def get_logs(
     run_id: RunId,
     store: StoreDep,
@@ -232,6 +239,7 @@ def get_logs(
 
 @router.get(
     "/{run_id}/model",
+    dependencies=[SEE_RUN],
     response_class=StreamingResponse,
     responses={
         200: {
@@ -269,6 +277,7 @@ def get_model(
 
 @router.get(
     "/{run_id}/trace",
+    dependencies=[SEE_RUN],
     response_class=Response,
     responses={
         200: {
@@ -295,6 +304,7 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
 
 @router.get(
     "/{run_id}/trace/kernels",
+    dependencies=[SEE_RUN],
     response_class=Response,
     responses={
         200: {
@@ -326,6 +336,7 @@ def get_kernel_trace(
 
 @router.get(
     "/{run_id}/predictions",
+    dependencies=[SEE_RUN],
     response_class=StreamingResponse,
     responses={
         200: {
@@ -362,7 +373,13 @@ def get_predictions(
     )
 
 
-@router.get("/{run_id}/stream", response_class=EventStream, responses=_NO_SUCH, summary="Follow a run")
+@router.get(
+    "/{run_id}/stream",
+    dependencies=[SEE_RUN],
+    response_class=EventStream,
+    responses=_NO_SUCH,
+    summary="Follow a run",
+)
 async def stream_run(
     request: Request,
     run_id: Annotated[int, Depends(existing)],

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
+from api.access import SIGNED_IN, SUBMIT
 from api.body import SPEC_BODY, SpecBody
 from api.deps import CatalogueDep, ChecksDep, CurrentUser, PageSize, SettingsDep, StoreDep
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
@@ -31,6 +32,7 @@ _SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidd
 
 @router.get(
     "/spec.schema.json",
+    dependencies=[SIGNED_IN],
     response_class=JSONResponse,
     response_model=None,
     responses={
@@ -50,7 +52,7 @@ async def get_spec_schema() -> JSONResponse:
 _SCHEMA: dict[str, Any] = json_schema()
 
 
-@router.get("/examples", responses=declared(), summary="List examples of specs")
+@router.get("/examples", dependencies=[SIGNED_IN], responses=declared(), summary="List examples of specs")
 def list_examples() -> Items[Example]:
     """Specs to begin with, each with the question that it answers."""
     return Items(list(examples()))
@@ -58,6 +60,7 @@ def list_examples() -> Items[Example]:
 
 @router.post(
     "/specs/validate",
+    dependencies=[SUBMIT],
     responses=_SPEC,
     openapi_extra=SPEC_BODY,
     summary="Validate a spec",
@@ -89,6 +92,7 @@ async def validate_spec(
 
 @router.post(
     "/specs/preview",
+    dependencies=[SUBMIT],
     responses={
         **_SPEC,
         **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidden", "invalid-page-token"),

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from api.access import PUBLIC, SCRAPE, SIGNED_IN
 from api.deps import QueueDep, StoreDep
 from api.metrics import ServiceFigures
 from api.problems import CATALOGUE, ProblemError, declared
@@ -24,12 +25,16 @@ from service.store import Store
 
 _logger = logging.getLogger(__name__)
 
-health = APIRouter(tags=["system"])
-"""Answered without a token: whoever starts processes must be able to ask."""
 router = APIRouter()
 
 
-@health.get("/healthz", responses=declared(), summary="Whether this process answers")
+@router.get(
+    "/healthz",
+    dependencies=[PUBLIC],  # Whoever starts processes must be able to ask.
+    responses=declared(),
+    summary="Whether this process answers",
+    tags=["system"],
+)
 async def healthz() -> Health:
     """Touches nothing else: a process that answers this need not be restarted."""
     return Health(status="ok")
@@ -37,6 +42,7 @@ async def healthz() -> Health:
 
 @router.get(
     "/readyz",
+    dependencies=[SIGNED_IN],
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Not ready; `database` says why."}, **declared()},
     summary="Whether this process can do its work",
@@ -62,6 +68,7 @@ def readyz(store: StoreDep, queue: QueueDep) -> Response:
 
 @router.get(
     "/metrics",
+    dependencies=[SCRAPE],
     response_class=Response,
     responses={
         200: {
@@ -78,7 +85,7 @@ def metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/openapi.json", include_in_schema=False)
+@router.get("/openapi.json", dependencies=[PUBLIC], include_in_schema=False)
 async def openapi_document(request: Request) -> JSONResponse:
     """The OpenAPI document."""
     return JSONResponse(request.app.openapi())
@@ -86,6 +93,7 @@ async def openapi_document(request: Request) -> JSONResponse:
 
 @router.get(
     "/problems/{slug}",
+    dependencies=[PUBLIC],
     response_class=HTMLResponse,
     responses={
         200: {"description": "Cause and fix.", "content": {"text/html": {"schema": {"type": "string"}}}},

@@ -14,6 +14,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import RedirectResponse, Response
 
+from api.access import PUBLIC
 from api.compression import takes_gzip
 
 router = APIRouter(include_in_schema=False)
@@ -21,7 +22,7 @@ router = APIRouter(include_in_schema=False)
 PLOTLY = "/static/vendor/plotly.min.js"
 
 
-@router.get(PLOTLY)
+@router.get(PLOTLY, dependencies=[PUBLIC])
 def plotly_script(
     v: Annotated[str | None, Query(max_length=100, description="Version of the package.")] = None,
     accept_encoding: Annotated[str, Header()] = "",

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import MAX_ID
+from api.access import MAX_ID, SIGNED_IN, SUBMIT
 from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
@@ -45,7 +45,12 @@ class NewView(BaseModel):
     shared: bool = Field(default=False, description="Whether whoever sees the project sees the view.")
 
 
-@router.get("/views", responses=declared(), summary="List saved views of the list of experiments")
+@router.get(
+    "/views",
+    dependencies=[SIGNED_IN],
+    responses=declared(),
+    summary="List saved views of the list of experiments",
+)
 def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
     found = store.views(user.principal.user, user.visible)
@@ -54,6 +59,7 @@ def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
 
 @router.post(
     "/views",
+    dependencies=[SUBMIT],
     status_code=201,
     responses=declared(
         "invalid-body", "malformed-request", "not-found", "forbidden", "conflict", "storage-full"
@@ -84,6 +90,7 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
 
 @router.delete(
     "/views/{view_id}",
+    dependencies=[SUBMIT],
     status_code=204,
     responses=declared("not-found", "forbidden", "storage-full"),
     summary="Delete a saved view",
