@@ -25,9 +25,8 @@ from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.addresses import client_address
-from api.identity import Identity
 from api.parameters import refuse_unknown_parameters
-from api.principals import Principals
+from api.principals import Identity, Principals
 from api.problems import ProblemError
 from service.config.settings import Settings
 from service.db.errors import NotFound, StoreError

@@ -10,19 +10,15 @@ from prometheus_client import CollectorRegistry
 
 from api import failures, login, openapi
 from api.access import refuse_unruled
-from api.checks import Checks
-from api.cluster_view import ClusterView
 from api.guard import Guard
-from api.intake import Intake
+from api.intake import Checks, Intake
 from api.login import device
 from api.login import routes as logins
 from api.metrics import RequestMetrics, ServiceCollector
 from api.principals import Principals
-from api.project_view import ProjectView
+from api.project_view import ClusterView, ProjectView
 from api.routes import (
     analysis,
-    changes,
-    docs,
     experiments,
     figures,
     notifications,
@@ -30,11 +26,9 @@ from api.routes import (
     people,
     projects,
     queue,
-    run_files,
     runs,
     specs,
     system,
-    vendor,
     views,
 )
 from api.stream import Streams
@@ -44,7 +38,7 @@ from service.store import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Yields the application over the store that the settings name; migrations must be current.
+    """Returns the application over the store that the settings name; migrations must be current.
 
     Raises:
         UnusableDatabase: when the database cannot be used as it is.
@@ -88,8 +82,20 @@ def create_app(settings: Settings) -> FastAPI:
 
 def include_routes(app: FastAPI) -> None:
     """Adds all routes."""
-    about_runs = (experiments, analysis, figures, runs, run_files, queue, specs, changes)
-    for module in (*about_runs, views, people, projects, notifications, system, docs, vendor, pages):
+    for module in (
+        experiments,
+        analysis,
+        figures,
+        runs,
+        queue,
+        specs,
+        views,
+        people,
+        projects,
+        notifications,
+        system,
+        pages,
+    ):
         app.include_router(module.router)
-    for router in (experiments.deleted, logins.router, logins.pages, device.router, device.oauth):
+    for router in (experiments.across, logins.router, logins.pages, device.router, device.oauth):
         app.include_router(router)

@@ -13,13 +13,13 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from api.access import Caller
-from api.checks import Checks
-from api.cluster_view import ClusterView
-from api.project_view import ProjectView
+from api.project_view import ClusterView, ProjectView
 from service.config.document import SpecError
 from service.config.hardware import Hardware
 from service.config.settings import Settings
@@ -31,6 +31,40 @@ from service.specs.data import UnreadData
 from service.specs.experiment import ExperimentSpec
 from service.specs.paths import Roots
 from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
+
+HEAVY_AT_A_TIME = 2
+"""Large documents that are checked at a time: each takes a share of the interpreter from every read."""
+LOOKS_AT_A_TIME = 2
+"""Small documents whose data are read at a time."""
+
+Result = TypeVar("Result")
+
+
+class Checks:
+    """The checks of one application; used from its event loop only."""
+
+    def __init__(self) -> None:
+        self._light = ThreadPoolExecutor(1, thread_name_prefix="light-checks")
+        self._looks = ThreadPoolExecutor(LOOKS_AT_A_TIME, thread_name_prefix="looks")
+        self._heavy = ThreadPoolExecutor(HEAVY_AT_A_TIME, thread_name_prefix="checks")
+
+    async def light(self, check: Callable[[], Result]) -> Result:
+        """Runs what takes milliseconds; never waits for what takes longer."""
+        return await asyncio.get_running_loop().run_in_executor(self._light, check)
+
+    async def look(self, check: Callable[[], Result]) -> Result:
+        """Runs a small check that reads data; waits for disks, and never for large documents."""
+        return await asyncio.get_running_loop().run_in_executor(self._looks, check)
+
+    async def heavy(self, check: Callable[[], Result]) -> Result:
+        """Runs what may take seconds; waits until one of few threads is free."""
+        return await asyncio.get_running_loop().run_in_executor(self._heavy, check)
+
+    def close(self) -> None:
+        """Lets running checks end; those that wait are given up."""
+        for pool in (self._light, self._looks, self._heavy):
+            pool.shutdown(wait=False, cancel_futures=True)
+
 
 LARGEST_BATCH = 64
 """Submissions that one round of the worker takes: bounds how long the first of them waits."""

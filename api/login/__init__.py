@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from api.guard import LOOPBACK_NAMES
-from api.identity import Identify
 from api.login.proxy import identify_by_header
 from api.login.sessions import identify_session
+from api.principals import Identify
 from api.throttle import Throttle
 from service.config.groups import group_table
 from service.config.settings import Settings

@@ -14,14 +14,13 @@ from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from api.access import PUBLIC_PAGE, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
-from api.login.codes import new_user_code, normalised
 from api.login.sessions import digest
-from api.login.shapes import Decision
 from api.problems import ProblemError, declared
 from api.routes.pages import file
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, too_many
@@ -30,6 +29,24 @@ from service.domain.access import Actor, Scope
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
 from service.domain.serialization import to_json
 from service.store.sessions import Approval, Polled
+
+_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"
+"""No vowels, so no words; no digits, so nothing that looks like another character."""
+_LENGTH = 8
+USER_CODE_PATTERN = f"^[{_ALPHABET}]{{4}}-[{_ALPHABET}]{{4}}$"
+
+
+def new_user_code() -> str:
+    """Returns a code of 34 random bits, `WDJB-MJHT` for instance."""
+    letters = "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
+    return f"{letters[:4]}-{letters[4:]}"
+
+
+def normalised(text: str) -> str:
+    """Returns a code as it is stored, however it was typed; another text when it is none."""
+    letters = "".join(text.upper().split()).replace("-", "")
+    return f"{letters[:4]}-{letters[4:]}"
+
 
 T = TypeVar("T")
 
@@ -140,6 +157,14 @@ _WHY = {
 def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
     """The page on which a device login is approved; its script reads the code."""
     return file("device.html")
+
+
+class Decision(BaseModel):
+    """What becomes of a device login."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"approve": True}})
+
+    approve: bool = Field(strict=True, description="true lets the device in; false turns it away.")
 
 
 @router.get(

@@ -6,6 +6,7 @@ that is down at startup, or later, holds up no one but those who log in through 
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import logging
@@ -13,7 +14,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,8 +29,61 @@ from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
 from api.guard import LOOPBACK_NAMES
-from api.login.departure import CALLBACK, Departure, Person, ProviderError, ProviderUnavailable
 from service.config.settings import Settings
+
+CALLBACK = "/login/oidc/callback"
+LOGIN_LASTS_S = 600.0
+"""Time in which someone who left for the provider must be back."""
+
+
+class ProviderError(Exception):
+    """A login at the provider failed; the message is for the server's log."""
+
+    problem = "provider-refused"
+    """What the login page is told."""
+
+
+class ProviderUnavailable(ProviderError):
+    """The provider does not answer, or answers what is not OpenID Connect."""
+
+    problem = "provider-unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A login that has left for the provider, as the browser keeps it in a cookie until it is back."""
+
+    state: str
+    nonce: str
+    verifier: str
+    return_to: str
+
+    def packed(self) -> str:
+        """Returns it as the value of a cookie."""
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode().rstrip("=")
+
+    @classmethod
+    def unpacked(cls, text: str) -> Self | None:
+        """Returns the inverse of `packed`; None for anything else."""
+        try:
+            fields = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            departure = cls(**fields)
+        except (ValueError, TypeError):
+            return None
+        return departure if all(isinstance(value, str) for value in asdict(departure).values()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whom the provider vouches for."""
+
+    subject: str
+    """`issuer|sub`: the only claim that never means somebody else."""
+    name: str
+    """Name to suggest for the user."""
+    email: str | None
+    groups: frozenset[str]
+
 
 _KEPT_S = 3600.0
 _TIMEOUT = httpx.Timeout(5.0, connect=3.0)

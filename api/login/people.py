@@ -10,7 +10,7 @@ from fastapi import Request
 
 from api.access import FIRST_ADMINISTRATOR
 from api.addresses import client_address
-from api.login.departure import Person
+from api.login.oidc import Person
 from service.config.groups import GroupTable, Memberships
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import LOCAL_ACTOR, Actor, is_user_name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import Request
 
 from api.addresses import from_trusted_proxy
-from api.identity import Identify, Identity, Via
 from api.login.people import ensure_user
 from api.login.sessions import refuse_foreign_page
+from api.principals import Identify, Identity, Via
 from api.problems import ProblemError
 from service.domain.access import is_user_name
 from service.store import Store

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import hmac
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_PAGE, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
-from api.identity import Identity, Via
 from api.login import cookies
-from api.login.departure import LOGIN_LASTS_S, Departure, ProviderError
+from api.login.oidc import LOGIN_LASTS_S, Departure, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
 from api.login.returning import login_address, safe_return
 from api.login.sessions import digest, held_session, log_in, log_out, own_token_sha256, refuse_foreign_page
-from api.login.shapes import ListedSession, LoginOptions, PastedToken, Sessions
+from api.principals import Identity, Via
 from api.problems import ProblemError, declared
 from api.routes.pages import file
 from api.throttle import LOGIN, OIDC, Throttle, address_key
 from service.domain.access import Action, UserKind
-from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Whoami
-from service.domain.serialization import to_json
+from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Whoami
+from service.domain.serialization import Serializable, to_json
 from service.store.people import Refused
 
 if TYPE_CHECKING:
@@ -44,6 +44,40 @@ SessionId = Annotated[
     str,
     Path(pattern=f"^[0-9a-f]{{{PUBLIC_ID_LENGTH}}}$", description="Id of the session, as the list has it."),
 ]
+
+
+class PastedToken(BaseModel):
+    """A token to open a session with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=1, max_length=1_000, description="The token, as it was shown once.")
+
+
+@dataclass(frozen=True, slots=True)
+class LoginOptions(Serializable):
+    """How one can log in here."""
+
+    required: bool
+    """Whether requests must show whom they come from at all."""
+    provider: str | None
+    """Host of the OpenID provider; null = none is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSession(Session):
+    """A session, and whether it is the one that asks."""
+
+    current: bool
+    """Whether this request came with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions(Serializable):
+    """Browsers that are logged in."""
+
+    items: list[ListedSession]
+    """The last used first."""
 
 
 @pages.get("/login", dependencies=[PUBLIC_PAGE])

@@ -9,8 +9,8 @@ import secrets
 from fastapi import Request, Response
 
 from api.addresses import client_address
-from api.identity import Identity, Via
 from api.login import cookies
+from api.principals import Identity, Via
 from api.problems import ProblemError
 from service.domain.access import Actor
 from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S, OpenSession

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import export
 from api.access import ORGANISE, SEE, SIGNED_IN, STEER, STEER_DELETED, SUBMIT, Caller, while_permitted
-from api.body import SPEC_BODY
 from api.deps import (
+    SPEC_BODY,
     CurrentUser,
     ExperimentFilter,
     ExperimentId,
@@ -30,8 +31,7 @@ from api.deps import (
 )
 from api.people_shapes import Archived, Notes, TagChange
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
-from api.shapes import Priority
-from api.stream import EventStream, parse_event_number
+from api.stream import EventStream, parse_event_number, parse_moment
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.formats import TableFormat
@@ -53,7 +53,8 @@ from service.scheduling.queue import Queue
 from service.store import Store, StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
-deleted = APIRouter(prefix="/api/v1/deleted-experiments", tags=["experiments"])
+across = APIRouter(prefix="/api/v1", tags=["experiments"])
+"""What is not about one experiment or their list."""
 
 _NO_SUCH = declared("not-found")
 _LIST = declared("invalid-filter", "invalid-page-token")
@@ -74,6 +75,14 @@ async def _after_event(last_event_id: LastEventId = None) -> int:
 
 Existing = Annotated[int, Depends(existing)]
 AfterEvent = Annotated[int, Depends(_after_event)]
+
+
+class Priority(BaseModel):
+    """A new place among others."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"priority": 80}})
+
+    priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher runs first.")
 
 
 @router.post(
@@ -147,7 +156,12 @@ def list_experiments(
     return Page(store.listed(page.items, costs=costs), page.next_page_token)
 
 
-@deleted.get("", dependencies=[SIGNED_IN], responses=declared(), summary="List what can be restored")
+@across.get(
+    "/deleted-experiments",
+    dependencies=[SIGNED_IN],
+    responses=declared(),
+    summary="List what can be restored",
+)
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -479,3 +493,27 @@ def _detail(experiment: Experiment, store: Store, queue: Queue, user: Caller) ->
         totals=store.experiment_totals(experiment.id),
         waiting=waiting,
     )
+
+
+async def _after(last_event_id: LastEventId = None) -> float | None:
+    return parse_moment(last_event_id)
+
+
+@across.get(
+    "/stream",
+    dependencies=[SIGNED_IN],
+    response_class=EventStream,
+    summary="Follow all experiments",
+    responses=declared(),
+)
+async def stream_changes(
+    request: Request, user: CurrentUser, streams: StreamsDep, after: Annotated[float | None, Depends(_after)]
+) -> EventStream:
+    """Server-sent events of what the reader sees; a list that was read up to 10 s before misses nothing.
+
+    `experiment`: one that is new or has changed, as it is now. `deleted`: one that is gone. `costs`: what
+    experiments at work cost by now, by id, every 5 s. `queue`: its order or the clusters have changed.
+    `many`: more has changed than is sent one by one; read lists again. A reconnect with Last-Event-ID
+    continues from there, and may repeat what was sent.
+    """
+    return EventStream(while_permitted(request, streams.follow_changes(user.visible, after)))

@@ -1,21 +1,24 @@
-"""The web application: files that read the API like any other client, and the shell that pages start in."""
+"""What browsers load: the web application, the script of plotly, the interactive documentation."""
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
+import importlib.metadata
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header
-from fastapi.responses import Response
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.access import PUBLIC_PAGE
-from api.compression import takes_gzip
+from api.access import PUBLIC, PUBLIC_PAGE
+from api.guard import takes_gzip
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
@@ -46,6 +49,37 @@ def paths() -> Iterator[str]:
 
 for _path in paths():
     router.add_api_route(_path, page, methods=["GET"], dependencies=[PUBLIC_PAGE])
+
+
+# Before all other static files, whose route takes any name.
+PLOTLY = "/static/vendor/plotly.min.js"
+
+
+@router.get(PLOTLY, dependencies=[PUBLIC])
+def plotly_script(
+    v: Annotated[str | None, Query(max_length=100, description="Version of the package.")] = None,
+    accept_encoding: Annotated[str, Header()] = "",
+) -> Response:
+    """Plotly's script; without its version, the way to it."""
+    version = importlib.metadata.version("plotly")
+    if v != version:
+        return RedirectResponse(f"{PLOTLY}?v={version}", headers={"Cache-Control": "no-cache"})
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if takes_gzip(accept_encoding):
+        return Response(
+            _compressed(), media_type="text/javascript", headers=headers | {"Content-Encoding": "gzip"}
+        )
+    return Response(_script(), media_type="text/javascript", headers=headers)
+
+
+def _script() -> bytes:
+    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+
+
+@functools.cache
+def _compressed() -> bytes:
+    """The script as 1.5 MB, which the process keeps from the first time on."""
+    return gzip.compress(_script(), compresslevel=6, mtime=0)
 
 
 @router.get("/static/{name:path}", dependencies=[PUBLIC_PAGE])
@@ -90,3 +124,48 @@ def _read(path: Path, changed_ns: int, compressed: bool) -> tuple[bytes, str]:
     if compressed:
         content = gzip.compress(content, mtime=0)
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+
+_ASSETS = files("fastapi_offline") / "static"
+_SWAGGER_TYPES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
+_START = """\
+window.ui = SwaggerUIBundle({
+  url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true,
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", validatorUrl: null,
+});
+"""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Swagger UI writes style attributes; scripts still come from this server alone."""
+
+
+@router.get("/docs", dependencies=[PUBLIC])
+async def documentation() -> HTMLResponse:
+    """The OpenAPI document, to read and to try."""
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Stillhouse API</title>'
+        '<meta name="viewport" content="width=device-width">'
+        '<link rel="stylesheet" href="/docs/swagger-ui.css"></head><body><div id="swagger-ui"></div>'
+        '<script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script>'
+        "</body></html>",
+        headers={"Content-Security-Policy": _POLICY},
+    )
+
+
+@router.get("/docs/start.js", dependencies=[PUBLIC])
+async def start_documentation() -> Response:
+    """What starts Swagger UI; a file of its own, because the policy allows no inline script."""
+    return Response(_START, media_type="text/javascript")
+
+
+@router.get("/docs/{name}", dependencies=[PUBLIC])
+def documentation_asset(name: str) -> Response:
+    """One of Swagger UI's files."""
+    if name not in _SWAGGER_TYPES:
+        raise ProblemError("not-found", "the documentation has no such file")
+    content = (_ASSETS / name).read_bytes()
+    return Response(
+        content, media_type=_SWAGGER_TYPES[name], headers={"Cache-Control": "private, max-age=86400"}
+    )

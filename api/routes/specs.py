@@ -11,8 +11,16 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.access import SIGNED_IN, SUBMIT
-from api.body import SPEC_BODY, SpecBody
-from api.deps import CatalogueDep, ChecksDep, CurrentUser, PageSize, SettingsDep, StoreDep
+from api.deps import (
+    SPEC_BODY,
+    CatalogueDep,
+    ChecksDep,
+    CurrentUser,
+    PageSize,
+    SettingsDep,
+    SpecBody,
+    StoreDep,
+)
 from api.problems import SPEC_PROBLEMS, ProblemError, declared
 from service.config.document import SpecError
 from service.config.examples import Example, examples

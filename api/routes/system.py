@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from html import escape
 from typing import Annotated
 
@@ -14,11 +15,10 @@ from api.access import PUBLIC, SCRAPE, SIGNED_IN
 from api.deps import QueueDep, StoreDep
 from api.metrics import ServiceFigures
 from api.problems import CATALOGUE, ProblemError, declared
-from api.shapes import Health, Readiness
 from service.db import migrate
 from service.db.errors import StoreError
 from service.domain.process_metrics import series_of
-from service.domain.serialization import to_json
+from service.domain.serialization import Serializable, to_json
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue, pools_of
 from service.store import Store
@@ -26,6 +26,26 @@ from service.store import Store
 _logger = logging.getLogger(__name__)
 
 router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Health(Serializable):
+    """Whether this process answers."""
+
+    status: str
+    """Always `ok`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness(Serializable):
+    """Whether this process can do its work."""
+
+    ready: bool
+    """Whether requests can be answered now."""
+    database: str
+    """`ok`, or what is wrong."""
+    schedulers_alive: int
+    """Schedulers with a recent heartbeat; 0 does not make the API unready."""
 
 
 @router.get(

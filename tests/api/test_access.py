@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from api import access
 from api.app import create_app
-from api.identity import Identity, Via
+from api.principals import Identity, Via
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.access import Scope

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 
 from api import intake
 from api.access import Caller
-from api.checks import HEAVY_AT_A_TIME
+from api.intake import HEAVY_AT_A_TIME
 from api.routes import specs
 from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, parse, refusal
 from service.config.hardware import Hardware

@@ -9,8 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.login.codes import normalised
-from api.login.device import GRANT_TYPE
+from api.login.device import GRANT_TYPE, normalised
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE
 from service.domain.access import Scope
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S
