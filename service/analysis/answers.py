@@ -16,6 +16,9 @@ from service.domain.serialization import Number, Serializable
 from trainers.metrics import Better
 
 Point = Mapping[str, AxisValue]
+Scale = Literal["ratio", "difference"]
+Test = Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]
+Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +264,6 @@ class SpeedupAnswer(Serializable):
     """Why other configurations have no row, by label."""
     notes: tuple[str, ...]
     """What a reader must know to read the answer correctly."""
-
-
-Scale = Literal["ratio", "difference"]
-Test = Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]
-Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)

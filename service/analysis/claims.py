@@ -61,6 +61,13 @@ MOST_SEEDS = 1000
 """Seeds beyond which no number is named."""
 MOST_PAIRS = 500
 """Pairs that are tested at once; more is a question no one asked."""
+_TESTS: Mapping[tuple[bool, bool], Test] = {
+    (True, False): "paired t-test",
+    (False, False): "Welch's t-test",
+    (True, True): "paired two-way test",
+    (False, True): "two-way test",
+}
+"""By whether seeds are paired, and whether examples are."""
 
 
 def compare(
@@ -190,15 +197,6 @@ def _step_down(p_values: Sequence[float], factors: Sequence[int]) -> list[float]
         running = max(running, min(1.0, factor * p_values[position]))
         corrected[position] = running
     return corrected
-
-
-_TESTS: Mapping[tuple[bool, bool], Test] = {
-    (True, False): "paired t-test",
-    (False, False): "Welch's t-test",
-    (True, True): "paired two-way test",
-    (False, True): "two-way test",
-}
-"""By whether seeds are paired, and whether examples are."""
 
 
 @dataclass(frozen=True, slots=True)

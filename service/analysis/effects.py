@@ -33,6 +33,7 @@ from service.domain.formats import axis_value
 
 Matrix = npt.NDArray[np.floating[Any]]
 Codes = npt.NDArray[np.int64]
+_VERDICTS: Mapping[str, Any] = {"A is better": "better", "B is better": "worse"}
 
 
 def effects(
@@ -127,9 +128,6 @@ def _claims(axis: str, values: Sequence[Any], family: Family) -> tuple[_AxisClai
     smallest = min((claim.p_value for claim in every), default=1.0)
     seeds = min((min(claim.seeds_a, claim.seeds_b) for claim in every), default=0)
     return _AxisClaims(of_first, smallest, seeds), reasons
-
-
-_VERDICTS: Mapping[str, Any] = {"A is better": "better", "B is better": "worse"}
 
 
 def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale) -> LevelEffect:

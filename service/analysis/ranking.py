@@ -24,6 +24,16 @@ from service.domain.grid import AxisValue
 from trainers.metrics import Better
 
 Matrix = npt.NDArray[np.float64]
+_WEIGHTS: Mapping[str, tuple[float, float, float]] = {
+    "balance": (0.3, 0.3, 0.3),
+    "time_cost_energy": (0.5, 0.3, 0.1),
+    "time_energy_cost": (0.5, 0.1, 0.3),
+    "cost_time_energy": (0.3, 0.5, 0.1),
+    "cost_energy_time": (0.1, 0.5, 0.3),
+    "energy_time_cost": (0.3, 0.1, 0.5),
+    "energy_cost_time": (0.1, 0.3, 0.5),
+}
+"""Of time, cost and energy; occupancy has 0.1 everywhere (the published study, section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +90,6 @@ _FIGURES: Mapping[Definitions, _Figures] = {
 }
 OCCUPANCY = frozenset(figures.occupancy for figures in _FIGURES.values())
 """Only runs on a GPU with `telemetry.profile_steps` have them: a strategy does without them elsewhere."""
-
-_WEIGHTS: Mapping[str, tuple[float, float, float]] = {
-    "balance": (0.3, 0.3, 0.3),
-    "time_cost_energy": (0.5, 0.3, 0.1),
-    "time_energy_cost": (0.5, 0.1, 0.3),
-    "cost_time_energy": (0.3, 0.5, 0.1),
-    "cost_energy_time": (0.1, 0.5, 0.3),
-    "energy_time_cost": (0.3, 0.1, 0.5),
-    "energy_cost_time": (0.1, 0.3, 0.5),
-}
-"""Of time, cost and energy; occupancy has 0.1 everywhere (the published study, section 5.1)."""
 
 
 def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:

@@ -37,6 +37,13 @@ _OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.
 
 UnitScores = Callable[[Run], Mapping[str, float] | None]
 """Each test unit's share of a run's headline, by the unit's name; None where that is not known."""
+_ENVIRONMENT = (
+    "packages", "python", "platform", "cpu", "cpus", "threads", "device", "gpu", "cuda", "git_commit",
+    "git_dirty", "optimizer_library", "precision_implementation", "attention",
+)  # fmt: skip
+_WITHOUT_EFFECT = frozenset({"max_restarts"})
+"""Fields that may be axes and change nothing that is measured."""
+_TIMES = ("total_time_s", "train_time_s")
 
 
 def no_scores(run: Run) -> None:
@@ -141,14 +148,6 @@ class RunTable:
 def _short(value: Any) -> str:
     text = str(value)
     return text[:12] if len(text) == 64 else text
-
-
-_ENVIRONMENT = (
-    "packages", "python", "platform", "cpu", "cpus", "threads", "device", "gpu", "cuda", "git_commit",
-    "git_dirty", "optimizer_library", "precision_implementation", "attention",
-)  # fmt: skip
-_WITHOUT_EFFECT = frozenset({"max_restarts"})
-"""Fields that may be axes and change nothing that is measured."""
 
 
 def read_run_table(
@@ -324,9 +323,6 @@ def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-_TIMES = ("total_time_s", "train_time_s")
 
 
 @dataclass(frozen=True, slots=True)

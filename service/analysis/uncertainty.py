@@ -48,6 +48,12 @@ _FARTHEST = 14.0
 """Logarithm of the ratio, relative to the estimate, beyond which an interval has no end."""
 _NO_RATIO = 100.0
 """Logarithm of a ratio that is none: its square is not a number."""
+UNKNOWN_EXAMPLES = 100
+"""Examples that a share is taken to have where their number is not known, or where it is a share of some."""
+REPEATABILITY = 1e-3
+"""Share of a figure by which two runs of one configuration differ at least."""
+_MOST_DECIMALS = 9
+_WHOLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +231,6 @@ def _of_seeds(squared: Values, freedom: Values) -> Uncertainty:
 def _quantile(freedom: Values, alpha: float, power: float) -> Values:
     quantile: Values = special.stdtrit(freedom, power) - special.stdtrit(freedom, alpha / 2)
     return quantile
-
-
-UNKNOWN_EXAMPLES = 100
-"""Examples that a share is taken to have where their number is not known, or where it is a share of some."""
-REPEATABILITY = 1e-3
-"""Share of a figure by which two runs of one configuration differ at least."""
-_MOST_DECIMALS = 9
-_WHOLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,27 +14,6 @@ from typing import Any
 from service.domain.metrics import Spread
 from trainers.metrics import SCORES
 
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How a column of figures is written: the unit in the heading, the same decimals for all."""
-
-    unit: str
-    factor: float
-    decimals: int
-
-    def text(self, value: float) -> str:
-        return f"{value * self.factor:,.{self.decimals}f}"
-
-    def spread(self, spread: Spread | None) -> str:
-        """The mean and standard deviation; the mean alone for one seed; a dash for nothing."""
-        if spread is None:
-            return "-"
-        if spread.sd is None:
-            return self.text(spread.mean)
-        return f"{self.text(spread.mean)} ±{self.text(spread.sd)}"
-
-
 _UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
     # Largest first; a column takes the first unit in which its largest value is at least 1.
     "_s": ((3600 * 10, "h"), (600, "min"), (1.0, "s"), (1e-3, "ms")),
@@ -67,6 +46,27 @@ _SHORT = {
     "optimizer.name": "optimizer",
     "task.name": "task",
 }
+_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a column of figures is written: the unit in the heading, the same decimals for all."""
+
+    unit: str
+    factor: float
+    decimals: int
+
+    def text(self, value: float) -> str:
+        return f"{value * self.factor:,.{self.decimals}f}"
+
+    def spread(self, spread: Spread | None) -> str:
+        """The mean and standard deviation; the mean alone for one seed; a dash for nothing."""
+        if spread is None:
+            return "-"
+        if spread.sd is None:
+            return self.text(spread.mean)
+        return f"{self.text(spread.mean)} ±{self.text(spread.sd)}"
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:
@@ -186,9 +186,6 @@ class TableFormat(StrEnum):
     """Apache Parquet, typed columns, zstd."""
     jsonl = "jsonl"
     """One JSON object per line."""
-
-
-_SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def seconds_of(text: str) -> float:

@@ -27,6 +27,7 @@ REFERENCE_CELL = "reference"
 """Cell of the runs that only tell how the machine drifts; no hash is written like that."""
 MAX_RUNS = 10_000
 """Most runs that one experiment may have."""
+Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
 class Range(Section):
@@ -59,7 +60,6 @@ class Range(Section):
 
 
 Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Range]
-Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
 def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditions | None = None) -> int:

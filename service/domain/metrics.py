@@ -14,6 +14,11 @@ from service.domain.states import RunState
 from trainers.metrics import DECLARED, SCORES, Better, Figure, on_test
 from trainers.tasks import TASKS
 
+DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
+"""The project's question: time, cost, energy, and what happened to accuracy."""
+_PERCENTILE = re.compile(r"_p[0-9]+$")
+_RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
+
 
 @dataclass(frozen=True, slots=True)
 class Metric(Serializable):
@@ -41,9 +46,6 @@ METRICS = tuple(
 )  # fmt: skip
 """Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
 
-DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
-"""The project's question: time, cost, energy, and what happened to accuracy."""
-
 
 def default_metrics(runs: Iterable[EndedRun]) -> tuple[str, ...]:
     """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
@@ -68,9 +70,6 @@ MARGINS: Mapping[str, float] = MappingProxyType(
     }
 )
 """Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
-
-_PERCENTILE = re.compile(r"_p[0-9]+$")
-_RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
 
 
 @dataclass(frozen=True, slots=True)

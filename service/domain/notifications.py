@@ -12,6 +12,11 @@ from service.domain.events import EventKind
 from service.domain.records import StoredRecord
 from service.domain.serialization import Serializable
 
+BUDGET_WARNED = "budget.warned"
+BUDGET_REACHED = "budget.reached"
+TEST = "notice.test"
+"""Sent on request to one subscription, whatever its topics."""
+
 
 class DeliveryState(StrEnum):
     """Where a message to one subscriber is."""
@@ -118,11 +123,6 @@ class Topic(StrEnum):
     preemption = "preemption"
     """A run gave its devices back to others at a checkpoint, and is queued again."""
 
-
-BUDGET_WARNED = "budget.warned"
-BUDGET_REACHED = "budget.reached"
-TEST = "notice.test"
-"""Sent on request to one subscription, whatever its topics."""
 
 TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.experiment_succeeded: frozenset({Topic.end}),

@@ -18,6 +18,19 @@ MOST_TAGS = 50
 """Tags of an experiment at most."""
 TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}$"
 """Names of tokens."""
+SESSION_IDLE_S: Final = 24 * 3600.0
+"""Longest time between two requests of a session."""
+SESSION_LASTS_S: Final = 14 * 24 * 3600.0
+"""Longest life of a session, however busy."""
+SESSION_TOUCH_EVERY_S: Final = 300.0
+"""How exactly the last use of a session is known: a write per request would cost more than it tells."""
+GRANT_LASTS_S: Final = 600.0
+"""Time in which a device login must be approved."""
+GRANT_POLL_EVERY_S: Final = 5.0
+"""Shortest time between two polls for a device login."""
+DEVICE_TOKEN_LASTS_S: Final = 90 * 24 * 3600.0
+"""Life of the token that a device login gives."""
+PUBLIC_ID_LENGTH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +159,6 @@ class AuditPage(Serializable):
     """At most `limit` of them."""
     next_after: int | None
     """Give this as `after` for the rows that follow; null = these are the last."""
-
-
-SESSION_IDLE_S: Final = 24 * 3600.0
-"""Longest time between two requests of a session."""
-SESSION_LASTS_S: Final = 14 * 24 * 3600.0
-"""Longest life of a session, however busy."""
-SESSION_TOUCH_EVERY_S: Final = 300.0
-"""How exactly the last use of a session is known: a write per request would cost more than it tells."""
-GRANT_LASTS_S: Final = 600.0
-"""Time in which a device login must be approved."""
-GRANT_POLL_EVERY_S: Final = 5.0
-"""Shortest time between two polls for a device login."""
-DEVICE_TOKEN_LASTS_S: Final = 90 * 24 * 3600.0
-"""Life of the token that a device login gives."""
-PUBLIC_ID_LENGTH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)

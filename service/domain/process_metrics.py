@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
+_SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
+
 
 class MetricKind(StrEnum):
     """How values combine over time and over processes."""
@@ -25,10 +29,6 @@ class MetricKind(StrEnum):
     """Counted by size and added up."""
     gauge = "gauge"
     """Replaced by the same process; of several processes, the greatest is shown."""
-
-
-_FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,6 @@ FIGURES: Mapping[str, MetricInfo] = MappingProxyType(
     }
 )
 """By name. A new figure is added here; `/metrics` and its documentation follow."""
-
-_SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,12 @@ from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
 Item = TypeVar("Item")
+VIEW_PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "columns")
+"""Parameters of the list's address that a view keeps."""
+LONGEST_VIEW_NAME: Final = 80
+LONGEST_VIEW_QUERY: Final = 8_000
+MOST_VIEWS: Final = 200
+"""Most views of one owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -651,14 +657,6 @@ class ExperimentDetail(ExperimentStatus):
     """What its runs have used so far."""
     waiting: QueuePosition | None
     """Its place in the queue; null when it does not wait."""
-
-
-VIEW_PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "columns")
-"""Parameters of the list's address that a view keeps."""
-LONGEST_VIEW_NAME: Final = 80
-LONGEST_VIEW_QUERY: Final = 8_000
-MOST_VIEWS: Final = 200
-"""Most views of one owner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ NUMBER_SCHEMA: dict[str, Any] = {
 }
 Number = Annotated[float, WithJsonSchema(NUMBER_SCHEMA)]
 """A float that need not be finite; JSON has no literal for NaN and infinities, so they are strings."""
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _describe(schema: dict[str, Any], kind: type) -> None:
@@ -73,9 +74,6 @@ class Serializable:
         json_schema_serialization_defaults_required=True,
         json_schema_extra=_describe,
     )
-
-
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:

@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 
 from service.domain.serialization import Number, Serializable
 
+_ROUNDING = 1e-6
+"""Shares of a device need not add up exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share(Serializable):
@@ -78,10 +81,6 @@ class ProjectUse(Serializable):
     """Those that are set now."""
     users: list[UserUse]
     """Who has used something, the most USD first."""
-
-
-_ROUNDING = 1e-6
-"""Shares of a device need not add up exactly."""
 
 
 @dataclass(frozen=True, slots=True)

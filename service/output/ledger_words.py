@@ -13,6 +13,18 @@ LEGEND = (
     "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ up to the last heartbeat of an "
     "attempt that died without reporting an error; lost: work that is in no result"
 )
+HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
+"""Of `cells`."""
+FIGURES = HEADINGS[1:]
+"""Those that are numbers."""
+PARTS = {
+    "worker_start": "starting workers",
+    "preparation": "filling caches",
+    "warm_up": "warming up",
+    "restart": "restarting",
+    "between_runs": "between runs",
+}
+"""Parts of the overhead."""
 
 
 def energy(parts: Mapping[str, float]) -> str:
@@ -38,20 +50,6 @@ def cells(charge: Charge) -> list[str]:
         "-" if charge.utilisation_pct is None else f"{charge.utilisation_pct:.0f}%",
         duration(charge.lost_s) if charge.lost_s else "-",
     ]
-
-
-HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
-"""Of `cells`."""
-FIGURES = HEADINGS[1:]
-"""Those that are numbers."""
-PARTS = {
-    "worker_start": "starting workers",
-    "preparation": "filling caches",
-    "warm_up": "warming up",
-    "restart": "restarting",
-    "between_runs": "between runs",
-}
-"""Parts of the overhead."""
 
 
 def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:

@@ -40,6 +40,18 @@ _ROLES = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
+PIPELINES: Mapping[type[Head], tuple[str, str]] = {
+    ClassHead: ("text-classification", "AutoModelForSequenceClassification"),
+    NumberHead: ("text-classification", "AutoModelForSequenceClassification"),
+    SpanHead: ("question-answering", "AutoModelForQuestionAnswering"),
+    TokenHead: ("token-classification", "AutoModelForTokenClassification"),
+    VocabularyHead: ("fill-mask", "AutoModelForMaskedLM"),
+}
+"""By head, what the hub calls its use, and the class of transformers that loads the model."""
+_BESIDE = frozenset(
+    {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
+)
+"""Figures of a summary that the card tells in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +207,6 @@ def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-PIPELINES: Mapping[type[Head], tuple[str, str]] = {
-    ClassHead: ("text-classification", "AutoModelForSequenceClassification"),
-    NumberHead: ("text-classification", "AutoModelForSequenceClassification"),
-    SpanHead: ("question-answering", "AutoModelForQuestionAnswering"),
-    TokenHead: ("token-classification", "AutoModelForTokenClassification"),
-    VocabularyHead: ("fill-mask", "AutoModelForMaskedLM"),
-}
-"""By head, what the hub calls its use, and the class of transformers that loads the model."""
-_BESIDE = frozenset(
-    {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
-)
-"""Figures of a summary that the card tells in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.checkpoints.predictions import NoPredictions as NoPredictions
 
+CHUNK_BYTES = 1 << 20
+
 
 class NoTrace(Exception):
     """A run has no timeline that can be read; the message is one line."""
@@ -144,9 +146,6 @@ def traced_step(settings: Settings, run: Run) -> TracedStep | None:
         return None if path is None else typical_step(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return None
-
-
-CHUNK_BYTES = 1 << 20
 
 
 def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:

@@ -22,6 +22,12 @@ from trainers.config import Section, TrainingSections
 from trainers.metrics import Better
 from trainers.tasks import TASKS
 
+PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
+"""Priority classes, and what each is as a number."""
+_NOT_AXES = frozenset(
+    {"name", "description", "project", "pool", "search", "seeds", "queue", "budget", "isolation", "reuse"}
+)  # fmt: skip
+
 
 class WantedPrecision(StrEnum):
     """`trainers.config.Precision`, or what the hardware decides."""
@@ -55,10 +61,6 @@ class Budget(Section):
     """Most runs that are started; unset = no limit."""
     when_reached: Literal["stop", "hold"] = "stop"
     """stop = the experiment ends with the runs that it has; hold = it pauses until someone resumes it."""
-
-
-PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
-"""Priority classes, and what each is as a number."""
 
 
 def _number_of(priority: object) -> object:
@@ -222,11 +224,6 @@ def _shown(count: int) -> str:
 def canonical_json(value: object) -> str:
     """JSON with sorted keys, no white space and no NaN: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-_NOT_AXES = frozenset(
-    {"name", "description", "project", "pool", "search", "seeds", "queue", "budget", "isolation", "reuse"}
-)  # fmt: skip
 
 
 @functools.cache

@@ -25,6 +25,8 @@ _LARGEST_TOKENIZER = 32 << 20
 """Bytes of a `tokenizer.json` that is read; the largest of published models have 17 MB."""
 
 _Misfits = Callable[[TrainingSections, str, FamilyInfo, Mapping[str, Any]], Iterator[Misfit]]
+_LARGEST_CONFIGURATION = 1 << 20
+"""Bytes of a `config.json` that is read; those of published models have a few kilobytes."""
 
 
 def model_problems(specs: Iterable[ExperimentSpec], roots: Roots) -> list[Problem]:
@@ -122,10 +124,6 @@ def _pad_token(model: str, roots: Sequence[Path]) -> str:
     token = (settings or {}).get("pad_token")
     name = token.get("content") if isinstance(token, dict) else token
     return name if isinstance(name, str) else ""
-
-
-_LARGEST_CONFIGURATION = 1 << 20
-"""Bytes of a `config.json` that is read; those of published models have a few kilobytes."""
 
 
 def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:

@@ -37,6 +37,8 @@ MOST_SCORED = 40
 """Configurations whose scores are drawn."""
 _MOST_LINKED = 200
 """Runs of a configuration that a point of the trade-off names: as many as a filter takes."""
+KIND = "parallel"
+"""`type` of the trace."""
 
 
 def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -289,10 +291,6 @@ def confusion(labels: ByLabel) -> Plot:
 
 def _short(label: str) -> str:
     return label if len(label) <= 24 else f"{label[:23]}…"
-
-
-KIND = "parallel"
-"""`type` of the trace."""
 
 
 def of_runs(run_table: RunTable, positions: Sequence[int], metrics: Sequence[Metric]) -> Plot:

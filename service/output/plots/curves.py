@@ -54,6 +54,19 @@ _MOST_NAMED = 16
 """Curves that the legend names."""
 _FEW_POINTS = 8
 """Points of a curve that are marked one by one."""
+Place = Callable[[Run, Bucket], float | None]
+_OVER = {
+    XAxis.step: "steps",
+    XAxis.time: "time in attempts, without waits between them",
+    XAxis.tokens: "tokens without padding, at the run's mean per step",
+    XAxis.cost: "cost, the price of the run's devices x time in attempts",
+    XAxis.energy: "energy, the run's mean power (rated power until it ends) x time in attempts",
+}
+_BANDS = {
+    Band.sd: "a band of one standard deviation to each side",
+    Band.range: "a band from the least to the greatest seed",
+}
+_BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +185,6 @@ def _chosen(
     return [ids for _, _, ids in sorted(turns[: min(most, MOST_CURVES)])], of
 
 
-Place = Callable[[Run, Bucket], float | None]
-
-
 def _axis(
     x: XAxis, of_runs: Mapping[int, Sequence[Bucket]], rates: Mapping[int, Rates], runs: Sequence[Run]
 ) -> tuple[Place, str, float]:
@@ -210,20 +220,6 @@ def _axis(
     ends = [place(run, last[-1]) for run in runs if (last := of_runs.get(run.reused_from or run.id))]
     scale = scale_for(name, [end for end in ends if end is not None])
     return place, scale.unit, scale.factor
-
-
-_OVER = {
-    XAxis.step: "steps",
-    XAxis.time: "time in attempts, without waits between them",
-    XAxis.tokens: "tokens without padding, at the run's mean per step",
-    XAxis.cost: "cost, the price of the run's devices x time in attempts",
-    XAxis.energy: "energy, the run's mean power (rated power until it ends) x time in attempts",
-}
-_BANDS = {
-    Band.sd: "a band of one standard deviation to each side",
-    Band.range: "a band from the least to the greatest seed",
-}
-_BANDS_IN_SHORT = {Band.sd: "± 1 SD", Band.range: "range"}
 
 
 def draw(curve_set: CurveSet, options: Options) -> Plot:

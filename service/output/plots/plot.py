@@ -25,6 +25,8 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
+MOST_CURVES = 400
+"""Most curves of one figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,6 @@ def faded(colour: str, opacity: float = 0.18) -> str:
     """The colour with transparency."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
-
-
-MOST_CURVES = 400
-"""Most curves of one figure."""
 
 
 class XAxis(StrEnum):

@@ -32,6 +32,11 @@ from trainers.telemetry.kernels import KERNEL_FIGURES
 
 MOST_IN_MATRIX = 12
 """Most labels of a confusion matrix that is written out; of more the most frequent confusions are."""
+_OF_BITS = (
+    "bits_per_weight", "bits_per_weight_with_embeddings", "weight_memory_mib", "example_ms_p50", "score",
+    "test_score",
+)  # fmt: skip
+"""Figures of the section about bits, of a run's summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +254,6 @@ def _kernels(contents: ReportContents) -> Iterable[Block]:
         "Profiled steps of the first worker, means over runs. Grid in blocks and block in threads, as "
         "launched for most of the kernel's time; counters are read in a step of their own."
     )
-
-
-_OF_BITS = (
-    "bits_per_weight", "bits_per_weight_with_embeddings", "weight_memory_mib", "example_ms_p50", "score",
-    "test_score",
-)  # fmt: skip
-"""Figures of the section about bits, of a run's summary."""
 
 
 def _bits(contents: ReportContents) -> Iterable[Block]:
