@@ -147,7 +147,6 @@ class Batch:
             return self._each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
-        """(M,) number of positions to be guessed in the sequence of each of them."""
         assert self.guessed is not None
         of_sequences = (self.labels != IGNORED).sum(1)
         return of_sequences.index_select(0, self.guessed // self.labels.shape[1])
@@ -386,7 +385,6 @@ class Prefetcher(Generic[T]):
         self._thread.start()
 
     def next(self) -> T:
-        """Returns the next step's item, or raises what `make` raised."""
         item = self._ready.get()
         if isinstance(item, BaseException):
             raise item

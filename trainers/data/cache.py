@@ -38,7 +38,6 @@ def preparing() -> AbstractContextManager[None]:
 
 @contextmanager
 def counted_by(around: Around) -> Iterator[None]:
-    """Enters the context that `around` makes around each `preparing` in the block."""
     before = _around.set(around)
     try:
         yield
@@ -65,7 +64,6 @@ def digest_of(value: object) -> str:
 
 
 def fingerprint(root: Path, files: Sequence[Path], memory: Path) -> FileSet:
-    """Returns the fingerprint of files, read or remembered in the folder `memory`."""
     ordered = sorted(files)
     statuses = [os.stat(path) for path in ordered]
     for path, status in zip(ordered, statuses, strict=True):

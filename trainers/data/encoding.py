@@ -149,8 +149,6 @@ class WordEncoder:
 
 
 class _Numbered(dict[str, int]):
-    """Numbers words in the order in which they are first looked up."""
-
     def __init__(self) -> None:
         super().__init__()
         self.new: list[str] = []

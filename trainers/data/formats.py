@@ -194,7 +194,6 @@ HEADERLESS = {
 
 
 def ending(path: Path) -> str:
-    """Returns the end of a file's name that tells its format: `.jsonl`, or `.jsonl.gz`."""
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 

@@ -45,7 +45,6 @@ class SplitRule(StrEnum):
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
-    """Returns the parts that exist; `find` looks one up by one of its names."""
     parts: dict[str, Found] = {}
     for part, names in NAMES.items():
         first = next((one for one in map(find, names) if one is not None), None)

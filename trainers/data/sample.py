@@ -82,19 +82,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """How a task would read the data."""
-
     fields: Mapping[str, Any]  # Fields of the section `task` besides `name` and `path`
     certainty: int  # 3 = the task's own format, 2 = columns of the right kind, 1 = it would do
 
 
 def columns(mapped: Mapping[str, str | int]) -> dict[str, Any]:
-    """Returns the field `columns` of the section `task`, where it is needed."""
     return {"columns": dict(mapped)} if mapped else {}
 
 
 def looks_like_a_header(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
-    """Returns whether the first line of a delimited file names its columns."""
     if len(set(names)) < len(names) or not all(names):
         return False
     if any(len(name) > 64 or len(name.split()) > 3 or _number(name) is not None for name in names):

@@ -39,7 +39,7 @@ def numbers_of(names: Sequence[str]) -> Indices:
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def told_apart(names: Iterable[str]) -> Iterator[str]:
+def numbered_names(names: Iterable[str]) -> Iterator[str]:
     """Yields names; where one occurs again, its number of occurrence is appended."""
     counts: Counter[str] = Counter()
     for name in names:
@@ -111,7 +111,6 @@ def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int,
 
 
 def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Splits examples into training and validation, with the same share of every label."""
     rng = np.random.default_rng([seed, 2])
     chosen = []
     for label in np.unique(labels):

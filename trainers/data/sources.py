@@ -28,9 +28,7 @@ from trainers.errors import BadDataError
 
 class RowSource(Protocol):
     @property
-    def name(self) -> str:
-        """What people call it: the path or hub id."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def parts(self) -> Mapping[str, object]:

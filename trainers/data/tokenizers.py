@@ -90,8 +90,6 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens of a tokenizer."""
-
     folder: Path
     names: Mapping[str, str]  # By what they are for, such as `mask_token`; without those that it lacks
     ids: Mapping[str, int]
@@ -115,7 +113,6 @@ class SpecialTokens:
         )
 
     def id_of(self, role: str) -> int:
-        """Returns the id of the token for something; raises `BadSpecError` where there is none."""
         if role not in self.ids:
             names = " or ".join(_ROLES[role])
             raise BadSpecError(

@@ -24,8 +24,6 @@ _WEIGHT = "weight"
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """Examples ready for a model."""
-
     tokens: Ids  # Tokens of all examples, concatenated
     lengths: Counts  # (N,) tokens of each
     second_at: Counts  # (N,) place of the second text in its example; 0 when there is none
@@ -68,7 +66,6 @@ class Frame:
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
-    """Returns what a tokenizer puts around a text, or around a pair."""
     encoded = tokenizer.encode("a", "a") if pairs else tokenizer.encode("a")
     texts = [i for i, text in enumerate(encoded.sequence_ids) if text is not None]
     belongs = [-1, *(encoded.sequence_ids[i] for i in texts), 2]
@@ -202,7 +199,6 @@ class TokenWriter:
         np.save(self._folder / f"{self._part}.labels.npy", np.empty((len(lengths), 0), dtype=np.int64))
 
     def close(self) -> None:
-        """Closes the file, finished or not."""
         self._file.close()
 
     def _begin(self) -> None:
@@ -218,7 +214,6 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Tokenises texts or pairs and cuts them to `max_length` tokens, special ones included."""
     pairs = bool(texts) and isinstance(texts[0], tuple)
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
     dtype = token_dtype(tokenizer)

@@ -69,7 +69,6 @@ class DryRun:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest example, which all passes are as wide as."""
         return int(self._data.lengths.max())
 
     def at_size(self, size: int) -> None:
@@ -169,7 +168,6 @@ class StageDryRun(DryRun):
         ]
 
     def _pass(self, batch: Batch) -> None:
-        """Runs as many forward passes as the stage holds at once, then their backward passes."""
         self._module.train()
         micro_batches = self._config.share // batch.input_ids.shape[0]
         held = passes_held(self._config.parallel, self._stage, micro_batches)
@@ -274,7 +272,6 @@ def choose(
 
 
 def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
-    """Forgets the size of a run that ran out of memory, so that the next one searches again."""
     if _searched(config, device):
         _memory_of(config).forget(key_of(config, device, shape))
 

@@ -27,7 +27,7 @@ from trainers.data.selection import (
     held_out,
     held_out_by_hash,
     normal,
-    told_apart,
+    numbered_names,
 )
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
@@ -91,7 +91,7 @@ class DatasetTask(Task, Generic[Example]):
 
     def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
         """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
-        return told_apart(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
+        return numbered_names(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
 
     def describe(self, folder: Path, parts: Parts[Example], task: TaskConfig) -> None:
         """Writes into the cache what head and scoring need besides tokens; nothing by default."""

@@ -52,7 +52,6 @@ class Tally:
 
 
 def tally(batches: Iterable[Batch]) -> Tally:
-    """Counts micro-batches on the CPU; one that stands in for a missing share is empty."""
     each = [_tally(batch) for batch in batches if batch.examples]
     return Tally(
         sum(one.sequences for one in each),
@@ -135,7 +134,6 @@ class FlopCount:
 
 
 def flop_count(family: FamilyInfo, fields: Mapping[str, Any], head: Head | None = None) -> FlopCount:
-    """Counts a model that is not loaded; `fields` of its configuration are checked (`FamilyInfo.sizes`)."""
     return FlopCount(head=head, **family.arithmetic(fields))
 
 

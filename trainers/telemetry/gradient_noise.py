@@ -28,8 +28,6 @@ percent, and an average over a hundred looks wants them spread over a run rather
 
 @dataclass(frozen=True, slots=True)
 class GradientMoments:
-    """Estimates from one step."""
-
     sqr: float  # The true gradient's squared norm; a single estimate may be negative
     var: float  # The gradient's variance (summed over elements) at the base batch
 
@@ -62,8 +60,6 @@ def from_consecutive(product: float, squared_difference: float, *, scale: float)
 
 @dataclass(slots=True)
 class NoiseScale:
-    """Averages of the moments over a run, corrected for their start at zero."""
-
     scale: float  # Batch of a step / base batch
     sqr_sum: float = 0.0
     var_sum: float = 0.0
@@ -74,7 +70,6 @@ class NoiseScale:
             raise ValueError(f"scale {self.scale} is not a ratio of batches; give one above 0")
 
     def add(self, moments: GradientMoments) -> None:
-        """Takes in a step, unless it is not finite."""
         if not moments.finite:
             return
         keep = max(DECAY**self.scale, LEAST_KEPT)
@@ -305,8 +300,6 @@ class StepsInARow(NoiseSource):
 
 
 class GradientNoise:
-    """The averages over a run, and the figures that follow from them."""
-
     def __init__(self, source: NoiseSource, scale: float) -> None:
         self.source = source
         self._scale = scale
@@ -356,7 +349,6 @@ def source_for(
     accumulation: int,
     device: torch.device,
 ) -> NoiseSource:
-    """Returns where a run's parts of gradients are best seen."""
     if not wanted:
         return NoiseSource()
     if replicas > 1 and whole_model:

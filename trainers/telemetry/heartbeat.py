@@ -31,8 +31,6 @@ def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
 
 
 class Heartbeat:
-    """The null form: of every worker but rank 0."""
-
     def beat(self) -> None: ...
 
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
@@ -58,7 +56,6 @@ class HeartbeatFile(Heartbeat):
 
     @override
     def look_back(self, *, kept_until_s: float | None, submitted_s: float | None) -> TimeBefore:
-        """Removes files that are no longer needed."""
         lives = []
         for file in sorted(self._folder.glob(f"{_PREFIX}*")):
             if file == self._file:

@@ -70,7 +70,6 @@ class Instruments:
         self._sampler = Sampler(self.device, self._every_s, ticks)
 
     def facts(self) -> dict[str, object]:
-        """Returns facts of the device, and the power that modelled energy is computed from."""
         power_w, source = rated_power_w(self._rates, self._limit_w)
         return {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
 
@@ -88,14 +87,12 @@ class Instruments:
         return self._memory.within() if self._memory is not None else lambda: 0.0
 
     def window(self, until_s: float | None = None) -> Window:
-        """Returns what was used since the last call, or since the beginning, overhead left out."""
         self.cut(overhead=False, at_s=until_s)
         own, self._own = joined(self._own), []
         peak_mib = self._memory.peak() if self._memory else 0.0
         return replace(own, peak_memory_mib=peak_mib, preparation_memory_mib=self._preparation_mib)
 
     def shown(self) -> dict[str, float]:
-        """Returns the memory in use and temperature of the device at the last sample, where known."""
         sample = self._sampler.last() if self._sampler else None
         if sample is None:
             return {}
@@ -103,7 +100,6 @@ class Instruments:
         return {name: value for name, value in values.items() if value is not None}
 
     def overhead(self) -> Window:
-        """Returns what stretches of overhead used since the last call."""
         ended, self._overhead = joined(self._overhead), []
         return ended
 

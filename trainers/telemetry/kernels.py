@@ -24,8 +24,6 @@ _NAME_LIMIT = 160
 
 
 class KernelFigure(NamedTuple):
-    """A figure of a kernel: its unit, and the heading of its column in tables."""
-
     unit: str
     heading: str
 

@@ -39,7 +39,6 @@ class PeakMemory:
         return kind_of(self._device).backend.peak_mib(self._device)
 
     def restart(self) -> float:
-        """Ends the window, returns its peak, and begins another with what is still in use."""
         ended = self.peak()
         self._before_mib = 0.0
         gc.collect()

@@ -82,7 +82,6 @@ class Profiled:
     moved: tuple[Moved, ...] = ()  # Transfers for which the profiler has byte counts; the longest first
 
     def figures(self) -> dict[str, float]:
-        """Returns the figures of the run's summary."""
         named = {
             "kernel_active_ratio": self.kernel_active_ratio,
             "kernel_launches_per_step": self.kernel_launches_per_step,
@@ -125,7 +124,6 @@ def by_category(events: Iterable[Mapping[str, Any]]) -> Mapping[str, list[Mappin
 
 
 def read_trace(events: Iterable[Mapping[str, Any]], steps: int) -> Profiled:
-    """Returns the figures of `traceEvents` of an exported trace, in microseconds."""
     kinds = by_category(events)
     kernels, operators = kinds["kernel"], kinds["cpu_op"]
     launches = [
@@ -234,8 +232,7 @@ class StepProfiler:
         """Returns the record of the window, once, after it has ended."""
         return None
 
-    def close(self) -> None:
-        """Ends a window that the run has left early."""
+    def close(self) -> None: ...
 
 
 class TorchProfiler(StepProfiler):

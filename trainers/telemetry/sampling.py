@@ -125,7 +125,6 @@ class Sampler:
             self._thread.start()
 
     def window(self) -> Sampled:
-        """Returns the summary of the samples since the last call, up to now."""
         if self._samples:
             self._sample()
         with self._lock:
@@ -174,7 +173,6 @@ class _Zone:
     total_uj: int = field(default=0)
 
     def advance(self) -> None:
-        """Adds what was counted since the last call, in which it wrapped around at most once."""
         now_uj = int(self.file.read_text(encoding="ascii"))
         self.total_uj += (now_uj - self.last_uj) % (self.range_uj + 1)
         self.last_uj = now_uj

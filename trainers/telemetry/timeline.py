@@ -118,12 +118,10 @@ class Timeline:
         self._listener = listener or _unheard
 
     def bounded_by(self, boundary: Boundary) -> None:
-        """Calls this where a stretch of overhead begins or ends."""
         self._boundary = boundary
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Spends the block in a phase, and returns to the current one."""
         around = self._phase
         self.enter(phase)
         try:
@@ -278,7 +276,6 @@ class Overlap:
         self._exposed: Any = None
 
     def begin(self) -> int:
-        """Starts a bucket and returns its number."""
         number = next(self._numbers)
         self._begins[number] = self._mark()
         return number

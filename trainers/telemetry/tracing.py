@@ -68,7 +68,6 @@ class StepTracer:
 
     @property
     def covers_next(self) -> bool:
-        """Whether the next step, or the current one, is in the window."""
         return False
 
     def around(self, step: int) -> contextlib.AbstractContextManager[None]:
@@ -146,7 +145,6 @@ def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Ti
 def gather(
     spans: tuple[TraceSpan, ...], name: str, workers: Workers, device: torch.device
 ) -> tuple[WorkerTrace, ...]:
-    """Returns every worker's window, by rank, on every worker; all take part."""
     exchanges = []
     for _ in range(_CLOCK_ROUNDS):
         begin_s = time.perf_counter()
@@ -259,7 +257,6 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def measurements(workers: Sequence[WorkerTrace]) -> Iterator[Measurement]:
-    """Milliseconds per traced step of each phase, by worker."""
     for rank, worker in enumerate(workers):
         steps = len({span.step for span in worker.spans})
         start_s, end_s = worker.spans[0].begin_s + worker.epoch_s, worker.spans[-1].end_s + worker.epoch_s

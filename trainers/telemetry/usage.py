@@ -24,7 +24,6 @@ def modelled_energy_j(
 
 
 def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, str]:
-    """Returns the power of one busy device, and its source: `power_limit` or `hardware_table`."""
     return (rates.tdp_w, "hardware_table") if limit_w is None else (limit_w, "power_limit")
 
 
@@ -35,8 +34,6 @@ def cost_usd(rates: DevicePricing, wall_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Measured energy of a window."""
-
     joules: float
     provenance: Provenance  # `counter`, or `sampled` where power was integrated
     source: str  # Measured source; several workers' readings of one source count once
@@ -61,7 +58,6 @@ class Window:
 
 
 def joined(windows: Sequence[Window]) -> Window:
-    """Returns one worker's windows of different times as one; a kind of energy is in it when all have it."""
     kinds = set.intersection(*(set(window.energy) for window in windows)) if windows else set()
     return Window(
         cost_usd=sum(window.cost_usd for window in windows),

@@ -25,7 +25,7 @@ from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
-from trainers.data.selection import hashes, normal, told_apart
+from trainers.data.selection import hashes, normal, numbered_names
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
@@ -318,7 +318,7 @@ def _sequence_names(tokens: TokenSet) -> list[str]:
         np.ascontiguousarray(tokens.tokens[begin:end], dtype=np.int64).tobytes()
         for begin, end in pairwise(tokens.offsets.tolist())
     )
-    return list(told_apart(hashlib.blake2b(content, digest_size=8).hexdigest() for content in contents))
+    return list(numbered_names(hashlib.blake2b(content, digest_size=8).hexdigest() for content in contents))
 
 
 def _wanted(task: TaskConfig, part: str) -> int:
