@@ -1,4 +1,7 @@
-"""`python -m api`: serve the API with settings from the environment."""
+"""`python -m api`: serves the API with settings from the environment, as `stillhouse api` does.
+
+With `--end-with-parent` it stops when its standard input closes.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from api.server import UnsafeAddress, serve
 from service.config import logs
 from service.config.settings import Settings
 from service.db.errors import StoreError
+from service.local.local_service import watch_parent
 
 
 def main() -> int:
     """Runs until stopped; 2 when the settings or the database do not allow it."""
     try:
         settings = Settings()
+        if "--end-with-parent" in sys.argv[1:]:
+            watch_parent()
         logs.set_up("api", settings.log_format)
         serve(settings)
     except (UnsafeAddress, StoreError, ValueError) as error:

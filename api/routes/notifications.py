@@ -13,7 +13,8 @@ from api.problems import ProblemError, declared
 from service.config.document import Problem
 from service.db.errors import NotFound
 from service.domain.access import NAME_PATTERN
-from service.domain.notifications import Delivery, NewSubscription, Subscription, Topic
+from service.domain.events import Topic
+from service.domain.notifications import Delivery, NewSubscription, Subscription
 from service.domain.records import Items
 from service.notifications import subscribing
 from service.notifications.channels import BadSubscription

@@ -1,17 +1,16 @@
 """The command line: `stillhouse`.
 
-The story: `app` assembles the commands, which stand in modules named by what they do (`submitting`,
-`reading`, `acting`, `comparing`, `deciding`, `serving`, ...); `rendering`, `answer_rendering` and
-`progress` turn answers into text, `output` is the door to the terminal. Nothing here imports torch or
-Ray before a command needs it, and a command's own imports stand inside it, so that help and completion
-answer at once.
+`app` assembles the commands, which are grouped by subject; `terminal` prints, `connection` finds the
+service, and `tables`, `answer_tables` and `progress` turn records into text. Nothing here imports torch or
+Ray before a command needs it, and imports that a command alone needs are inside it, so that help and
+completion are fast.
 """
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line of this process and exit with the command's code."""
+    """Runs the command line of this process and exits with the command's code."""
     from service.cli.app import app
 
     app(prog_name="stillhouse")

@@ -1,33 +1,29 @@
-"""All commands, assembled; and how an error leaves the process: one line, one exit code."""
+"""All commands, assembled; and how an error ends the process: one line, one exit code."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from service.cli import (
-    accounting,
-    acting,
-    comparing,
-    deciding,
-    exporting,
-    inspecting,
-    logging_in,
-    notifying,
+    answers,
+    control,
+    data,
+    experiments,
+    files,
+    installation,
+    notifications,
     people,
-    profiling,
-    reading,
-    reporting,
-    serving,
-    submitting,
-    upkeep,
+    profile,
+    projects,
+    specs,
+    start,
 )
-from service.cli.exits import ExitCode, Failure
-from service.cli.output import note
+from service.cli.terminal import ExitCode, Failure, note
 
 
 class Commands(TyperGroup):
@@ -42,7 +38,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command and exit with its code; see `ExitCode`."""
+        """Runs a command and exits with its code; see `ExitCode`."""
         code: object
         try:
             code = super().main(
@@ -106,66 +102,27 @@ def _root(
     del version
 
 
-_START, _SUBMIT, _LOOK, _DECIDE, _STEER = "Start", "Submit", "Inspect", "Decide", "Steer"
-_TEAM = "Team"
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.backup,
+              installation.restore, people.login, people.logout, people.whoami),
+    "Submit": (data.inspect, specs.validate, specs.preview, profile.profile, specs.submit, specs.schema),
+    "Inspect": (experiments.list_experiments, experiments.runs, experiments.show, experiments.watch,
+                experiments.logs, experiments.wait, experiments.ledger, experiments.queue,
+                installation.cluster, installation.shares, installation.hardware, files.verify, files.export,
+                files.export_model, files.trace, files.predictions),
+    "Decide": (answers.compare, answers.recommend, answers.frontier, answers.effects, answers.score,
+               answers.speedup, answers.report),
+    "Steer": (control.cancel, control.pause, control.resume, control.retry, control.priority, control.delete,
+              control.tag, control.annotate, control.archive),
+    "Team": (people.audit,),
+}  # fmt: skip
+_NAMES = {experiments.list_experiments: "list", control.annotate: "note"}
 
-app.command(rich_help_panel=_START)(serving.up)
-app.command(rich_help_panel=_START)(serving.api)
-app.command(rich_help_panel=_START)(serving.scheduler)
-app.command(rich_help_panel=_START)(serving.demo)
-app.command(rich_help_panel=_START)(upkeep.doctor)
-app.command(rich_help_panel=_START)(upkeep.backup)
-app.command(rich_help_panel=_START)(upkeep.restore)
-app.add_typer(upkeep.database, name="db", rich_help_panel=_START)
-
-app.command(rich_help_panel=_START)(logging_in.login)
-app.command(rich_help_panel=_START)(logging_in.logout)
-app.command(rich_help_panel=_START)(logging_in.whoami)
-
-app.command(rich_help_panel=_SUBMIT)(inspecting.inspect)
-app.command(rich_help_panel=_SUBMIT)(submitting.validate)
-app.command(rich_help_panel=_SUBMIT)(submitting.preview)
-app.command(rich_help_panel=_SUBMIT)(profiling.profile)
-app.command(rich_help_panel=_SUBMIT)(submitting.submit)
-app.command(rich_help_panel=_SUBMIT)(submitting.schema)
-
-app.command("list", rich_help_panel=_LOOK)(reading.list_experiments)
-app.command(rich_help_panel=_LOOK)(reading.runs)
-app.command(rich_help_panel=_LOOK)(reading.show)
-app.command(rich_help_panel=_LOOK)(reading.watch)
-app.command(rich_help_panel=_LOOK)(reading.logs)
-app.command(rich_help_panel=_LOOK)(reading.wait)
-app.command(rich_help_panel=_LOOK)(accounting.ledger)
-app.command(rich_help_panel=_LOOK)(reading.queue)
-app.command(rich_help_panel=_LOOK)(reading.cluster)
-app.command(rich_help_panel=_LOOK)(reading.shares)
-app.command(rich_help_panel=_LOOK)(reading.hardware)
-app.command(rich_help_panel=_LOOK)(reporting.verify)
-app.command(rich_help_panel=_LOOK)(reading.export)
-app.command("export-model", rich_help_panel=_LOOK)(exporting.export_model)
-app.command(rich_help_panel=_LOOK)(exporting.trace)
-app.command(rich_help_panel=_LOOK)(exporting.predictions)
-app.add_typer(notifying.notify, name="notify", rich_help_panel=_LOOK)
-
-app.command(rich_help_panel=_DECIDE)(comparing.compare)
-app.command(rich_help_panel=_DECIDE)(deciding.recommend)
-app.command(rich_help_panel=_DECIDE)(deciding.frontier)
-app.command(rich_help_panel=_DECIDE)(deciding.effects)
-app.command(rich_help_panel=_DECIDE)(deciding.score)
-app.command(rich_help_panel=_DECIDE)(deciding.speedup)
-app.command(rich_help_panel=_DECIDE)(reporting.report)
-
-app.command(rich_help_panel=_STEER)(acting.cancel)
-app.command(rich_help_panel=_STEER)(acting.pause)
-app.command(rich_help_panel=_STEER)(acting.resume)
-app.command(rich_help_panel=_STEER)(acting.retry)
-app.command(rich_help_panel=_STEER)(acting.priority)
-app.command(rich_help_panel=_STEER)(acting.delete)
-app.command(rich_help_panel=_STEER)(acting.tag)
-app.command("note", rich_help_panel=_STEER)(acting.annotate)
-app.command(rich_help_panel=_STEER)(acting.archive)
-
-app.add_typer(people.user, name="user", rich_help_panel=_TEAM)
-app.add_typer(people.token, name="token", rich_help_panel=_TEAM)
-app.add_typer(people.project, name="project", rich_help_panel=_TEAM)
-app.command(rich_help_panel=_TEAM)(people.audit)
+for _panel, _functions in _COMMANDS.items():
+    for _function in _functions:
+        app.command(_NAMES.get(_function), rich_help_panel=_panel)(_function)
+app.add_typer(installation.database, name="db", rich_help_panel="Start")
+app.add_typer(notifications.notify, name="notify", rich_help_panel="Inspect")
+app.add_typer(people.user, name="user", rich_help_panel="Team")
+app.add_typer(people.token, name="token", rich_help_panel="Team")
+app.add_typer(projects.project, name="project", rich_help_panel="Team")

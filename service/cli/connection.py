@@ -1,25 +1,37 @@
-"""From the environment to a client, and from the client's errors to exit codes."""
+"""From the environment and the arguments to the service; and from its errors to exit codes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from service.cli.exits import ExitCode, Failure
+import typer
+
+from service.cli.terminal import ExitCode, Failure
 
 if TYPE_CHECKING:
-    from service.client import ApiError, Client
+    from service.client import Client
     from service.config.settings import Settings
 
+Either = Annotated[
+    str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
+]
+OneExperiment = Annotated[str, typer.Argument(metavar="ID", help="An experiment, such as 17.")]
+OneRun = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")]
+
 _QUICK_ATTEMPTS = 3
-"""Someone is waiting at the terminal: about a second until "does not answer"."""
+"""Someone is waiting at the terminal: about a second until "cannot reach"."""
 _PATIENT_ATTEMPTS = 8
 """Following outlives a restart of the API: about 30 s."""
+_REFERENCE = re.compile(r"(?:(run|experiment):)?([1-9][0-9]{0,17})")
+_CODES = {401: ExitCode.refused, 403: ExitCode.refused, 404: ExitCode.not_found, 409: ExitCode.conflict}
 
 
 def read_settings(**options: str | None) -> Settings:
-    """The settings of this process.
+    """Reads the settings of this process.
 
     Args:
         options: settings that the command line gives instead; None = as the environment has them.
@@ -44,13 +56,10 @@ def read_settings(**options: str | None) -> Settings:
 
 @contextmanager
 def connected(*, patient: bool = False) -> Iterator[Client]:
-    """A client of the service that the environment names.
+    """Yields a client of the service that the environment names; its errors become failures.
 
     Args:
-        patient: go on through a restart of the service, for commands that follow something.
-
-    Raises:
-        Failure: for every error of the client inside the block, with its exit code.
+        patient: outlast a restart of the service, for commands that follow something.
     """
     from service.client import Client
 
@@ -61,7 +70,7 @@ def connected(*, patient: bool = False) -> Iterator[Client]:
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn every error of a client into a `Failure` with its exit code."""
+    """Turns every error of a client into a `Failure` with its exit code."""
     from service.client import ApiError, ClientError, LoginRefused, Unreachable, UnsafeCredentials
 
     try:
@@ -71,25 +80,50 @@ def client_errors() -> Iterator[None]:
             f"{error}; start the service with `stillhouse up`, or set STILLHOUSE_URL", ExitCode.unreachable
         ) from None
     except ApiError as error:
-        raise failure_of(error) from None
+        lines = [str(problem) for problem in error.errors] or error.detail
+        code = ExitCode.unreachable if error.status >= 500 else _CODES.get(error.status, ExitCode.usage)
+        raise Failure(lines, ExitCode.conflict if error.type == "idempotency-mismatch" else code) from None
     except (LoginRefused, UnsafeCredentials) as error:
         raise Failure(str(error), ExitCode.refused) from None
     except ClientError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
 
 
-def failure_of(error: ApiError) -> Failure:
-    """What the server refused, as lines and an exit code."""
-    code = _CODES.get(error.type) or _CODES_BY_STATUS.get(error.status)
-    if code is None:
-        code = ExitCode.unreachable if error.status >= 500 else ExitCode.usage
-    return Failure([str(problem) for problem in error.errors] or error.detail, code)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An experiment or a run by its number."""
+
+    id: int
+    is_run: bool
+
+    def __str__(self) -> str:
+        return f"run:{self.id}" if self.is_run else f"experiment {self.id}"
 
 
-_CODES = {"idempotency-mismatch": ExitCode.conflict}
-_CODES_BY_STATUS = {
-    401: ExitCode.refused,
-    403: ExitCode.refused,
-    404: ExitCode.not_found,
-    409: ExitCode.conflict,
-}
+def is_reference(text: str) -> bool:
+    """Returns whether a text names an experiment or a run, and not a file."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def reference(text: str) -> Target:
+    """Reads `17`, `experiment:17` or `run:42`."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise Failure(f"'{text}': give an experiment as 17 or a run as run:42", ExitCode.usage)
+    return Target(int(match[2]), match[1] == "run")
+
+
+def experiment_id(text: str) -> int:
+    """Reads the number of an experiment, where a run makes no sense."""
+    target = reference(text)
+    if target.is_run:
+        raise Failure(f"'{text}' is a run; this command takes an experiment, such as 17", ExitCode.usage)
+    return target.id
+
+
+def run_id(text: str) -> int:
+    """Reads the number of a run, where an experiment makes no sense."""
+    target = reference(text)
+    if not target.is_run:
+        raise Failure(f"'{text}' is an experiment; give a run, such as run:42", ExitCode.usage)
+    return target.id

@@ -1,43 +1,132 @@
-"""Commands about people: users, tokens, projects and the audit log."""
+"""Commands about people: login, users, tokens and the audit log."""
 
 from __future__ import annotations
 
+import re
+import socket
+import sys
 import time
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from service.cli.connection import connected
-from service.cli.output import Json, console, note, print_json, say
-from service.domain.access import Role, Scope
-from service.domain.formats import seconds_of
+from service.cli.connection import client_errors, connected, read_settings
+from service.cli.terminal import ExitCode, Failure, Json, answer, json_text, note, print_json, print_rows, say
+from service.domain.access import Scope
 
 if TYPE_CHECKING:
-    from service.domain.people import AuditRow, Project, ProjectDetail, Token, User
+    from service.client import Client
+    from service.domain.people import AuditRow
 
 user = typer.Typer(no_args_is_help=True, help="Add, list, disable and enable users.")
 token = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
-project = typer.Typer(no_args_is_help=True, help="Create and change projects, and who is in them.")
-member = typer.Typer(no_args_is_help=True, help="Give users roles in a project, or take them away.")
-project.add_typer(member, name="member")
 
 UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
-ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]
+
+
+_UNUSABLE = re.compile(r"[^A-Za-z0-9 ._@-]+")
+
+
+def seconds(text: str) -> float:
+    """Reads a length of time such as 90d."""
+    from service.domain.formats import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def length_of_time(text: str) -> str:
-    """A length of time such as 90d, unchanged.
-
-    Raises:
-        BadParameter: it is not one.
-    """
-    try:
-        seconds_of(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    """Checks a length of time such as 90d."""
+    seconds(text)
     return text
+
+
+# -- Login -------------------------------------------------------------------------------------
+
+
+def login(
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Paste a token, at a prompt or on standard input, instead of a code."),
+    ] = False,
+    scope: Annotated[
+        Scope | None, typer.Option(help="Most that the new token may be used for; operate unless given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Log in to the server of STILLHOUSE_URL, and keep the token for later commands.
+
+    Shows a code, which someone who is logged in approves on the server's page. STILLHOUSE_TOKEN, if set,
+    takes precedence over the stored token.
+    """
+    from service.client import Client, credentials
+
+    settings = read_settings()
+    url = str(settings.url).rstrip("/")
+    if settings.token is not None:
+        note("STILLHOUSE_TOKEN is set and takes precedence over this login; unset it to use the new token")
+    if token:
+        secret = _pasted()
+    else:
+        with client_errors(), Client(url) as client:
+            secret = _by_code(client, scope, as_json=as_json)
+    with client_errors(), Client(url, token=secret) as client:
+        me = client.whoami()
+    if me.via == "open":
+        raise Failure(f"{url} does not ask who you are: no login is needed", ExitCode.conflict)
+    path = credentials.save(credentials.Credentials(url, me.user, secret))
+    answer(
+        {"url": url, "user": me.user, "scope": me.scope, "file": str(path)},
+        as_json,
+        f"logged in to {url} as {me.user}, scope {me.scope}",
+    )
+
+
+def logout(as_json: Json = False) -> None:
+    """Forget the token that is kept for the server of STILLHOUSE_URL; `stillhouse token revoke` ends it."""
+    from service.client import credentials
+
+    url = str(read_settings().url).rstrip("/")
+    if not credentials.forget(url):
+        raise Failure(f"no token is kept for {url}", ExitCode.not_found)
+    answer({"url": url}, as_json, f"logged out of {url}")
+
+
+def whoami(as_json: Json = False) -> None:
+    """Show who you are to the server, and what limits what you may do."""
+    with connected() as client:
+        me = client.whoami()
+    if as_json:
+        print_json(me)
+        return
+    say(f"user       {me.user}{' (administrator)' if me.administrator else ''}")
+    say(f"through    {me.via}{f' {me.token_name}' if me.token_name else ''}")
+    say(f"scope      {me.scope}")
+    only = f"only {me.restricted_to}" if me.restricted_to else None
+    roles = ", ".join(f"{project} ({role})" for project, role in sorted(me.roles.items()))
+    say(f"projects   {only or roles or 'all' if me.administrator else only or roles or 'none'}")
+
+
+def _pasted() -> str:
+    if sys.stdin.isatty():
+        secret: str = typer.prompt("Token", hide_input=True, err=True)
+    else:
+        secret = sys.stdin.readline()
+    if not secret.strip():
+        raise Failure("no token was given; paste one, or leave out --token", ExitCode.usage)
+    return secret.strip()
+
+
+def _by_code(client: Client, scope: Scope | None, *, as_json: bool) -> str:
+    machine = _UNUSABLE.sub("-", f"login on {socket.gethostname()}")[:80]
+    begun = client.begin_device_login(machine, scope)
+    show = note if as_json else say
+    show(f"open      {begun.verification_uri_complete}")
+    show(f"code      {begun.user_code}")
+    show(f"waiting for approval, at most {begun.expires_in / 60:.0f} min; Ctrl-C gives up")
+    return client.await_device_login(begun)
 
 
 # -- Users -----------------------------------------------------------------------------------------
@@ -58,10 +147,11 @@ def add_user(
         added = client.add_user(
             name, kind="service" if service else "person", email=email, administrator=admin
         )
-    if as_json:
-        print_json(added)
-    else:
-        say(f"added {name}; next: stillhouse token create --user {name} --name NAME --scope submit")
+    answer(
+        added,
+        as_json,
+        f"added {name}; next: stillhouse token create --user {name} --name NAME --scope submit",
+    )
 
 
 @user.command("list")
@@ -71,8 +161,21 @@ def list_users(as_json: Json = False) -> None:
         users = client.users()
     if as_json:
         print_json({"items": users})
-    else:
-        _print_users(users)
+        return
+    from service.domain.formats import clock
+
+    rows = [
+        (
+            each.name,
+            str(each.kind),
+            "administrator" if each.administrator else "",
+            each.email or "",
+            clock(each.created_s),
+            "" if each.disabled_s is None else "disabled",
+        )
+        for each in users
+    ]
+    print_rows(("name", "kind", "role", "e-mail", "added", "state"), rows)
 
 
 @user.command("disable")
@@ -90,30 +193,7 @@ def enable_user(name: UserName, as_json: Json = False) -> None:
 def _set_disabled(name: str, disabled: bool, as_json: bool) -> None:
     with connected() as client:
         changed = client.change_user(name, disabled=disabled)
-    if as_json:
-        print_json(changed)
-    else:
-        say(f"user {name} is {'disabled' if disabled else 'enabled'}")
-
-
-def _print_users(users: Sequence[User]) -> None:
-    from service.cli.rendering import grid_table, print_fitting
-    from service.domain.formats import clock
-
-    table = grid_table("name", "kind", "role", "e-mail", "added", "state")
-    lines = []
-    for found in users:
-        cells = (
-            found.name,
-            str(found.kind),
-            "administrator" if found.administrator else "",
-            found.email or "",
-            clock(found.created_s),
-            "" if found.disabled_s is None else "disabled",
-        )
-        table.add_row(*cells)
-        lines.append(", ".join(filter(None, cells)))
-    print_fitting(console(), table, lines)
+    answer(changed, as_json, f"user {name} is {'disabled' if disabled else 'enabled'}")
 
 
 # -- Tokens ----------------------------------------------------------------------------------------
@@ -163,8 +243,21 @@ def list_tokens(
         tokens = client.tokens(user=of, everyone=everyone)
     if as_json:
         print_json({"items": tokens})
-    else:
-        _print_tokens(tokens)
+        return
+    from service.domain.formats import clock
+
+    rows = []
+    for each in tokens:
+        state = "never expires"
+        if each.revoked_s is not None:
+            state = "revoked"
+        elif each.expires_s is not None:
+            state = f"{'expired' if each.expires_s <= time.time() else 'until'} {clock(each.expires_s)}"
+        used = "never" if each.last_used_s is None else clock(each.last_used_s)
+        project = each.project or "all"
+        rows.append((str(each.id), each.user, each.name, str(each.scope), project, each.prefix, state, used))
+    headings = ("id", "user", "name", "scope", "project", "begins", "state", "last used")
+    print_rows(headings, rows, right=("id",))
 
 
 @token.command("revoke")
@@ -175,248 +268,10 @@ def revoke_token(
     """End a token at once."""
     with connected() as client:
         revoked = client.revoke_token(id)
-    if as_json:
-        print_json(revoked)
-    else:
-        say(f"token {id} ({revoked.name} of {revoked.user}) is revoked")
-
-
-def _print_tokens(tokens: Sequence[Token]) -> None:
-    from service.cli.rendering import grid_table, print_fitting
-    from service.domain.formats import clock
-
-    table = grid_table(
-        "id", "user", "name", "scope", "project", "begins", "state", "last used", right=("id",)
-    )
-    lines = []
-    now = time.time()
-    for found in tokens:
-        if found.revoked_s is not None:
-            state = "revoked"
-        elif found.expires_s is None:
-            state = "never expires"
-        else:
-            ended = found.expires_s <= now
-            state = f"{'expired' if ended else 'until'} {clock(found.expires_s)}"
-        used = "never" if found.last_used_s is None else clock(found.last_used_s)
-        cells = (
-            str(found.id), found.user, found.name, str(found.scope), found.project or "all", found.prefix,
-            state, used,
-        )  # fmt: skip
-        table.add_row(*cells)
-        lines.append(
-            f"{found.id} {found.name} of {found.user}: {found.scope}, project {found.project or 'all'}, "
-            f"{found.prefix}..., {state}, last used: {used}"
-        )
-    print_fitting(console(), table, lines)
-
-
-# -- Projects --------------------------------------------------------------------------------------
-
-
-Title = Annotated[str | None, typer.Option(help="Title for people.")]
-Notes = Annotated[str | None, typer.Option(help="Notes.")]
-
-
-@project.command("create")
-def create_project(
-    name: ProjectName,
-    title: Title = None,
-    notes: Notes = None,
-    visible: Annotated[
-        bool, typer.Option("--visible-to-all", help="Let every user see its experiments.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Create a project."""
-    with connected() as client:
-        created = client.create_project(name, title=title or "", visible_to_all=visible, notes=notes or "")
-    _answer(created, as_json, f"created project {name}; next: stillhouse project member add {name} USER")
-
-
-@project.command("list")
-def list_projects(as_json: Json = False) -> None:
-    """List the projects that you see."""
-    with connected() as client:
-        projects = client.projects()
-    if as_json:
-        print_json({"items": projects})
-    else:
-        _print_projects(projects)
-
-
-@project.command("show")
-def show_project(name: ProjectName, as_json: Json = False) -> None:
-    """Show a project with its members."""
-    with connected() as client:
-        found = client.project(name)
-    if as_json:
-        print_json(found)
-        return
-    say(f"{found.name}: {found.title}" if found.title else found.name)
-    say("visible to all users" if found.visible_to_all else "visible to its members")
-    if found.archived_s is not None:
-        say("archived: takes no new experiments")
-    for line in found.notes.splitlines():
-        say(line)
-    for one in found.members:
-        say(f"  {one.user}: {one.role}")
-    if not found.members:
-        note(f"no members yet; add one: stillhouse project member add {name} USER")
-
-
-@project.command("set")
-def set_project(
-    name: ProjectName,
-    title: Title = None,
-    notes: Notes = None,
-    visible: Annotated[
-        bool | None,
-        typer.Option("--visible-to-all/--visible-to-members", help="Who sees its experiments."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Change a project; what is not given stays as it is."""
-    with connected() as client:
-        changed = client.change_project(name, title=title, visible_to_all=visible, notes=notes)
-    _answer(changed, as_json, f"changed project {name}")
-
-
-@project.command("usage")
-def project_usage(
-    name: ProjectName,
-    month: Annotated[str | None, typer.Option(metavar="2026-11", help="Calendar month, in UTC.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show what a project has used in a month, by user, next to its budgets."""
-    from service.cli.project_limits import print_use
-
-    with connected() as client:
-        use = client.project_use(name, month)
-    if as_json:
-        print_json(use)
-    else:
-        print_use(use)
-
-
-@project.command("limits")
-def project_limits(
-    name: ProjectName,
-    weight: Annotated[float | None, typer.Option(help="Share relative to other projects.")] = None,
-    guaranteed: Annotated[
-        list[str] | None, typer.Option(metavar="HARDWARE=N", help="Devices that it gets before others.")
-    ] = None,
-    ceiling: Annotated[
-        list[str] | None, typer.Option(metavar="HARDWARE=N", help="Most devices; none = no limit.")
-    ] = None,
-    priority: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROLE=CLASS", help="Highest priority class of a role; none = no limit."),
-    ] = None,
-    concurrent: Annotated[
-        str | None,
-        typer.Option("--concurrent-runs", metavar="N", help="Most runs of one user at a time, or none."),
-    ] = None,
-    queued: Annotated[
-        str | None,
-        typer.Option("--queued-runs", metavar="N", help="Most queued runs of one user, or none."),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(metavar="UNIT=N", help="Most use a month: usd=, kwh=, device_hours=; none = no limit."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show a project's limits, or set those that are given."""
-    from service.cli.project_limits import changed_limits, print_limits
-
-    options = {
-        "weight": weight,
-        "guaranteed": guaranteed,
-        "ceiling": ceiling,
-        "priorities": priority,
-        "concurrent_runs_per_user": concurrent,
-        "queued_runs_per_user": queued,
-        "budgets": budget,
-    }
-    changes = {field: value for field, value in options.items() if value not in (None, [])}
-    with connected() as client:
-        limits = client.project_limits(name)
-        if changes:
-            limits = client.set_project_limits(
-                name, **changed_limits(limits, changes).model_dump(mode="json")
-            )
-    if as_json:
-        print_json(limits.model_dump(mode="json"))
-    else:
-        print_limits(limits)
-
-
-@project.command("archive")
-def archive_project(
-    name: ProjectName,
-    undo: Annotated[bool, typer.Option("--undo", help="Accept new experiments again.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Stop accepting new experiments in a project; existing ones stay and keep running."""
-    with connected() as client:
-        changed = client.archive_project(name, not undo)
-    _answer(changed, as_json, f"project {name} is {'in use again' if undo else 'archived'}")
-
-
-@member.command("add")
-def add_member(
-    name: ProjectName,
-    who: UserName,
-    role: Annotated[Role, typer.Option(help="Each includes those before it.")] = Role.member,
-    as_json: Json = False,
-) -> None:
-    """Give a user a role in a project, or change it."""
-    with connected() as client:
-        changed = client.set_member(name, who, role.value)
-    _answer(changed, as_json, f"{who} is {role} in project {name}")
-
-
-@member.command("remove")
-def remove_member(name: ProjectName, who: UserName, as_json: Json = False) -> None:
-    """Take a user's role in a project away; what they submitted stays."""
-    with connected() as client:
-        changed = client.remove_member(name, who)
-    _answer(changed, as_json, f"{who} is no longer in project {name}")
-
-
-def _answer(changed: ProjectDetail, as_json: bool, text: str) -> None:
-    if as_json:
-        print_json(changed)
-    else:
-        say(text)
-
-
-def _print_projects(projects: Sequence[Project]) -> None:
-    from service.cli.rendering import grid_table, print_fitting
-
-    table = grid_table("name", "title", "visible to", "state")
-    lines = []
-    for found in projects:
-        cells = (
-            found.name,
-            found.title,
-            "all" if found.visible_to_all else "members",
-            "" if found.archived_s is None else "archived",
-        )
-        table.add_row(*cells)
-        lines.append(", ".join(filter(None, cells)))
-    print_fitting(console(), table, lines)
+    answer(revoked, as_json, f"token {id} ({revoked.name} of {revoked.user}) is revoked")
 
 
 # -- Audit log -------------------------------------------------------------------------------------
-
-
-class AuditFormat(StrEnum):
-    """How the audit log is exported."""
-
-    jsonl = "jsonl"
-    csv = "csv"
 
 
 def audit(
@@ -429,19 +284,17 @@ def audit(
         str | None, typer.Option(help="What was changed: experiment:17, project:nlp, user.")
     ] = None,
     export: Annotated[
-        AuditFormat | None, typer.Option(help="Write the rows to standard output in this format.")
+        Literal["jsonl", "csv"] | None, typer.Option(help="Write the rows to standard output in this format.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show who changed what, with which token, from where, the oldest first."""
     chosen = {
-        "since_s": time.time() - seconds_of(since), "actor": actor, "action": action, "object": object,
+        "since_s": time.time() - seconds(since), "actor": actor, "action": action, "object": object,
     }  # fmt: skip
     with connected() as client:
         if export is not None:
-            import sys
-
-            for chunk in client.export_audit(export.value, **chosen):
+            for chunk in client.export_audit(export, **chosen):
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             return
@@ -456,7 +309,6 @@ def audit(
 
 
 def _audit_line(row: AuditRow) -> str:
-    from service.cli.output import json_text
     from service.domain.formats import clock
 
     source = ", ".join(

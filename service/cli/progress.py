@@ -1,27 +1,47 @@
-"""Live progress of an experiment: bars on a terminal, lines in a pipe, messages as JSON.
-
-`Board` holds what is known of the runs and takes the messages of the live stream; it does no
-I/O, so that what it shows can be tested at any width.
-"""
+"""Following an experiment or run to its end: bars on a terminal, lines in a pipe, messages as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+import typer
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.rendering import grid_table, score_text, state_text, step_text
-from service.domain.formats import axis_value, counts_text, duration, point_text, short_names, title
+from service.cli.connection import Target
+from service.cli.tables import score_text, state_text, step_text
+from service.cli.terminal import ExitCode, Failure, console, grid_table, json_text, note, say
+from service.client import (
+    Client,
+    Ended,
+    ExperimentChanged,
+    Happened,
+    NewLine,
+    NewPoints,
+    RunChanged,
+    RunEnded,
+)
+from service.domain.formats import axis_value, clock, counts_text, duration, point_text, short_names, title
 from service.domain.metrics import headline, score, shared_headline
-from service.domain.states import TERMINAL_RUN_STATES, RunState
+from service.domain.records import ExperimentStatus, Run
+from service.domain.states import (
+    RUN_STATES_WITH_RESULT,
+    TERMINAL_EXPERIMENT_STATES,
+    TERMINAL_RUN_STATES,
+    RunState,
+)
 
-if TYPE_CHECKING:
-    from service.domain.records import ExperimentStatus, Run
+_LINE_EVERY_S = 5.0
+_PICTURES_PER_S = 4
+_POLL_S = 0.5
 
 _FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
 """With axes, and width of the bars: the first that fits is shown."""
@@ -31,34 +51,27 @@ _ACTIVE = (RunState.running, RunState.starting)
 
 @dataclass
 class Board:
-    """What is known of an experiment while it is followed.
+    """The state of a followed experiment; does no I/O.
 
     Attributes:
-        experiment: Latest state of the experiment.
         runs: by number, in grid order.
         latest: last value of each metric, by run number and metric name.
+        said: last line of the log of each run that prepares, by run number.
     """
 
     experiment: ExperimentStatus
     runs: dict[int, Run] = field(default_factory=dict)
     latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
     said: dict[int, str] = field(default_factory=dict)
-    """Last line of the log of each run that prepares."""
 
     def take_runs(self, runs: Iterable[Run]) -> None:
-        """Replace what is known of these runs."""
-        for run in runs:
-            self.runs[run.id] = run
+        self.runs.update((run.id, run) for run in runs)
 
     def counts(self) -> dict[str, int]:
-        """Runs by state."""
-        counts: dict[str, int] = {}
-        for run in self.runs.values():
-            counts[run.state.value] = counts.get(run.state.value, 0) + 1
-        return counts
+        return Counter(run.state.value for run in self.runs.values())
 
     def heading(self, width: int, now_s: float) -> Text:
-        """One line over everything; a long name gives way to what changes."""
+        """Returns one line; a long name gives way to what changes."""
         experiment = self.experiment
         known = Text.assemble("  ", state_text(experiment.state))
         counts = counts_text(self.counts())
@@ -72,18 +85,13 @@ class Board:
         return Text.assemble(number, name, known, no_wrap=True, overflow="ellipsis")
 
     def picture(self, width: int, height: int, now_s: float) -> RenderableType:
-        """Heading, then a bar per run: what is active first when not all of them fit.
-
-        Args:
-            width, height: room, in characters and lines.
-            now_s: Current time, for the elapsed time.
-        """
+        """Returns the heading and a bar per run, active runs first when not all fit into the lines."""
         room = max(3, height - 5)
         shown = self._most_interesting(room)
         parts: list[RenderableType] = [self.heading(width, now_s), self._table(shown, width)]
-        lines = [(run, said) for run in shown if (said := self.preparing(run)) is not None]
-        for run, said in lines[: max(1, height - len(shown) - 6)]:
-            line = Text(f"run:{run.id}  {said}", style="dim", no_wrap=True)
+        lines = [(run, text) for run in shown if (text := self.preparing(run)) is not None]
+        for run, text in lines[: max(1, height - len(shown) - 6)]:
+            line = Text(f"run:{run.id}  {text}", style="dim", no_wrap=True)
             line.truncate(width, overflow="ellipsis")
             parts.append(line)
         hidden = len(self.runs) - len(shown)
@@ -107,7 +115,7 @@ class Board:
         return sorted(chosen, key=lambda run: run.index)
 
     def _table(self, runs: list[Run], width: int) -> Table:
-        """The table with axes and bars as wide as fits, without bars, or without both."""
+        # With axes and bars as wide as fits, without bars, or without both.
         measuring = Console(width=10_000)
         for with_axes, bar_width in _FORMS:
             table = self._table_with(runs, with_axes=with_axes, bar_width=bar_width)
@@ -119,40 +127,33 @@ class Board:
         names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
         shared = shared_headline(runs)
         judged = title(shared) if shared else "score"
-        table = grid_table(
-            "run",
-            *(names.values() if with_axes else ()),
-            "seed",
-            *(["progress"] if bar_width else []),
-            "step",
-            "state",
-            "loss",
-            judged,
-            right={"seed", "step", "loss", judged},
-        )
-        for run in runs:
-            latest = self.latest.get(run.id, {})
-            table.add_row(
+        axes = names if with_axes else {}
+        rows = [
+            (
                 f"run:{run.id}",
-                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names if with_axes),
+                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in axes),
                 str(run.seed),
                 *([_bar(run, bar_width)] if bar_width else []),
                 step_text(run),
                 _phase(run),
-                _number(latest.get("loss", run.train_loss)),
-                score_text(run, latest, named=shared is None),
+                _number(self.latest.get(run.id, {}).get("loss", run.train_loss)),
+                score_text(run, self.latest.get(run.id, {}), named=shared is None),
             )
-        return table
+            for run in runs
+        ]
+        bar = ["progress"] if bar_width else []
+        headings = ("run", *axes.values(), "seed", *bar, "step", "state", "loss", judged)
+        return grid_table(headings, rows, right={"seed", "step", "loss", judged})
 
     def preparing(self, run: Run) -> str | None:
-        """What a run waits for, or what it said last while it prepares its data; None for every other run."""
+        """Returns what a run waits for, or its last line while it prepares its data; otherwise None."""
         if run.waits_for is not None:
             return f"waiting for {run.waits_for}"
         is_preparing = run.state in _ACTIVE and run.phase == "preparing"
         return self.said.get(run.id) if is_preparing else None
 
     def line(self, run: Run) -> str:
-        """One run in one line, for output that is no terminal."""
+        """Returns one line on a run, for output that is not a terminal."""
         latest = self.latest.get(run.id, {})
         parts = [f"run:{run.id}", point_text(run.point), f"seed={run.seed}", str(run.state), step_text(run)]
         loss = latest.get("loss", run.train_loss)
@@ -161,8 +162,8 @@ class Board:
             parts.append(f"loss={loss:.4f}")
         if judged is not None:
             parts.append(f"{headline(run)}={judged:.3f}")
-        if (said := self.preparing(run)) is not None:
-            parts.append(f"({said})")
+        if (text := self.preparing(run)) is not None:
+            parts.append(f"({text})")
         return " ".join(part for part in parts if part and part != "-")
 
 
@@ -187,3 +188,137 @@ def _phase(run: Run) -> Text:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = False) -> ExperimentStatus:
+    """Shows an experiment until it has ended, in the form that fits where the output goes."""
+    if as_json:
+        return _follow_as_json(client, experiment_id)
+    experiment = client.experiment(experiment_id)
+    if experiment.waiting is not None:
+        note(f"waiting at position {experiment.waiting.position}: {experiment.waiting.reason}")
+    board = Board(experiment)
+    board.take_runs(client.all_runs(experiment_id=experiment_id))
+    if sys.stdout.isatty():
+        return _follow_live(client, board)
+    return _follow_in_lines(client, board)
+
+
+def _follow_as_json(client: Client, experiment_id: int) -> ExperimentStatus:
+    for message in client.follow(experiment_id):
+        if isinstance(message, Happened):
+            say(json_text({"event": message.event}))
+        elif isinstance(message, RunChanged):
+            say(json_text({"run": message.run, "latest": message.latest, "line": message.line}))
+        elif isinstance(message, ExperimentChanged):
+            say(json_text({"experiment": message.experiment}))
+        elif isinstance(message, Ended):
+            say(json_text({"ended": message.experiment}))
+            return message.experiment
+    raise Failure(f"the service closed the stream of experiment {experiment_id}", ExitCode.unreachable)
+
+
+def _follow_live(client: Client, board: Board) -> ExperimentStatus:
+    screen = console()
+
+    def picture() -> RenderableType:
+        return board.picture(screen.width, screen.height, time.time())
+
+    # The picture is drawn by rich's own thread from the board; messages only change the board.
+    with Live(console=screen, refresh_per_second=_PICTURES_PER_S, get_renderable=picture) as live:
+        for _ in _take_messages(client, board):
+            pass
+        live.refresh()
+    return board.experiment
+
+
+def _follow_in_lines(client: Client, board: Board) -> ExperimentStatus:
+    shown_s: dict[int, float] = {}
+    for message in _take_messages(client, board):
+        if isinstance(message, Happened):
+            event = message.event
+            about = f"run:{event.run_id} " if event.run_id is not None else ""
+            say(f"{clock(event.at_s)} {about}{event.message}")
+        elif isinstance(message, RunChanged):
+            run, now_s = message.run, time.monotonic()
+            active = run.state is RunState.running or board.preparing(run) is not None
+            if active and now_s - shown_s.get(run.id, 0.0) >= _LINE_EVERY_S:
+                shown_s[run.id] = now_s
+                say(f"{clock(time.time())} {board.line(run)}")
+    for run in board.runs.values():
+        say(board.line(run))
+    say(f"experiment {board.experiment.id} {board.experiment.state}: {counts_text(board.counts())}")
+    return board.experiment
+
+
+def _take_messages(client: Client, board: Board) -> Iterator[Any]:
+    for message in client.follow(board.experiment.id):
+        if isinstance(message, RunChanged):
+            board.take_runs([message.run])
+            board.latest[message.run.id] = message.latest
+            if message.line is not None:
+                board.said[message.run.id] = message.line.message
+        elif isinstance(message, ExperimentChanged | Ended):
+            board.experiment = message.experiment
+        if isinstance(message, Ended):
+            # The stream carries active runs; the list also has those that ended between two looks.
+            board.take_runs(client.all_runs(experiment_id=board.experiment.id))
+        yield message
+        if isinstance(message, Ended):
+            return
+
+
+def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
+    """Shows one run with its points until it has ended."""
+    shown_s = 0.0
+    run = client.run(run_id)
+    board = Board(client.experiment(run.experiment_id))
+    for message in client.follow_run(run_id):
+        if as_json:
+            say(json_text(_run_message(message)))
+        elif isinstance(message, NewLine):
+            say(f"{clock(message.line.at_s)} {message.line.message}")
+        elif isinstance(message, RunChanged):
+            board.latest[run_id] = message.latest
+            if time.monotonic() - shown_s >= _LINE_EVERY_S:
+                shown_s = time.monotonic()
+                say(f"{clock(time.time())} {board.line(message.run)}")
+        elif not isinstance(message, NewPoints | RunEnded):
+            continue
+        if isinstance(message, RunEnded):
+            if not as_json:
+                say(board.line(message.run))
+            return message.run
+    raise Failure(f"the service closed the stream of run:{run_id}", ExitCode.unreachable)
+
+
+def _run_message(message: Any) -> dict[str, Any]:
+    if isinstance(message, NewLine):
+        return {"log": message.line}
+    if isinstance(message, NewPoints):
+        return {"points": message.series}
+    if isinstance(message, RunChanged):
+        return {"run": message.run, "latest": message.latest}
+    return {"ended": message.run}
+
+
+def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> ExperimentStatus | Run:
+    """Waits silently until an experiment or run has ended.
+
+    Raises:
+        Failure: with the timeout code.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        target: ExperimentStatus | Run = client.run(ref.id) if ref.is_run else client.experiment(ref.id)
+        if target.state in TERMINAL_EXPERIMENT_STATES or target.state in TERMINAL_RUN_STATES:
+            return target
+        if deadline is not None and time.monotonic() >= deadline:
+            raise Failure(f"{ref} has not ended after {timeout_s:g} s and continues", ExitCode.timeout)
+        time.sleep(_POLL_S)
+
+
+def exit_for(ended: ExperimentStatus | Run) -> None:
+    """Exits with code 1 when the experiment or run did not succeed."""
+    if str(ended.state) != "succeeded" and ended.state not in RUN_STATES_WITH_RESULT:
+        raise typer.Exit(ExitCode.not_succeeded)

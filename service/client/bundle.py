@@ -49,42 +49,26 @@ SHA256SUMS         `sha256sum -c SHA256SUMS` or `stillhouse verify` checks all f
 
 
 class NotABundle(ValueError):
-    """The file is no bundle."""
+    """The file is not a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check found.
-
-    Attributes:
-        experiment_id: Experiment of the bundle; None when unreadable.
-        files: files that the checksums name.
-        differences: One entry per difference; empty when there are none.
-    """
-
     experiment_id: int | None
+    """None when unreadable."""
     files: int
+    """Number of files that the checksums name."""
     differences: tuple[str, ...]
 
     @property
     def intact(self) -> bool:
-        """Whether everything is as it was written."""
         return not self.differences
 
 
 def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
-    """Write the bundle of an experiment; nothing is left of it when that fails.
-
-    Args:
-        client: Client of the service with the experiment.
-        experiment_id: Id of the experiment.
-        path: the archive.
-
-    Returns:
-        Names of the files in it.
+    """Writes the bundle of an experiment, leaving nothing behind when that fails; returns its files' names.
 
     Raises:
-        ApiError: there is no such experiment.
         OSError: the file cannot be written.
     """
     experiment = client.experiment(experiment_id)
@@ -120,11 +104,11 @@ def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
 
 
 def verify_bundle(path: Path) -> Verification:
-    """Check every file of a bundle against its checksum, and the spec against its hash.
+    """Checks every file of a bundle against its checksum, and the spec against its hash.
 
     Raises:
         FileNotFoundError: there is no such file.
-        NotABundle: it is no archive, or has no checksums.
+        NotABundle: it is not an archive, or has no checksums.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -142,9 +126,9 @@ def _verified(archive: zipfile.ZipFile) -> Verification:
     for name, digest in expected.items():
         if name not in names:
             differences.append(f"{name} is missing")
-        elif (found := _digest(archive, name)) is None:
+        elif (actual := _digest(archive, name)) is None:
             differences.append(f"{name} is damaged")
-        elif found != digest:
+        elif actual != digest:
             differences.append(f"{name} was changed")
     differences += [f"{name} was added" for name in names if name not in expected and name != CHECKSUMS]
     differences += [f"{name} occurs twice" for name, count in names.items() if count > 1]
@@ -169,11 +153,6 @@ def _checksums(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(archive: zipfile.ZipFile, name: str) -> str:
-    """Text of a small member.
-
-    Raises:
-        NotABundle: it is too large, or cannot be read.
-    """
     chunk = next(_chunks(archive, name, _LARGEST_TEXT), b"")
     if chunk is None:
         raise NotABundle(f"not a bundle: {name} cannot be read, or has more than {_LARGEST_TEXT:,} bytes")
@@ -181,7 +160,6 @@ def _text(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _digest(archive: zipfile.ZipFile, name: str) -> str | None:
-    """Hash of a member; None when it cannot be read."""
     digest = hashlib.sha256()
     for chunk in _chunks(archive, name, _LARGEST_FILE):
         if chunk is None:
@@ -191,7 +169,7 @@ def _digest(archive: zipfile.ZipFile, name: str) -> str | None:
 
 
 def _chunks(archive: zipfile.ZipFile, name: str, largest: int) -> Iterator[bytes | None]:
-    """Content of a member in pieces of bounded size; None = it cannot be read, or is too large."""
+    """Yields a member in pieces of bounded size; None = it cannot be read, or is too large."""
     entry = archive.getinfo(name)
     # Python bounds what it decompresses at a time for these two kinds of compression only.
     if entry.file_size > largest or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -257,19 +235,19 @@ def _ledger(ledger: Ledger) -> bytes:
 
 
 def _points(client: Client, runs: list[Run]) -> bytes:
-    """All points as Parquet."""
     import pyarrow
     import pyarrow.parquet
 
+    whole, real = pyarrow.int64(), pyarrow.float64()
     schema = pyarrow.schema(
-        [
-            ("run_id", pyarrow.int64()),
-            ("name", pyarrow.string()),
-            ("step", pyarrow.int64()),
-            ("attempt", pyarrow.int64()),
-            ("at_s", pyarrow.float64()),
-            ("value", pyarrow.float64()),
-        ]
+        {
+            "run_id": whole,
+            "name": pyarrow.string(),
+            "step": whole,
+            "attempt": whole,
+            "at_s": real,
+            "value": real,
+        }
     )
     sink = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -278,13 +256,9 @@ def _points(client: Client, runs: list[Run]) -> bytes:
                 for series in client.all_points(run.id, name):
                     count = len(series.steps)
                     columns: list[list[Any]] = [
-                        [run.id] * count,
-                        [name] * count,
-                        series.steps,
-                        series.attempts,
-                        series.at_s,
-                        series.values,
-                    ]
+                        [run.id] * count, [name] * count,
+                        series.steps, series.attempts, series.at_s, series.values,
+                    ]  # fmt: skip
                     arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
                     writer.write_table(pyarrow.table(arrays, schema=schema))
     return sink.getvalue()

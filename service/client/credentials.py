@@ -35,11 +35,7 @@ class Credentials:
 
 
 def token_for(settings: Settings) -> str | None:
-    """Returns the token to send: that of the settings, or else the one stored for their server.
-
-    Raises:
-        UnsafeCredentials: the stored one may have been read by others.
-    """
+    """Returns the token to send: that of the settings, or else the one stored for their server."""
     if settings.token is not None:
         return settings.token.get_secret_value()
     stored = load(str(settings.url))
@@ -54,19 +50,19 @@ def load(url: str) -> Credentials | None:
     """
     path = path_for(url)
     try:
-        # Asked of the open file, so that no one can exchange it in between.
+        # Checked on the open file, so that no one can exchange it in between.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnsafeCredentials(f"{path}: {error.strerror}; remove it and log in again") from None
     with os.fdopen(descriptor, encoding="utf-8") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid != os.geteuid():
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid():
             raise UnsafeCredentials(f"{path} belongs to another user; remove it and log in again")
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UnsafeCredentials(
-                f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):o}): revoke its token, then "
+                f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): revoke its token, then "
                 "remove the file and log in again"
             )
         try:
@@ -79,7 +75,7 @@ def load(url: str) -> Credentials | None:
 
 
 def save(credentials: Credentials) -> Path:
-    """Stores a token in place of an earlier one, readable by its owner alone from the first byte on."""
+    """Stores a token in place of an earlier one; only its owner can ever read the file."""
     path = path_for(credentials.url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {"url": _canonical(credentials.url), "user": credentials.user, "token": credentials.token}
@@ -107,7 +103,6 @@ def forget(url: str) -> bool:
 
 
 def path_for(url: str) -> Path:
-    """Returns the file of a server's token, in the user's configuration folder."""
     canonical = _canonical(url)
     readable = re.sub(r"[^a-z0-9.-]+", "-", urlsplit(canonical).netloc)[:60]
     name = f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}.json"
@@ -115,7 +110,7 @@ def path_for(url: str) -> Path:
 
 
 def _canonical(url: str) -> str:
-    """Returns a server's URL in one spelling: lower case, without default port and trailing slash."""
+    # One spelling for each server: lower case, without default port and trailing slash.
     parts = urlsplit(url.strip())
     host = (parts.hostname or "").lower()
     host = f"[{host}]" if ":" in host else host

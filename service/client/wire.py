@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from types import NoneType, TracebackType
 from typing import Any, Generic, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from service.analysis.answers import Selection
 from service.client.credentials import token_for
 from service.config.document import Problem
 from service.config.settings import Settings
@@ -149,7 +147,8 @@ class Wire:
             given["ids"], *given["also"] = ids
         path = "/api/v1" + re.sub(r"{(\w+)}", lambda name: str(given.pop(name[1])), operation.path)
         fields = {name: value for name, value in given.items() if value is not None}
-        query, body = (_in_query(fields), None) if operation.in_query else ({}, fields or None)
+        query = {name: _written(value) for name, value in fields.items()} if operation.in_query else None
+        body = None if operation.in_query else fields or None
         answer = self._send(operation.method, path, repeat=operation.repeat, params=query, json=body)
         return read(operation.kind, answer)
 
@@ -282,17 +281,9 @@ def api_error(status: int, content: bytes) -> ApiError:
     return ApiError(slug, status, str(problem.get("detail", f"the server returned {status}")), errors)
 
 
-def _in_query(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes out what a query has no form for: a selection of runs, and figures by name."""
-    query: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Selection):
-            query |= {key: each for key, each in asdict(value).items() if each}
-        elif isinstance(value, Mapping):
-            query[name] = [f"{key}={figure!r}" for key, figure in value.items()]
-        else:
-            query[name] = value
-    return query
+def _written(value: Any) -> Any:
+    """Writes figures by name as `name=value`, one parameter each."""
+    return [f"{name}={figure!r}" for name, figure in value.items()] if isinstance(value, Mapping) else value
 
 
 def _backoff_s(attempt: int) -> float:

@@ -83,3 +83,18 @@ class EventKind(StrEnum):
     @classmethod
     def of_run(cls, ended: RunState) -> Self:
         return cls(f"run.{ended}")
+
+
+class Topic(StrEnum):
+    """What a subscription asks for."""
+
+    end = "end"
+    """An experiment ended, however."""
+    failure = "failure"
+    """An experiment failed."""
+    hold = "hold"
+    """A budget put an experiment, or a project's queue, on hold."""
+    budget = "budget"
+    """A project has used 80% or all of a month's budget."""
+    preemption = "preemption"
+    """A run gave its devices back to others at a checkpoint, and is queued again."""

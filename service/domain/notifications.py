@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
-from service.domain.events import EventKind
+from service.domain.events import EventKind, Topic
 from service.domain.records import StoredRecord
 from service.domain.serialization import Serializable
 
@@ -107,21 +107,6 @@ class Delivery(StoredRecord):
         pending = row["state"] is DeliveryState.pending
         values = {field.name: row[field.name] for field in fields(cls) if field.name != "kind"}
         return cls(**values | {"kind": body["type"], "next_s": row["next_s"] if pending else None})
-
-
-class Topic(StrEnum):
-    """What a subscription asks for."""
-
-    end = "end"
-    """An experiment ended, however."""
-    failure = "failure"
-    """An experiment failed."""
-    hold = "hold"
-    """A budget put an experiment, or a project's queue, on hold."""
-    budget = "budget"
-    """A project has used 80% or all of a month's budget."""
-    preemption = "preemption"
-    """A run gave its devices back to others at a checkpoint, and is queued again."""
 
 
 TOPICS: Mapping[str, frozenset[Topic]] = {

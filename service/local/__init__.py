@@ -1,1 +1,1 @@
-"""A whole service on one machine: its processes, its Ray, and a doctor for both."""
+"""A whole service on one machine: its processes, its Ray, and checks of both."""

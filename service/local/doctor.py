@@ -1,7 +1,7 @@
-"""What this machine has and lacks, each with what to do about it: `stillhouse doctor`.
+"""Checks of this machine, each with what to do about it: `stillhouse doctor`.
 
 Every check stands alone and turns whatever goes wrong into a finding: on a broken machine the
-doctor is the one command that must still answer.
+doctor is the one command that must still work.
 """
 
 from __future__ import annotations
@@ -28,35 +28,25 @@ _LARGEST_SKEW_S = 1.0
 
 
 class Health(StrEnum):
-    """How serious a finding is."""
-
     ok = "ok"
-    """Works."""
     note = "note"
     """Works with a limit, or is not needed here."""
     broken = "broken"
-    """Stillhouse cannot do its work until this is put right."""
+    """Stillhouse cannot work until this is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        subject: Subject of the check, in a word or two.
-        health: Result of the check.
-        detail: Finding, in one line.
-        fix: What to do; empty when nothing is needed.
-    """
-
     subject: str
     health: Health
     detail: str
+    """One line."""
     fix: str = ""
+    """What to do; empty = nothing."""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Yields all findings, the cheap ones first; a check that fails itself is a finding too."""
+    """Yields all findings, the cheap ones first; a check that itself fails is a finding too."""
     checks: tuple[tuple[str, Callable[[Settings], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("data folder", _data_folder),
@@ -185,9 +175,9 @@ def _running_sums(settings: Settings) -> Iterator[Finding]:
 
 def _compiler(settings: Settings) -> Iterator[Finding]:
     del settings
-    found = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
-    if found:
-        yield Finding("compiler", Health.ok, found)
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler:
+        yield Finding("compiler", Health.ok, compiler)
     else:
         yield Finding(
             "compiler",

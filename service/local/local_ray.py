@@ -1,17 +1,27 @@
 """A local Ray head with its dashboard, for `stillhouse up`, the demo and the tests.
 
-Ray's head listens on every interface, whatever address it is told, and whoever reaches it may
-run code. So it is started with token authentication: a random token lies in a file that only
+Ray's head listens on every interface, whatever address it is given, and whoever reaches it may
+run code. So it is started with token authentication: a random token is in a file that only
 this user can read, and `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` carry it to the processes that
 this one starts. The dashboard is on loopback.
+
+`python -m service.local.local_ray FOLDER -- COMMAND...` keeps the head alive for exactly as long as its
+parent lives. It starts the command, and ends it when its standard input closes: a pipe closes however
+the parent ends, `kill -9` included. As a subreaper it becomes the parent of every process that Ray leaves
+behind, so that ending its descendants ends all of Ray, and nothing else on the machine. The folder,
+which holds Ray's sockets, logs and token, is removed last; when the command ended by itself it stays, for
+its logs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,18 +33,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from service.config.settings import Settings
+import psutil
+
+if TYPE_CHECKING:  # The process that keeps Ray alive stays small.
+    from service.config.settings import Settings
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
 _LONGEST_FOLDER = 40  # A Unix socket's path has at most 107 bytes, and Ray adds up to 66.
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 3.0
 _OBJECT_STORE_BYTES = 100 * 2**20  # Nothing large travels between processes: configs and points.
 
 
 class RayStartError(RuntimeError):
-    """The local Ray did not start; the message ends with what Ray said."""
+    """The local Ray did not start; the message ends with Ray's log."""
 
 
 @dataclass
@@ -43,10 +58,10 @@ class LocalRay:
 
     Attributes:
         address: `host:port` of the head (GCS), for `ray.init`.
-        dashboard_url: Address for people, and for submitting jobs.
+        dashboard_url: address for people, and for submitting jobs.
         environment: variables that a process needs to reach this Ray; `start` has put them into
             `os.environ` already, so child processes have them.
-        token: Token that the dashboard asks for once; None on a cluster that was not started here.
+        token: token that the dashboard asks for once; None on a cluster that was not started here.
     """
 
     address: str
@@ -127,7 +142,7 @@ class LocalRay:
         }
         with log_path.open("wb") as log:
             head = subprocess.Popen(
-                [sys.executable, "-m", "service.local.ray_head", str(folder), "--", *command],
+                [sys.executable, "-m", "service.local.local_ray", str(folder), "--", *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -152,15 +167,15 @@ class LocalRay:
         while time.monotonic() < deadline:
             if self._head.poll() is not None:
                 break
-            # Ray says so last, when the node is registered; jobs also need the dashboard's agent.
+            # Ray prints this last, when the node is registered; jobs also need the dashboard's agent.
             with contextlib.suppress(FileNotFoundError):
                 if "block forever" in log_path.read_text(errors="replace") and (
                     not include_dashboard or self._serves("/api/jobs/")
                 ):
                     return
             time.sleep(0.1)
-        said = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
-        raise RayStartError(f"Ray did not start on port {port}:\n{said}")
+        log = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
+        raise RayStartError(f"Ray did not start on port {port}:\n{log}")
 
     def _serves(self, path: str) -> bool:
         request = urllib.request.Request(
@@ -174,7 +189,7 @@ class LocalRay:
 
     @property
     def alive(self) -> bool:
-        """False when a Ray that was started here has ended by itself."""
+        """Whether a Ray that was started here is still running."""
         return self._head is None or self._head.poll() is None
 
     def stop(self) -> None:
@@ -222,3 +237,45 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def _keep_alive(arguments: list[str]) -> int:
+    """Runs the command until it ends or the parent does; returns 0 if it was the parent."""
+    folder, command = Path(arguments[0]), arguments[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The parent decides when Ray ends: signals from the terminal or to the group do not.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    head = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        while head.poll() is None:
+            readable, _, _ = select.select([sys.stdin], [], [], 0.5)
+            if readable and not os.read(sys.stdin.fileno(), 1024):
+                return 0
+        return head.returncode or 1
+    finally:
+        failed = head.poll() is not None
+        _end_descendants()
+        if not failed:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_descendants() -> None:
+    me = psutil.Process()
+    for process in me.children():
+        process.terminate()
+    psutil.wait_procs(me.children(), timeout=_GRACE_S)
+    # Killing a process hands its children to this one, so ask until none is left.
+    while left := me.children(recursive=True):
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, timeout=_GRACE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(_keep_alive(sys.argv[1:]))

@@ -16,11 +16,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from pydantic import SecretStr
 
@@ -38,12 +38,10 @@ class ServiceStartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the running service is found.
+    """Addresses of the running service.
 
     Attributes:
-        api_url: base URL of the API and of its documentation pages.
-        ray_dashboard_url: dashboard of the Ray that does the work.
-        ray_token: Token that the dashboard asks for once; None on a cluster that was already running.
+        ray_token: token that the dashboard asks for once; None on a cluster that was already running.
         ray_was_there: the cluster was named by `RAY_ADDRESS` and is left running.
         logs: folder with the log of each part.
     """
@@ -57,8 +55,6 @@ class Addresses:
 
 @dataclass
 class _Part:
-    """A child process of ours, named for people."""
-
     name: str
     process: subprocess.Popen[bytes]
     log: Path
@@ -78,10 +74,10 @@ class LocalService:
         num_cpus: int | None = None,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
-            settings: Settings of the installation; port 0 = any free port.
+            settings: port 0 = any free port.
             num_cpus: CPUs that a local Ray hands out; None = those of the machine.
             report: receives one line at each stage of starting and stopping.
         """
@@ -96,7 +92,7 @@ class LocalService:
         """Migrates, starts Ray, the API and the scheduler, and waits until they serve.
 
         Raises:
-            ServiceStartError: after everything that had started was ended again.
+            ServiceStartError: everything that had started has been ended again.
         """
         try:
             return self._start()
@@ -117,12 +113,12 @@ class LocalService:
         except RayStartError as error:
             raise ServiceStartError(str(error)) from None
         url = f"http://{_reachable(settings.host)}:{port}"
-        environment = environment_of(
+        environment = _environment_of(
             settings.model_copy(update={"port": port, "ray_dashboard_url": self._ray.dashboard_url})
         )
         self._report("starting the API and the scheduler ...")
-        api = self._spawn("api", environment)
-        self._spawn("scheduler", environment)
+        api = self._spawn("api", ["api"], environment)
+        self._spawn("scheduler", ["service.cli", "scheduler"], environment)
         self._wait_until_ready(api, url)
         return Addresses(url, self._ray.dashboard_url, self._ray.token, ray_was_there, self._logs)
 
@@ -135,13 +131,14 @@ class LocalService:
         except StoreError as error:
             raise ServiceStartError(f"the database cannot be used: {error}") from None
 
-    def _spawn(self, name: str, environment: Mapping[str, str]) -> _Part:
+    def _spawn(self, name: str, module: Sequence[str], environment: Mapping[str, str]) -> _Part:
         log = self._logs / f"{name}.log"
         # Only what the settings say reaches a part; a token or database of the shell does not.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("STILLHOUSE_")}
         with log.open("ab") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "service.cli", name, "--end-with-parent"],
+                # -P: a folder `api` or `service` of the user's is not ours.
+                [sys.executable, "-P", "-m", *module, "--end-with-parent"],
                 stdin=subprocess.PIPE,  # Closes however this process ends, kill -9 included.
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -165,7 +162,7 @@ class LocalService:
         )
 
     def died(self) -> str | None:
-        """Returns which part ended by itself, with the end of its log; None while all of them live."""
+        """Returns which part ended by itself, with the end of its log; None while all are alive."""
         for part in self._parts:
             code = part.process.poll()
             if code is not None:
@@ -196,19 +193,19 @@ class LocalService:
         self.stop()
 
 
-def end_with_parent(stream: IO[bytes], end: Callable[[], None]) -> None:
-    """Calls `end` when the parent's end of a pipe closes, however the parent ended."""
+def watch_parent() -> None:
+    """Ends this process as by SIGTERM when the parent's end of standard input closes, however it ended."""
 
     def watch() -> None:
-        while stream.read(1024):
+        while sys.stdin.buffer.read(1024):
             continue
-        end()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
-def environment_of(settings: Settings) -> dict[str, str]:
-    """Returns the `STILLHOUSE_` variables from which a child process reads the same settings."""
+def _environment_of(settings: Settings) -> dict[str, str]:
+    # The variables from which a child process reads the same settings.
     variables = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -232,7 +229,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Says that a port is taken before anything is started."""
+    # A taken port is reported before anything is started.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -253,7 +250,6 @@ def _free_port(host: str) -> int:
 
 
 def _reachable(host: str) -> str:
-    """Returns an address that this machine can connect to, for one that is listened on."""
     if host in ("0.0.0.0", ""):
         return "127.0.0.1"
     if host == "::":
@@ -266,6 +262,6 @@ def _answers(url: str) -> bool:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError:
-        return True  # It answers; what it says is for its log.
+        return True  # It is up; the error is in its log.
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False

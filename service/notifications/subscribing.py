@@ -5,7 +5,8 @@ from types import MappingProxyType
 
 from service.config.settings import Settings
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notifications import NewSubscription, Topic
+from service.domain.events import Topic
+from service.domain.notifications import NewSubscription
 from service.notifications.channels import BadSubscription, Channel
 from service.notifications.mail import Mail
 from service.notifications.webhook import Webhook

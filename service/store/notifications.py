@@ -22,7 +22,8 @@ from sqlalchemy import Connection, bindparam, func, select, update
 from service.db import schema
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
-from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, Subscription, Topic
+from service.domain.events import Topic
+from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, Subscription
 from service.store.audit import note_change
 from service.store.base import StorePart, storable
 

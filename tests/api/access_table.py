@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from service.db import schema, statements
 from service.domain.access import EVERYTHING, Actor, Role, Scope, UserKind
-from service.domain.notifications import Topic
+from service.domain.events import Topic
 from service.domain.people import public_id
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store

@@ -9,8 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.domain.access import Actor
-from service.domain.events import EventKind
-from service.domain.notifications import Topic
+from service.domain.events import EventKind, Topic
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.store import Conflict, Store

@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 
 from service.config.settings import Settings
 from service.db import schema
-from service.domain.events import EventKind
-from service.domain.notifications import BUDGET_WARNED, DeliveryState, Topic
+from service.domain.events import EventKind, Topic
+from service.domain.notifications import BUDGET_WARNED, DeliveryState
 from service.domain.process_metrics import series_of
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.overrides import spec_text
+from service.cli.specs import spec_text
 from service.config.document import parse
 from service.config.hardware import CATALOGUE
 from service.specs.experiment import validate

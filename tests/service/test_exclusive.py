@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.cli.rendering import exclusive_lines
+from service.cli.tables import exclusive_lines
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings

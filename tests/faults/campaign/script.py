@@ -15,7 +15,7 @@ from typing import Any
 from service.config.settings import Settings
 from service.db.backup import back_up
 from service.domain.access import Actor, Role, Scope
-from service.domain.notifications import Topic
+from service.domain.events import Topic
 from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow, Placement
 from service.domain.states import ExperimentState, RunState

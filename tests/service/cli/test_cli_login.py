@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from api.app import create_app
 from api.login import device
 from service.cli.app import app
-from service.cli.exits import ExitCode
+from service.cli.terminal import ExitCode
 from service.config.settings import Settings
 from service.domain.access import Actor, Scope
 from service.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.exits import ExitCode
+from service.cli.terminal import ExitCode
 from service.notifications.courier import Courier
 from tests.service.cli.conftest import running
 from tests.service.cli.house import House

@@ -36,7 +36,7 @@ def test_a_client_command_loads_neither_torch_nor_ray_nor_sqlalchemy() -> None:
     program = (
         "import sys\n"
         "from service.cli.app import app\n"
-        "import service.client, service.cli.following, service.cli.rendering, service.scheduling.admission\n"
+        "import service.cli.progress, service.cli.answer_tables, service.scheduling.admission\n"
         "print(sorted({'torch', 'ray', 'sqlalchemy', 'transformers', 'fastapi'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.events import EventKind
+from service.domain.events import EventKind, Topic
 from service.domain.formats import seconds_of
 from service.domain.ledger import Prospect
 from service.domain.metrics import (
@@ -29,7 +29,7 @@ from service.domain.metrics import (
     score,
     shared_headline,
 )
-from service.domain.notifications import Delivery, DeliveryState, Subscription, Topic
+from service.domain.notifications import Delivery, DeliveryState, Subscription
 from service.domain.people import Session, public_id
 from service.domain.records import (
     Experiment,

@@ -11,7 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from service.config.settings import MailSecurity, Settings
-from service.domain.notifications import DeliveryState, Topic
+from service.domain.events import Topic
+from service.domain.notifications import DeliveryState
 from service.notifications.channels import BadSubscription, Undeliverable
 from service.notifications.courier import Courier
 from service.notifications.subscribing import CHANNELS, subscribe

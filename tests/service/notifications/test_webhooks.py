@@ -18,7 +18,8 @@ import pytest
 
 from service.config.hosts import AllowedHosts
 from service.config.settings import Settings
-from service.domain.notifications import DeliveryState, NewSubscription, Topic
+from service.domain.events import Topic
+from service.domain.notifications import DeliveryState, NewSubscription
 from service.notifications import courier as couriers
 from service.notifications.channels import BadSubscription, Undeliverable
 from service.notifications.courier import ATTEMPTS, Courier, retry_in_s

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.cli.rendering import preview_table, strategy_text
+from service.cli.tables import preview_table, strategy_text
 from service.config.hardware import CATALOGUE
 from service.domain.records import Attempt
 from service.domain.states import RunState

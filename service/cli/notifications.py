@@ -1,4 +1,4 @@
-"""Commands about being told: the `notify` group."""
+"""The `notify` group: subscriptions, and what was sent to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from service.cli.connection import connected
-from service.cli.output import Json, console, note, print_json, say
-from service.domain.notifications import Topic
+from service.cli.terminal import Json, answer, console, grid_table, note, print_json, say
+from service.domain.events import Topic
 
 notify = typer.Typer(
-    no_args_is_help=True, help="Be told by webhook or e-mail what happens to experiments and budgets."
+    no_args_is_help=True, help="Get notifications of experiments and budgets by webhook or e-mail."
 )
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscription.")]
 
@@ -23,11 +23,10 @@ def add(
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="webhook or mail.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A URL, or an e-mail address.")],
     on: Annotated[
-        list[Topic], typer.Option("--on", help="What to be told of. Repeatable.", show_default=False)
+        list[Topic], typer.Option("--on", help="What to be notified of. Repeatable.", show_default=False)
     ],
     project: Annotated[
-        str | None,
-        typer.Option("--project", help="All experiments of a project; unset = your own."),
+        str | None, typer.Option("--project", help="All experiments of a project; unset = your own.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -46,19 +45,20 @@ def add(
 @notify.command("list")
 def list_subscriptions(as_json: Json = False) -> None:
     """List your subscriptions."""
-    from rich.table import Table
-
     with connected() as client:
-        found = client.subscriptions()
+        subscriptions = client.subscriptions()
     if as_json:
-        print_json(found)
+        print_json(subscriptions)
         return
-    table = Table("id", "channel", "target", "of", "on", "state", box=None, pad_edge=False)
-    for each in found:
+    if not subscriptions:
+        say("no subscriptions; add one with: stillhouse notify add")
+        return
+    rows = []
+    for each in subscriptions:
         state = "in use" if each.disabled_s is None else f"ended: {each.disabled_because}"
-        of = each.project or "your own"
-        table.add_row(str(each.id), each.channel, each.target, of, ", ".join(each.topics), state)
-    console().print(table if found else "no subscriptions; add one with: stillhouse notify add")
+        topics = ", ".join(each.topics)
+        rows.append((str(each.id), each.channel, each.target, each.project or "your own", topics, state))
+    console().print(grid_table(("id", "channel", "target", "of", "on", "state"), rows))
 
 
 @notify.command()
@@ -66,10 +66,7 @@ def remove(id: Id, as_json: Json = False) -> None:
     """Remove a subscription with its log."""
     with connected() as client:
         client.unsubscribe(id)
-    if as_json:
-        print_json({"removed": id})
-    else:
-        say(f"removed subscription {id}")
+    answer({"removed": id}, as_json, f"removed subscription {id}")
 
 
 @notify.command()
@@ -98,16 +95,16 @@ def log(
     as_json: Json = False,
 ) -> None:
     """List the newest messages to your subscriptions, and the outcome of each."""
-    from rich.table import Table
-
     with connected() as client:
-        found = client.deliveries(subscription=subscription, page_size=limit)
+        messages = client.deliveries(subscription=subscription, page_size=limit)
     if as_json:
-        print_json(found)
+        print_json(messages)
         return
-    table = Table("at", "to", "what", "state", "attempts", "next", "answer", box=None, pad_edge=False)
-    for each in found:
-        table.add_row(
+    if not messages:
+        say("no messages")
+        return
+    rows = [
+        (
             _time(each.created_s),
             str(each.subscription_id),
             each.kind,
@@ -116,7 +113,9 @@ def log(
             "" if each.next_s is None else _time(each.next_s),
             each.answer or "",
         )
-    console().print(table if found else "no messages")
+        for each in messages
+    ]
+    console().print(grid_table(("at", "to", "what", "state", "attempts", "next", "answer"), rows))
 
 
 def _time(at_s: float) -> str:

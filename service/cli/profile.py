@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.exits import ExitCode, Failure
-from service.cli.output import Json, console, note, print_json, say
-from service.cli.references import RunRef, reference
+from service.cli.connection import connected, read_settings, run_id
+from service.cli.specs import spec_text
+from service.cli.terminal import ExitCode, Failure, Json, console, grid_table, note, print_json, say
 
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainers.profiling.profile import Profile
 
 WORKERS = (1, 2, 4, 8)
-"""Numbers of workers that are estimated."""
+"""Numbers of workers to estimate."""
 CPU_MEMORY_GB_S = 10.0
 """Assumed of one virtual CPU."""
 
@@ -57,7 +57,6 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
-    from service.cli.connection import read_settings
     from service.config.hardware import lookup
     from service.planner.profiled import exchange_of
     from service.planner.step_time import estimate as estimated
@@ -113,8 +112,8 @@ def profile(
             {
                 "measured": measured is not None,
                 "global_size": config.batch.global_size,
-                # Their tensors are only of use to the estimate.
                 "layers": [
+                    # Its tensors are only of use to the estimate.
                     {name: value for name, value in asdict(layer).items() if name != "gradients"}
                     for layer in step.layers
                 ],
@@ -141,18 +140,15 @@ def _chosen(
     target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
     """Returns the resolved spec of the run, or of the first run that a file would make, and its seed."""
-    from service.cli.connection import connected
-    from service.cli.overrides import spec_text
     from service.config.document import SpecError
     from service.scheduling.admission import read_spec
 
     if target.startswith("run:"):
-        run_ref = reference(target)
-        assert isinstance(run_ref, RunRef)
+        number = run_id(target)
         if assignments:
             raise Failure("--set changes a spec and has no effect on a run; remove it", ExitCode.usage)
         with connected() as client:
-            run = client.run(run_ref.id)
+            run = client.run(number)
             text = client.spec(run.experiment_id, "canonical").encode()
         point: Mapping[str, Any] | None = run.point
         seed: int | None = run.seed
@@ -307,28 +303,32 @@ def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
 
 
 def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
-    from service.cli.rendering import grid_table
-
+    layers = [
+        (
+            layer.name,
+            f"{layer.forward_ms:.2f} ms",
+            f"{layer.backward_ms:.2f} ms",
+            f"{layer.gradient_bytes / (1 << 20):.2f} MiB",
+        )
+        for layer in step.layers
+    ]
+    layers.append(("the rest of a step", f"{step.rest_ms:.2f} ms", "", ""))
     screen = console()
     numbers = ("forward", "backward", "gradients")
-    table = grid_table("layer", *numbers, right=numbers)
-    for layer in step.layers:
-        gradients = f"{layer.gradient_bytes / (1 << 20):.2f} MiB"
-        table.add_row(layer.name, f"{layer.forward_ms:.2f} ms", f"{layer.backward_ms:.2f} ms", gradients)
-    table.add_row("the rest of a step", f"{step.rest_ms:.2f} ms", "", "")
-    screen.print(table)
+    screen.print(grid_table(("layer", *numbers), layers, right=numbers))
     screen.print()
-    columns = ("workers", "step", "exchange", "exposed", "speed-up")
-    table = grid_table(*columns, right=columns)
-    for one in estimates:
-        table.add_row(
-            str(one.workers),
-            f"{one.step_ms:.1f} ms",
-            f"{one.communication_ms:.1f} ms",
-            f"{one.exposed_ms:.1f} ms",
-            f"{one.speed_up:.2f}",
+    rows = [
+        (
+            str(each.workers),
+            f"{each.step_ms:.1f} ms",
+            f"{each.communication_ms:.1f} ms",
+            f"{each.exposed_ms:.1f} ms",
+            f"{each.speed_up:.2f}",
         )
-    screen.print(table)
+        for each in estimates
+    ]
+    columns = ("workers", "step", "exchange", "exposed", "speed-up")
+    screen.print(grid_table(columns, rows, right=columns))
     for line in notes:
         note(line)
 

@@ -1,25 +1,74 @@
-"""Commands that look after an installation: doctor, backup, restore, and the `db` group."""
+"""Commands about an installation: cluster, shares, hardware, doctor, backup, restore, and the `db` group."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.exits import ExitCode, Failure
-from service.cli.output import Json, console, note, print_json, say
-from service.cli.references import experiment_reference, is_reference
-from service.domain.formats import seconds_of
+from service.cli.connection import connected, experiment_id, is_reference, read_settings
+from service.cli.people import seconds
+from service.cli.terminal import ExitCode, Failure, Json, answer, console, note, print_json, print_rows, say
 
 if TYPE_CHECKING:
     from service.db.backup import Contents
-    from service.domain.records import DeletedExperiment
 
 database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")
+
+
+def cluster(as_json: Json = False) -> None:
+    """Show every pool: its schedulers, and the nodes of its Ray cluster."""
+    from service.cli.tables import print_pools
+
+    with connected() as client:
+        status = client.cluster()
+    if as_json:
+        print_json(status)
+    else:
+        print_pools(status.pools)
+
+
+def shares(as_json: Json = False) -> None:
+    """Show who is entitled to which part of the devices, and who has it."""
+    from service.cli.tables import print_shares
+
+    with connected() as client:
+        listed = client.shares()
+    if as_json:
+        print_json(listed)
+    elif listed:
+        print_shares(listed)
+    else:
+        say("no one holds or is waiting for devices")
+
+
+def hardware(
+    name: Annotated[str | None, typer.Argument(help="An entry or a short name; unset = all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the hardware catalogue: memory, power, peaks and price, and the source of each."""
+    from service.cli.tables import print_device, print_hardware
+    from service.config.hardware import nearest
+
+    with connected() as client:
+        entries = client.hardware()
+    if name is None:
+        if as_json:
+            print_json(entries)
+        else:
+            print_hardware(entries)
+        return
+    names = {each: entry for entry in entries for each in (entry.name, *entry.aliases)}
+    if name not in names:
+        raise Failure(f"'{name}' is not in the catalogue; {nearest(name, list(names))}", ExitCode.not_found)
+    if as_json:
+        print_json(names[name])
+    else:
+        print_device(names[name])
 
 
 def doctor(as_json: Json = False) -> None:
@@ -27,7 +76,6 @@ def doctor(as_json: Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from service.cli.connection import read_settings
     from service.local.doctor import Health, examine
 
     styles = {Health.ok: "green", Health.note: "yellow", Health.broken: "bold red"}
@@ -63,15 +111,15 @@ def backup(
     as_json: Json = False,
 ) -> None:
     """Back up the database, on request with all checkpoints, while the service runs."""
-    from service.cli.connection import read_settings
     from service.db.backup import back_up
 
     with _as_failure():
         made = back_up(read_settings(), file, checkpoints=checkpoints)
-    if as_json:
-        print_json(made)
-    else:
-        say(f"{file}: {_counted(made.contents)}, {made.files} files, {made.size_bytes / 2**20:.1f} MiB")
+    answer(
+        made,
+        as_json,
+        f"{file}: {_counted(made.contents)}, {made.files} files, {made.size_bytes / 2**20:.1f} MiB",
+    )
 
 
 def restore(
@@ -90,7 +138,6 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore a deleted experiment; or verify a backup and replace a stopped installation with it."""
-    from service.cli.connection import connected, read_settings
     from service.db import roles
     from service.db.backup import restore as restore_backup
 
@@ -98,13 +145,21 @@ def restore(
         if target is not None or replace:
             raise Failure("--list takes neither an experiment nor a backup", ExitCode.usage)
         with connected() as client:
-            found = client.deleted_experiments()
+            deleted = client.deleted_experiments()
         if as_json:
-            print_json(found)
-        elif found:
-            _print_deleted(found)
-        else:
+            print_json(deleted)
+        elif not deleted:
             note("nothing is deleted that could be restored")
+        else:
+            from service.domain.formats import clock
+
+            rows = [
+                (str(each.id), each.name, each.owner, each.project, each.state, str(each.run_count),
+                 clock(each.deleted_s), clock(each.restorable_until_s))
+                for each in deleted
+            ]  # fmt: skip
+            headings = ("id", "name", "owner", "project", "state", "runs", "deleted", "until")
+            print_rows(headings, rows, right=("id", "runs"))
         return
     if target is None:
         raise Failure(
@@ -112,44 +167,18 @@ def restore(
             ExitCode.usage,
         )
     if is_reference(target):
-        number = experiment_reference(target)
+        number = experiment_id(target)
         if replace:
             raise Failure(f"--replace takes a backup, but '{target}' is an experiment", ExitCode.usage)
         with connected() as client:
             experiment = client.restore(number)
-        if as_json:
-            print_json(experiment)
-        else:
-            say(f"restored experiment {number} ({experiment.name}, {experiment.state})")
+        answer(experiment, as_json, f"restored experiment {number} ({experiment.name}, {experiment.state})")
         return
     settings = read_settings()
     with _as_failure():
         restored = restore_backup(settings, Path(target), replace=replace)
         roles.make_driver_role(settings)  # A backup holds no grants.
-    if as_json:
-        print_json(restored)
-    else:
-        say(f"restored {_counted(restored.contents)}; check with: stillhouse db check")
-
-
-def _print_deleted(found: Sequence[DeletedExperiment]) -> None:
-    from service.cli.rendering import grid_table, print_fitting
-    from service.domain.formats import clock
-
-    table = grid_table(
-        "id", "name", "owner", "project", "state", "runs", "deleted", "until", right=("id", "runs")
-    )
-    lines = []
-    for each in found:
-        deleted, until = clock(each.deleted_s), clock(each.restorable_until_s)
-        table.add_row(
-            str(each.id), each.name, each.owner, each.project, each.state, str(each.run_count), deleted, until
-        )
-        lines.append(
-            f"{each.id} {each.name} of {each.owner}, project {each.project}: {each.state}, "
-            f"{each.run_count} runs, deleted {deleted}, can be restored until {until}"
-        )
-    print_fitting(console(), table, lines)
+    answer(restored, as_json, f"restored {_counted(restored.contents)}; check with: stillhouse db check")
 
 
 @database.command()
@@ -158,7 +187,6 @@ def upgrade(as_json: Json = False) -> None:
 
     With STILLHOUSE_DRIVER_DATABASE_URL, the role of drivers is made or updated as by `db role`.
     """
-    from service.cli.connection import read_settings
     from service.db import migrate, roles
 
     settings = read_settings()
@@ -174,7 +202,6 @@ def role(as_json: Json = False) -> None:
 
     It may write runs and what they report, and read no tokens, sessions, subscriptions or audit entries.
     """
-    from service.cli.connection import read_settings
     from service.db import roles
 
     settings = read_settings()
@@ -190,16 +217,12 @@ def role(as_json: Json = False) -> None:
             "SQLite has no roles: drivers read the whole file; use PostgreSQL to keep tokens from them",
             ExitCode.not_succeeded,
         )
-    if as_json:
-        print_json({"role": made})
-    else:
-        say(f"role {made}: grants current")
+    answer({"role": made}, as_json, f"role {made}: grants current")
 
 
 @database.command()
 def check(as_json: Json = False) -> None:
     """Check that the database is reachable, sound and current; reads all of a SQLite file."""
-    from service.cli.connection import read_settings
     from service.db import migrate
 
     settings = read_settings()
@@ -210,23 +233,11 @@ def check(as_json: Json = False) -> None:
     _report(settings.resolved_database_url(), as_json)
 
 
-def _age_s(text: str) -> float:
-    """Seconds of an age such as 90d.
-
-    Raises:
-        BadParameter: it is not one.
-    """
-    try:
-        return seconds_of(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 @database.command()
 def prune(
     older_than: Annotated[
         float,
-        typer.Option(parser=_age_s, metavar="AGE", help="Time since an experiment ended: 12h, 90d, 8w."),
+        typer.Option(parser=seconds, metavar="AGE", help="Time since an experiment ended: 12h, 90d, 8w."),
     ],
     keep_every: Annotated[
         int, typer.Option(min=2, help="Keep the points at every so many steps, the extremes and the ends.")
@@ -237,7 +248,6 @@ def prune(
 
     Others may write meanwhile. Figures, logs, ledgers and checkpoints stay, and curves look as before.
     """
-    from service.cli.connection import read_settings
     from service.scheduling.upkeep import Upkeep
     from service.store import Store
 
@@ -246,31 +256,29 @@ def prune(
         upkeep = Upkeep(store, settings.model_copy(update={"prune_after_days": None}))
         upkeep.run_once(go_on)
         experiments, points = upkeep.prune(older_than, keep_every, go_on)
-    if as_json:
-        print_json({"experiments": experiments, "points_removed": points})
-    else:
-        say(f"removed {points} points of {experiments} experiment{'' if experiments == 1 else 's'}")
+    answer(
+        {"experiments": experiments, "points_removed": points},
+        as_json,
+        f"removed {points} points of {experiments} experiment{'' if experiments == 1 else 's'}",
+    )
 
 
 @database.command()
 def recount(as_json: Json = False) -> None:
     """Add up again what experiments have used, where the running sums differ from their rows."""
-    from service.cli.connection import read_settings
     from service.store import Store
 
     with _as_failure(), closing(Store.open(read_settings())) as store:
         wrong = [id for id in store.experiments_with_usage() if store.wrong_usage(id)]
         for id in wrong:
             store.recount(id)
-    if as_json:
-        print_json({"recounted": wrong})
-    else:
-        say(f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}")
+    answer(
+        {"recounted": wrong}, as_json, f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}"
+    )
 
 
 @contextmanager
 def _as_failure() -> Iterator[None]:
-    """What the store refuses becomes one line; a database that cannot be used is a failed check."""
     from service.db.errors import Conflict, StoreError, StoreUnavailable
 
     try:
@@ -291,7 +299,4 @@ def _report(url: str, as_json: bool) -> None:
     from sqlalchemy.engine import make_url
 
     shown = make_url(url).render_as_string(hide_password=True)
-    if as_json:
-        print_json({"database": shown, "current": True})
-    else:
-        say(f"{shown}: reachable, migrations current")
+    answer({"database": shown, "current": True}, as_json, f"{shown}: reachable, migrations current")

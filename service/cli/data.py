@@ -1,4 +1,4 @@
-"""`stillhouse inspect`: what a file or folder holds, and a spec to start from."""
+"""`stillhouse inspect`: the content of a file or folder of data, and a spec to start from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.exits import ExitCode, Failure
-from service.cli.output import Json, console, print_json, say
+from service.cli.connection import read_settings
+from service.cli.terminal import ExitCode, Failure, Json, console, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,14 +65,9 @@ def inspect(
 
 
 def _wrapped(line: str) -> str:
-    """Returns a line broken between words where it is wider than the terminal."""
     return "\n".join(
         textwrap.wrap(
-            line,
-            console().width,
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
+            line, console().width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
         or [""]
     )
@@ -103,9 +98,7 @@ def starting_spec(contents: Contents) -> dict[str, Any] | None:
 
 
 def _path_in_spec(path: Path) -> str:
-    """Returns the path relative to the data root that it lies in, or whole."""
-    from service.cli.connection import read_settings
-
+    # Relative to the data root that contains it.
     for root in read_settings().roots("data"):
         if path.is_relative_to(root) and path != root:
             return str(path.relative_to(root))
@@ -150,13 +143,13 @@ def _lines(contents: Contents) -> Iterator[str | Table]:
     for pair, count in contents.shared.items():
         if count:
             yield f"in {pair}: {count:,} examples with the same text"
-    for part, found in contents.parts.items():
-        for mistake in found.mistakes:
+    for part, content in contents.parts.items():
+        for mistake in content.mistakes:
             yield f"{part}: {mistake}"
 
 
 def _parts_table(contents: Contents) -> Table:
-    """Figures by part: a column for each, so that three fit into a narrow terminal."""
+    # A column per part, so that three fit into a narrow terminal.
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -190,13 +183,13 @@ def _length(part: PartContents, unit: str, percent: int) -> str:
 
 def _label_lines(contents: Contents) -> Iterator[str]:
     yield f"tokens are counted by {contents.token_count}"
-    for part, found in contents.parts.items():
-        for name, counts in found.labels.items():
+    for part, content in contents.parts.items():
+        for name, counts in content.labels.items():
             ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
             shown = ", ".join(f"{label} {count:,}" for label, count in ordered[:_LABELS])
             more = f", and {len(ordered) - _LABELS:,} others" if len(ordered) > _LABELS else ""
             yield f"{part}, {name}: {shown}{more}"
-        for name, (low, mean, high) in found.numbers.items():
+        for name, (low, mean, high) in content.numbers.items():
             yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
 
 

@@ -1,0 +1,288 @@
+"""Answers as text for people: tables that fit into 80 columns, or lines where they would not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from service.analysis.words import test_words
+from service.cli.terminal import console, print_rows, say, say_dim
+from service.domain.formats import (
+    axis_value,
+    duration,
+    figure,
+    kernel_figure,
+    point_text,
+    scale_for,
+    short_names,
+    title,
+)
+from trainers.telemetry.kernels import KERNEL_FIGURES
+
+if TYPE_CHECKING:
+    from service.analysis.answers import (
+        Claim,
+        ComparedRow,
+        ComparisonAnswer,
+        EffectsAnswer,
+        FrontierAnswer,
+        KernelRow,
+        Ratio,
+        Recommendation,
+        ScoreAnswer,
+        SpeedupAnswer,
+        TestedPair,
+    )
+
+_VERDICT_STYLES = {
+    "A is better": "green",
+    "B is better": "green",
+    "equivalent": "cyan",
+    "undecided": "yellow",
+}
+
+
+def print_comparison(answer: ComparisonAnswer) -> None:
+    """Prints mean ± standard deviation over seeds, with the best mean marked `*`, and notes on them."""
+    scales = {
+        metric.name: scale_for(
+            metric.name,
+            [spread.mean for row in answer.rows if (spread := row.figures[metric.name]) is not None],
+        )
+        for metric in answer.metrics
+    }
+    headings = {
+        name: f"{title(name)}\n{scale.unit}" if scale.unit else title(name) for name, scale in scales.items()
+    }
+    rows = []
+    for position, row in enumerate(answer.rows):
+        cells = []
+        for name, scale in scales.items():
+            best = answer.best.get(name) == position
+            text = scale.spread(row.figures[name]) + ("*" if best else " ")
+            cells.append(Text(text, style="bold green" if best else ""))
+        axes = [axis_value(row.point[axis]) for axis in answer.axes]
+        rows.append((*axes, f"{row.finished}/{row.planned}", *cells))
+    names = list(short_names(answer.axes).values())
+    numbers = ["runs", *headings.values()]
+    lines = []
+    for row, shown in zip(answer.rows, rows, strict=True):
+        lines.append(f"{_configuration(row.point)} ({row.finished} of {row.planned} runs)")
+        for heading, cell in zip(headings.values(), shown[len(names) + 1 :], strict=True):
+            name, _, unit = heading.partition("\n")
+            text = str(cell).rstrip(" ")
+            lines.append(f"  {name} {text.removesuffix('*')} {unit}".rstrip() + " *" * text.endswith("*"))
+    print_rows([*names, *numbers], rows, right=numbers, lines=lines)
+    for line in _comparison_notes(answer):
+        say_dim(line)
+
+
+def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
+    spreads = [spread for row in answer.rows for spread in row.figures.values() if spread is not None]
+    notes = []
+    if any(spread.sd is not None for spread in spreads):
+        notes.append("mean ± standard deviation between seeds; * best mean; not tested for significance")
+    elif spreads:
+        notes.append("* best value; not tested for significance")
+    for row in answer.rows:
+        notes.extend(_row_notes(row))
+    return [*notes, *answer.notes]
+
+
+def _row_notes(row: ComparedRow) -> list[str]:
+    name = _configuration(row.point)
+    notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
+    if row.incomplete:
+        notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
+    return notes
+
+
+def print_claims(pairs: Sequence[TestedPair]) -> None:
+    """Prints tested claims by metric; A is the first of a pair, and a difference is A less B."""
+    for metric in dict.fromkeys(pair.metric for pair in pairs):
+        of_metric = [pair for pair in pairs if pair.metric == metric]
+        rows, lines = [], []
+        for pair in of_metric:
+            if (claim := pair.claim) is None:
+                continue
+            a, b, difference = (
+                _configuration(pair.a_point),
+                _configuration(pair.b_point),
+                _difference(claim),
+            )
+            p_value = f"{claim.p_equivalent if claim.verdict == 'equivalent' else claim.p_value:.2g}"
+            verdict = Text(_verdict(claim), style=_VERDICT_STYLES[claim.verdict])
+            rows.append((a, b, verdict, difference, p_value))
+            lines.append(f"{title(metric)}: {verdict}, {difference}, p = {p_value}\n  A {a}\n  B {b}")
+        console().print()
+        if rows:
+            print_rows(("A", "B", title(metric), "A - B", "p"), rows, right=("A - B", "p"), lines=lines)
+        for pair in of_metric:
+            if pair.claim is None:
+                say_dim(pair.text)
+    claims = [pair.claim for pair in pairs if pair.claim is not None]
+    if claims:
+        tests = ", ".join(dict.fromkeys(map(test_words, claims)))
+        corrected = max(claim.claims for claim in claims)
+        if corrected > 1:
+            tests += f", corrected over {corrected} claims"
+        say_dim(f"A - B: difference with its 95% interval; p: {tests}")
+    if close := sum(claim.at_resolution for claim in claims):
+        say_dim(
+            f"in {close} of {len(claims)} claims the seeds spread less than the figure's resolution, "
+            "which is used as their spread"
+        )
+
+
+def _verdict(claim: Claim) -> str:
+    if claim.verdict == "undecided" and claim.more_seeds is not None:
+        return f"undecided: about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)}"
+    if claim.verdict == "equivalent":
+        return f"equivalent (±{claim.margin:g})"
+    return claim.verdict
+
+
+def _difference(claim: Claim) -> str:
+    scale = scale_for(claim.metric, [claim.mean_a, claim.mean_b])
+    if claim.relative is None:
+        return f"{scale.text(claim.difference)} {scale.unit}".rstrip()
+    assert claim.relative_low is not None  # It has ends where it has a middle.
+    assert claim.relative_high is not None
+    high = "no bound" if math.isinf(claim.relative_high) else f"{claim.relative_high:+.1%}"
+    return f"{claim.relative:+.1%} ({claim.relative_low:+.1%}, {high})"
+
+
+def _configuration(point: Mapping[str, Any]) -> str:
+    return point_text(point) or "all runs"
+
+
+def print_kernels(kernels: Sequence[KernelRow]) -> None:
+    """Prints the kernels of each row; columns of counters only where some kernel has them."""
+    names = [name for name in KERNEL_FIGURES if any(name in kernel.figures for kernel in kernels)]
+    headings = [KERNEL_FIGURES[name].heading for name in names]
+    for label in dict.fromkeys(kernel.label for kernel in kernels):
+        of_row = [kernel for kernel in kernels if kernel.label == label]
+        console().print()
+        console().print(Text(_configuration(of_row[0].point), style="bold"))
+        rows = [
+            (*(kernel_figure(kernel.figures.get(name)) for name in names), kernel.kernel) for kernel in of_row
+        ]
+        print_rows((*headings, "kernel"), rows, right=headings, lead=len(headings), cut={"kernel": 40})
+
+
+def _print_recommendation(answer: Recommendation) -> None:
+    say(answer.text)
+    for label, reason in answer.excluded.items():
+        say(f"  excluded {label}: {reason}")
+
+
+def _print_frontier(answer: FrontierAnswer) -> None:
+    names = [metric.name for metric in answer.metrics]
+    titles = [title(name) for name in names]
+    rows = [
+        (_configuration(member.point), *(figure(name, member.values[name]) for name in names))
+        for member in answer.members
+    ]
+    print_rows(("on the frontier", *titles), rows, right=titles)
+    points = {member.label: member.point for member in (*answer.members, *answer.others)}
+    for label, dominators in answer.dominated.items():
+        others = f" and {len(dominators) - 1} more" if len(dominators) > 1 else ""
+        winner = _configuration(points[dominators[0]])
+        say_dim(f"{_configuration(points[label])} is dominated by {winner}{others}")
+    _print_left_out(answer.left_out)
+
+
+def _print_effects(answer: EffectsAnswer) -> None:
+    for item in answer.items:
+        model = item.model
+        heading = f"{title(model.metric)} (the axes explain {model.r_squared:.1%} of the variance)"
+        say(heading)
+        for sentence in item.sentences:
+            say(f"  {sentence}")
+        for check in model.checks:
+            say_dim(f"  {check}")
+    for name, reason in answer.unanswered.items():
+        say_dim(f"{title(name)}: {reason}")
+
+
+_DEFINED_BY = {
+    "stillhouse": "Stillhouse; use --as-published for the published study's",
+    "published": "the published study: training time without validation, occupancy over wall time",
+}
+
+
+def _print_score(answer: ScoreAnswer) -> None:
+    names = [criterion.metric for criterion in answer.criteria]
+    numbers = ["score", *map(title, names)]
+    rows = [
+        (
+            _configuration(scored.point),
+            f"{scored.score:.3f}",
+            *(f"{scored.parts[name]:+.3f}" for name in names),
+        )
+        for scored in answer.ranking
+    ]
+    print_rows(("configuration", *numbers), rows, right=numbers)
+    weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
+    say_dim(f"weights: {weights}; lower is better")
+    if answer.definitions is not None:
+        say_dim(f"time and occupancy as defined by {_DEFINED_BY[answer.definitions]}")
+    points = {scored.label: scored.point for scored in answer.ranking}
+    for metric, ranges in answer.sensitivity.items():
+        if len(ranges) == 1:
+            say_dim(f"the winner is the same for any weight of {title(metric)}")
+            continue
+        parts = [f"{_configuration(points[r.winner])} from {r.low:.0%} to {r.high:.0%}" for r in ranges]
+        say_dim(f"winner by share of {title(metric)} in the weights: {'; '.join(parts)}")
+    _print_left_out(answer.left_out)
+
+
+def _print_speedup(answer: SpeedupAnswer) -> None:
+    names = [metric.name for metric in answer.metrics]
+    titles = [title(name) for name in names]
+    rows: list[tuple[str, ...]] = [
+        (_configuration(row.point), *(_ratio(row.ratios[name]) for name in names)) for row in answer.rows
+    ]
+    print_rows(("configuration", *titles), rows, right=titles)
+    say_dim(f"factor relative to {answer.baseline}, with 95% intervals from two seeds on")
+    if answer.time_to is not None:
+        points = {row.label: row.point for row in answer.rows}
+        rows = [
+            (
+                _configuration(points.get(to.label, {})),
+                f"{to.reached}/{to.of}",
+                duration(to.mean_s),
+                f"{to.speedup:.2f}x" if to.speedup else "-",
+            )
+            for to in answer.time_to.rows
+        ]
+        console().print()
+        numbers = ("reached target", "mean time", "speed-up")
+        print_rows(("configuration", *numbers), rows, right=numbers)
+        say_dim(f"time until {title(answer.time_to.metric)} reached {answer.time_to.target:.4g}")
+    _print_left_out(answer.left_out)
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.2f}x"
+    return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _print_left_out(left_out: Mapping[str, str]) -> None:
+    for label, reason in left_out.items():
+        say_dim(f"left out {label}: {reason}")
+
+
+PRINTERS: Mapping[str, Callable[[Any], None]] = {
+    "recommend": _print_recommendation,
+    "frontier": _print_frontier,
+    "effects": _print_effects,
+    "score": _print_score,
+    "speedup": _print_speedup,
+}

@@ -1,0 +1,291 @@
+"""Commands that start processes: up, api, scheduler, demo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.connection import client_errors, read_settings
+from service.cli.terminal import ExitCode, Failure, Json, answer, console, note, print_json, say
+
+if TYPE_CHECKING:
+    from service.config.settings import Settings
+
+_POLL_S = 0.5
+_DEMO_SPEC = "demo.yaml"
+_TRAIN_TEXTS = 800
+_TEST_TEXTS = 400
+
+EndWithParent = Annotated[
+    bool, typer.Option("--end-with-parent", hidden=True, help="Stop when standard input closes.")
+]
+
+
+def up(
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs for a local Ray; unset = all of the machine.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start everything on this machine: database, Ray with dashboard, API, scheduler.
+
+    Stays in the foreground; Ctrl-C or SIGTERM stops everything. If RAY_ADDRESS is set, that
+    cluster is used instead of a local one.
+    """
+    from service.local.local_service import LocalService, ServiceStartError
+
+    settings = read_settings()
+    service = LocalService(settings, num_cpus=cpus, report=note)
+    with _stop_requests() as stop:
+        try:
+            addresses = service.start()
+            stop.interrupts = False
+        except ServiceStartError as error:
+            raise Failure(str(error), ExitCode.not_succeeded) from None
+        except KeyboardInterrupt:
+            note("stopped during start-up")
+            return
+        try:
+            if as_json:
+                print_json(addresses)
+            else:
+                say(f"API        {addresses.api_url}  (reference: {addresses.api_url}/docs)")
+                say(f"Ray        {addresses.ray_dashboard_url}")
+                if addresses.ray_token:
+                    say(f"           token, asked for once: {addresses.ray_token}")
+                say(f"database   {_shown_database(settings.resolved_database_url())}")
+                say(f"logs       {addresses.logs}")
+                if addresses.api_url != str(settings.url).rstrip("/"):
+                    say(f"in another terminal: export STILLHOUSE_URL={addresses.api_url}")
+                say("Ctrl-C stops everything; experiments continue at the next start")
+            died = None
+            while not stop.event.wait(_POLL_S) and died is None:
+                died = service.died()
+            note("stopping ...")
+        finally:
+            service.stop()
+        if died is not None:
+            raise Failure(died, ExitCode.not_succeeded)
+        note("stopped")
+
+
+def api(end_with_parent: EndWithParent = False) -> None:
+    """Serve only the API; the database must be migrated (`stillhouse db upgrade`)."""
+    read_settings()
+    # The API is a layer above this one: it is started, not imported.
+    more = ["--end-with-parent"] if end_with_parent else []
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "api", *more])
+
+
+def scheduler(
+    end_with_parent: EndWithParent = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check that one of this machine is alive; for health checks.")
+    ] = False,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            "--pool", help="Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`."
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="URL",
+            help="Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.",
+        ),
+    ] = None,
+) -> None:
+    """Run only a scheduler, of one pool; several of a pool share its work by leases."""
+    settings = read_settings(pool=pool, ray_dashboard_url=ray_address)
+    if check:
+        _check_scheduler(settings)
+        return
+    if end_with_parent:
+        from service.local.local_service import watch_parent
+
+        watch_parent()
+    from service.planner.foresight import Foresight
+    from service.scheduling.scheduler import main as run_scheduler
+
+    run_scheduler(settings, [lambda store: Foresight(store, settings.pool)])
+
+
+def demo(
+    texts: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Only write the generated texts to this folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take eight small runs from nothing to a comparison, in a temporary folder."""
+    if texts is not None:
+        _write_texts(texts)
+        answer({"texts": str(texts)}, as_json, f"texts written to {texts}")
+        return
+    with _stop_requests() as stop:
+        succeeded = _run_demo(stop, as_json=as_json)
+    if not succeeded:
+        raise typer.Exit(ExitCode.not_succeeded)
+
+
+def _shown_database(url: str) -> str:
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def _check_scheduler(settings: Settings) -> None:
+    from service.db.errors import StoreError
+    from service.domain.access import DEFAULT_POOL
+    from service.scheduling.queue import Queue
+    from service.store import Store
+
+    node = socket.gethostname()
+    try:
+        with closing(Store.open(settings)) as store:
+            alive = [
+                each
+                for each in Queue(store).schedulers_alive()
+                if (each.node, each.pool) == (node, settings.pool)
+            ]
+    except StoreError as error:
+        raise Failure(str(error), ExitCode.unreachable) from None
+    if not alive:
+        named = "" if settings.pool == DEFAULT_POOL else f" of pool '{settings.pool}'"
+        raise Failure(f"no scheduler{named} on {node} has sent a heartbeat recently", ExitCode.not_succeeded)
+    say(", ".join(each.name for each in alive))
+
+
+class _StopRequests:
+    """Ctrl-C, SIGTERM and a closed terminal, as an event or as an exception.
+
+    Attributes:
+        event: set once a stop was requested.
+        interrupts: raise KeyboardInterrupt at once, for work that cannot poll the event; a second Ctrl-C
+            always does.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.interrupts = True
+
+    def handle(self, number: int, _: object) -> None:
+        again = self.event.is_set() and number == signal.SIGINT
+        self.event.set()
+        if self.interrupts or again:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[_StopRequests]:
+    requests = _StopRequests()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, requests.handle)
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_texts(folder: Path) -> None:
+    from trainers.data.synthetic import write_corpus
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_corpus(folder, train=_TRAIN_TEXTS, test=_TEST_TEXTS, seed=0)
+
+
+def _demo_settings(folder: Path) -> Settings:
+    from service.config.settings import Settings
+
+    return Settings(
+        data_dir=folder,
+        database_url=f"sqlite:///{folder / 'stillhouse.db'}",
+        data_roots=str(folder),
+        model_roots=str(folder),
+        host="127.0.0.1",
+        port=0,
+        token=None,
+        offline=True,
+    )
+
+
+def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
+    """Runs the demo; returns whether every run succeeded.
+
+    It writes a text set that it generates, starts the whole service on free ports in a temporary
+    folder (the same code as `stillhouse up`), submits `examples/demo.yaml`, follows it, prints the
+    comparison, and stops everything. The folder stays, so that the results can be looked at.
+    """
+    from service.config.examples import examples_folder
+    from service.local.local_service import LocalService, ServiceStartError
+
+    started = time.monotonic()
+    folder_of_examples = examples_folder()
+    if folder_of_examples is None or not (spec := folder_of_examples / _DEMO_SPEC).is_file():
+        raise Failure(f"examples/{_DEMO_SPEC}: not found; install the package again", ExitCode.not_found)
+    folder = Path(tempfile.mkdtemp(prefix="stillhouse-demo-")).resolve()
+    os.environ.pop("RAY_ADDRESS", None)  # A cluster elsewhere could not read the temporary folder.
+    note(f"demo in {folder}")
+    _write_texts(folder / "demo-texts")
+    note(f"generated {_TRAIN_TEXTS} training and {_TEST_TEXTS} test texts")
+    service = LocalService(_demo_settings(folder), report=note)
+    try:
+        addresses = service.start()
+        note(f"service ready at {addresses.api_url}, Ray dashboard at {addresses.ray_dashboard_url}")
+        succeeded, planned = _demo_experiment(addresses.api_url, spec, folder, as_json=as_json)
+    except ServiceStartError as error:
+        raise Failure(str(error), ExitCode.not_succeeded) from None
+    finally:
+        stop.interrupts = False  # From here on a first Ctrl-C does not break the stopping.
+        note("stopping ...")
+        service.stop()
+    line = f"demo: {succeeded} of {planned} runs succeeded in {time.monotonic() - started:.0f} s"
+    if as_json:
+        note(line)
+    else:
+        say(line)
+    return succeeded == planned
+
+
+def _demo_experiment(url: str, spec: Path, folder: Path, *, as_json: bool) -> tuple[int, int]:
+    from service.cli.answer_tables import print_comparison
+    from service.cli.progress import follow_experiment
+    from service.client import Client
+    from service.domain.states import RunState
+
+    with client_errors(), Client(url) as client:
+        experiment = client.submit(spec.read_bytes())
+        note(f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count} runs")
+        if as_json:
+            client.wait(experiment.id)
+        else:
+            follow_experiment(client, experiment.id)
+        runs = list(client.all_runs(experiment_id=experiment.id))
+        comparison = client.compare([experiment.id])
+    if as_json:
+        print_json({"folder": folder, "comparison": comparison, "runs": runs})
+    else:
+        console().print()
+        print_comparison(comparison)
+        say("")
+        say(f"results     {folder} (database, logs, checkpoints), kept until you delete it")
+        say(f"inspect     STILLHOUSE_DATA_DIR={folder} stillhouse up")
+    for run in runs:
+        if run.failure_message:
+            note(f"run:{run.id} {run.failure_class}: {run.failure_message}")
+    return sum(run.state is RunState.succeeded for run in runs), len(runs)

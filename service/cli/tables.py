@@ -1,0 +1,487 @@
+"""Records as text for people: tables and stories that fit into 80 columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from service.cli.terminal import console, grid_table, print_facts, print_rows, say, say_dim
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT
+from service.domain.events import EventKind
+from service.domain.formats import (
+    ago,
+    axis_value,
+    clock,
+    counts_text,
+    duration,
+    figure,
+    point_text,
+    short_names,
+    title,
+)
+from service.domain.metrics import headline, score, shared_headline
+from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
+from service.domain.states import RUN_STATES_WITH_RESULT
+from service.fairness.explanations import duration_in_words
+from service.scheduling.pools import start_command
+from service.specs.project_limits import UNITS
+
+if TYPE_CHECKING:
+    from service.config.hardware import Hardware
+    from service.domain.outlook import StartForecast
+    from service.domain.records import Attempt, Event, ExperimentDetail, ExperimentStatus, QueueListing, Run
+    from service.domain.shares import ProjectUse, Share
+    from service.planner.forecast import Forecast, Span
+    from service.planner.preview import PlannedRun
+    from service.scheduling.cluster import Pool
+
+_STYLES = {
+    "succeeded": "green",
+    "running": "cyan",
+    "starting": "cyan",
+    "failed": "red",
+    "cancelled": "yellow",
+    "stopped": "yellow",
+    "paused": "yellow",
+    "queued": "dim",
+}
+
+
+_ROUTINE = frozenset({EventKind.run_starting, EventKind.run_succeeded})
+_RUNS_IN_STORY = 50
+
+
+def state_text(state: Any) -> Text:
+    return Text(str(state), style=_STYLES.get(str(state), ""))
+
+
+def print_experiments(experiments: Sequence[ExperimentStatus]) -> None:
+    rows = [
+        (
+            str(experiment.id),
+            experiment.name,
+            experiment.owner,
+            state_text(experiment.state),
+            f"{sum(experiment.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)}/"
+            f"{experiment.run_count}",
+            ago(experiment.created_s),
+        )
+        for experiment in experiments
+    ]
+    print_rows(("id", "name", "owner", "state", "runs", "submitted"), rows, right=("id",))
+
+
+def print_runs(runs: Sequence[Run], *, with_experiment: bool = False) -> None:
+    """Prints a row per run with its latest figures; one that reuses another names that one as its state."""
+    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    shared = shared_headline(runs)
+    judged = title(shared) if shared else "score"
+    rows = [
+        (
+            f"run:{run.id}" + (" ref." if run.is_reference else ""),
+            *([str(run.experiment_id)] if with_experiment else []),
+            *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
+            str(run.seed),
+            state_text(run.state) if run.reused_from is None else Text(f"= run:{run.reused_from}", "green"),
+            step_text(run),
+            figure("total_time_s", run.total_time_s),
+            score_text(run, named=shared is None),
+        )
+        for run in runs
+    ]
+    experiment = ["exp."] if with_experiment else []
+    headings = ("run", *experiment, *names.values(), "seed", "state", "step", "time", judged)
+    print_rows(headings, rows, right=("exp.", "seed", "step", "time", judged))
+
+
+def score_text(run: Run, latest: Mapping[str, float] | None = None, *, named: bool) -> str:
+    """Formats the run's headline figure, with its name where a table has several.
+
+    Args:
+        run: the run.
+        latest: last value of each of its metrics, where they are known.
+        named: whether to include the name.
+    """
+    value = score(run, latest)
+    if value is None:
+        return "-"
+    return f"{title(headline(run))} {value:.3f}" if named else f"{value:.3f}"
+
+
+def step_text(run: Run) -> str:
+    """Formats `40/126`, or `40` while the end is unknown, or a dash where nothing is trained."""
+    if run.total_steps == 0:
+        return "-"
+    if run.total_steps is None:
+        return "-" if run.step == 0 else str(run.step)
+    return f"{run.step}/{run.total_steps}"
+
+
+def print_experiment(
+    experiment: ExperimentDetail, runs: Sequence[Run], events: Sequence[Event], *, every_event: bool = False
+) -> None:
+    """Prints an experiment from submission to end: its state, its runs, what happened.
+
+    Args:
+        experiment: with its totals.
+        runs: all of them; a long list is cut, with a note.
+        events: all of them.
+        every_event: include routine events of every run.
+    """
+    console().print(
+        Text.assemble(
+            (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
+        )
+    )
+    print_facts([(name, text) for name, text in _experiment_facts(experiment, runs) if text])
+    if runs:
+        console().print()
+        print_runs(runs[:_RUNS_IN_STORY])
+        if len(runs) > _RUNS_IN_STORY:
+            say_dim(f"and {len(runs) - _RUNS_IN_STORY:,} more runs: stillhouse export {experiment.id}")
+    shown = [event for event in events if every_event or not _is_routine(event)]
+    _print_events(shown)
+    if len(shown) < len(events):
+        say_dim(f"{len(events) - len(shown):,} routine events hidden (--events)")
+
+
+def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iterator[tuple[str, str | None]]:
+    yield "owner", experiment.owner
+    yield "project", experiment.project if experiment.project != DEFAULT_PROJECT else None
+    yield "tags", ", ".join(experiment.tags)
+    yield "notes", experiment.notes
+    for name in ("archived", "submitted", "started", "ended"):
+        at_s = getattr(experiment, f"{'created' if name == 'submitted' else name}_s")
+        yield name, None if at_s is None else f"{clock(at_s)} ({ago(at_s)})"
+    yield "runs", counts_text(experiment.run_states) or "none"
+    if experiment.waiting is not None:
+        yield "waiting", f"position {experiment.waiting.position}: {experiment.waiting.reason}"
+    if experiment.ended_s is None:
+        for name in ("cancel", "pause"):
+            at_s = getattr(experiment, f"{name}_requested_s")
+            yield name, None if at_s is None else f"requested {ago(at_s)}"
+    if experiment.attempt > 1:
+        yield "attempts", f"{experiment.attempt} Ray jobs so far; now {experiment.submission_id}"
+    else:
+        yield "ray job", experiment.submission_id
+    totals = experiment.totals
+    overhead = (
+        f", including {figure('cost_usd', totals.overhead_usd)} of overhead" if totals.overhead_usd else ""
+    )
+    yield (
+        "used",
+        f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}, "
+        f"{duration(totals.device_hours * 3600)} of device time{overhead}",
+    )
+    for resource in dict.fromkeys(run.waits_for for run in runs if run.waits_for is not None):
+        yield "no room", f"runs are waiting for {resource}"
+    if experiment.failure_message:
+        yield "failure", f"{experiment.failure_class}: {experiment.failure_message}"
+    for sentence in _drift(runs):
+        yield "drift", sentence
+    disturbed = disturbances(run for run in runs if not run.is_reference)
+    if disturbed:
+        finished = sum(run.state in RUN_STATES_WITH_RESULT for run in runs if not run.is_reference)
+        warning = in_words(len(disturbed), finished, counted(disturbed.values()))
+        yield "warning", f"{warning}; to remeasure: stillhouse retry {experiment.id} --disturbed"
+
+
+def _drift(runs: Sequence[Run]) -> list[str]:
+    if not any(run.is_reference for run in runs):
+        return []  # The statistics are not loaded for nothing.
+    from service.analysis.drift import drifts
+
+    return [drift.sentence() for _, drift in drifts(runs)]
+
+
+def _is_routine(event: Event) -> bool:
+    if event.kind == EventKind.run_started:  # The start of a later attempt is of interest.
+        return (event.attempt or 1) == 1
+    return event.kind in _ROUTINE
+
+
+def print_run(
+    run: Run, attempts: Sequence[Attempt], events: Sequence[Event], summary: Mapping[str, Any]
+) -> None:
+    """Prints a run from its first attempt to its figures."""
+    console().print(
+        Text.assemble(
+            (f"run:{run.id}", "bold"), f"  of experiment {run.experiment_id}  ", state_text(run.state)
+        )
+    )
+    print_facts(_run_facts(run, attempts))
+    for attempt in attempts:
+        console().print(_attempt_line(attempt))
+    if summary:
+        console().print()
+        rows = [(name, figure(name, value)) for name, value in summary.items()]
+        console().print(grid_table(("figure", "value"), rows, right=("value",)))
+    _print_events(events)
+
+
+def _run_facts(run: Run, attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
+    distilled = f", distilled from {run.teacher}," if run.teacher else ""
+    strategy = strategy_text(run.strategy, attempts)
+    yield "point", f"{point_text(run.point) or 'no axes'} seed={run.seed}"
+    yield (
+        "trains",
+        f"{run.student}{distilled} on {run.task}, {run.precision}, batch {run.global_batch_size}",
+    )
+    yield "with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {strategy}"
+    phase = f", {run.phase}" if run.phase and not run.ended_s else ""
+    yield "progress", f"step {step_text(run)}{phase}"
+    if run.waits_for is not None:
+        yield "waiting for", run.waits_for
+    if run.reused_from is not None:
+        yield "reuses", f"run:{run.reused_from}, with the same settings and data"
+    if run.checkpoint is not None:
+        yield "checkpoint", f"step {run.checkpoint_step}: {run.checkpoint}"
+    if run.best_checkpoint is not None:
+        best = "" if run.best_score is None else f", {title(headline(run))} {run.best_score:.4f}"
+        yield "best", f"step {run.best_step}{best}: {run.best_checkpoint}"
+    if run.test_score is not None:
+        examples = f"{run.test_examples:,} examples, scored once"
+        yield "test", f"{title(headline(run))} {run.test_score:.4f} on {examples}"
+    if run.failure_message:
+        yield "failure", f"{run.failure_class}: {run.failure_message}"
+    if ((attempts[-1].facts if attempts else None) or {}).get("device_shared"):
+        yield "device", "shared with other runs: its times include theirs, its energy is modelled"
+    for kind in Neighbour:
+        if (share := getattr(run, of_time(kind)) or 0.0) >= 0.5:
+            yield "neighbours", f"{kind.words} used the node {share:.0f}% of the time"
+
+
+def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
+    """Names a strategy, with the shape of its pipeline where an attempt has reported it."""
+    facts = next((attempt.facts for attempt in reversed(attempts) if attempt.facts), {})
+    parallel = facts.get("config", {}).get("parallel", {})
+    if strategy != "pipeline" or not parallel:
+        return strategy
+    stages = parallel.get("stages") or parallel["workers"]
+    engine = parallel.get("engine") or "torch"
+    schedule = "" if engine == "deepspeed" else f", {parallel.get('schedule') or '1f1b'}"
+    return f"pipeline of {stages} stages on {engine}{schedule}"
+
+
+def _attempt_line(attempt: Attempt) -> Text:
+    line = Text.assemble((f"attempt {attempt.number}", "bold"), "  ", state_text(attempt.state))
+    line.append(f"  {clock(attempt.started_s)}")
+    if attempt.ended_s is not None:
+        line.append(f", {duration(attempt.ended_s - attempt.started_s)}")
+    if attempt.resumed_from_step:
+        line.append(f", resumed from step {attempt.resumed_from_step}")
+    line.append(f", reached step {attempt.last_step}")
+    if attempt.workers > 1:
+        line.append(f", {attempt.workers} workers")
+    if attempt.node:
+        line.append(f", on {attempt.node}")
+    if attempt.failure_message:
+        line.append(f"\n           {attempt.failure_class}: {attempt.failure_message}", style="red")
+    if attempt.summary is not None:
+        figures = [
+            f"{title(name)} {figure(name, value)}"
+            for name in ("total_time_s", "cost_usd", "score")
+            if isinstance(value := attempt.summary.get(name), int | float)
+        ]
+        line.append(
+            f"\n           remeasured since; this attempt: {', '.join(figures) or 'no figures'}", style="dim"
+        )
+    return line
+
+
+def _print_events(events: Sequence[Event]) -> None:
+    if not events:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for event in events:
+        about = f"run:{event.run_id}" if event.run_id is not None else ""
+        table.add_row(clock(event.at_s), about, event.message)
+    console().print()
+    console().print(table)
+
+
+def print_queue(queue: QueueListing) -> None:
+    """Prints what waits, why, and until when; above it, runs at work that wait for capacity."""
+    waiting = [(each.experiment, "", "at work", each.reason) for each in queue.at_work]
+    waiting += [
+        (each.experiment, str(each.position), _start(each.start), each.reason) for each in queue.items
+    ]
+    several = any(experiment and experiment.pool != DEFAULT_POOL for experiment, *_ in waiting)
+    rows = []
+    for experiment, position, start, reason in waiting:
+        what = ("", "", "", "")
+        if experiment is not None:
+            what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
+        pool = (experiment.pool if experiment is not None else "",) if several else ()
+        rows.append((*pool, position, *what, start, reason))
+    headings = (*(["pool"] if several else []), "#", "id", "name", "owner", "priority", "starts", "reason")
+    console().print(grid_table(headings, rows, right=("#", "id", "priority")))
+
+
+def _start(forecast: StartForecast | None) -> str:
+    if forecast is None:
+        return ""
+    if forecast.earliest_s is None:
+        return "not in sight"
+    now = time.time()
+    low = duration_in_words(max(0.0, forecast.earliest_s - now))
+    if forecast.latest_s is None:
+        return f"in {low} or later"
+    high = duration_in_words(max(0.0, forecast.latest_s - now))
+    return f"in {low}" if low == high else f"in {low} to {high}"
+
+
+def print_pools(pools: Sequence[Pool]) -> None:
+    """Prints who serves each pool, and what its cluster has."""
+    rows = []
+    for pool in pools:
+        ray = "never seen"
+        if pool.age_s is not None:
+            ray = f"{'reachable' if pool.reachable else 'unreachable'} {duration(pool.age_s)} ago"
+        resources = (
+            f"{count:g} {name}"
+            for name, count in sorted(pool.totals.items())
+            if ":" not in name and not name.endswith("memory")
+        )
+        schedulers = ", ".join(pool.schedulers) or f"none; start one with: {start_command(pool.pool)}"
+        nodes = str(sum(node.alive for node in pool.nodes))
+        rows.append((pool.pool, schedulers, ray, nodes, ", ".join(resources)))
+    headings = ("pool", "schedulers", "Ray", "nodes", "resources")
+    console().print(grid_table(headings, rows, right=("nodes",)))
+
+
+def print_shares(shares: Sequence[Share]) -> None:
+    """Prints the shares of each kind of device: a project per row, and below it its users."""
+    rows = [
+        (
+            ""
+            if share.user
+            else f"{'' if share.pool == DEFAULT_POOL else f'{share.pool}: '}{share.hardware}",
+            f"  {share.user}" if share.user else share.project or "other projects",
+            f"{share.held_devices:g}",
+            f"{share.held_usd_per_hour:.2f}",
+            f"{share.entitled_usd_per_hour:.2f}",
+            f"{share.used_usd:.2f}",
+            f"{share.used_part:.0%}",
+            "yes" if share.waits else "",
+        )
+        for share in shares
+    ]
+    right = ("devices", "USD/h", "entitled", "used USD", "of all")
+    console().print(grid_table(("hardware", "who", *right, "waits"), rows, right=right))
+
+
+def print_use(use: ProjectUse) -> None:
+    """Prints what a project has used in a month: all of it, each user's part, and its budgets."""
+    used = [("all", use.used), *((each.user, each.used) for each in use.users)]
+    rows = [(name, *(f"{getattr(part, unit):,.3f}" for unit in UNITS)) for name, part in used]
+    units = list(UNITS.values())
+    console().print(grid_table((f"{use.project}, {use.month}", *units), rows, right=units))
+    for budget in use.budgets:
+        unit = UNITS[budget.unit]
+        say(
+            f"budget: {budget.used:,.4g} of {budget.budget:,.4g} {unit}, {budget.left:,.4g} left; "
+            f"{budget.forecast:,.4g} by the end of the month at this rate"
+        )
+
+
+def print_hardware(entries: Sequence[Hardware]) -> None:
+    """Prints the catalogue, one device per row; `print_device` shows the sources."""
+    names = ("GiB", "GB/s", "W", "fp32", "tf32", "fp16", "bf16", "USD/h")
+    peaks_of = [{str(name): peak for name, peak in (entry.peak_tflops or {}).items()} for entry in entries]
+    rows = [
+        (
+            " = ".join((entry.name, *entry.aliases)),
+            *map(_figure, (entry.memory_gib, entry.bandwidth_gb_s, entry.tdp_w)),
+            *(_figure(peaks.get(precision)) for precision in names[3:7]),
+            f"{entry.price_usd_per_hour:.2f}",
+        )
+        for entry, peaks in zip(entries, peaks_of, strict=True)
+    ]
+    table = grid_table(("name", *names), rows, right=names)
+    table.caption = "fp32 to bf16: peak TFLOP/s, dense; sources: stillhouse hardware NAME"
+    console().print(table)
+
+
+def print_device(entry: Hardware) -> None:
+    """Prints all known facts of a device, with their sources."""
+    peaks = [f"{precision} {peak:g}" for precision, peak in (entry.peak_tflops or {}).items()]
+    rows = {
+        "name": " = ".join((entry.name, *entry.aliases)),
+        "Ray label": entry.accelerator_type or "-",
+        "memory": f"{_figure(entry.memory_gib)} GiB, {_figure(entry.bandwidth_gb_s)} GB/s",
+        "power": f"{entry.tdp_w:g} W",
+        "peaks": ", ".join(peaks) + " TFLOP/s, dense" if peaks else "-",
+        "source": entry.source or "no data sheet",
+        "no data sheet for": ", ".join(entry.without_data_sheet) or "-",
+        "price": f"{entry.price_usd_per_hour:.2f} USD/h, {entry.price_date}",
+        "price source": entry.price_source,
+    }
+    print_facts(rows.items(), dim=False)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def preview_table(runs: Sequence[PlannedRun]) -> Table:
+    """Returns the runs that a spec would create, with what each reserves."""
+    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    rows = []
+    for run in runs:
+        here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
+        if run.reused_from is not None:
+            here = Text(f"reuses run:{run.reused_from}", style="green")
+        few, many = run.min_workers, run.workers
+        rows.append(
+            (
+                str(run.index),
+                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
+                str(run.seed),
+                run.hardware if many == 1 else f"{_range(str(few), str(many))} x {run.hardware}",
+                _range(str(run.cpus // many * few), str(run.cpus)),
+                _range(f"{run.min_price_usd_per_hour:.2f}", f"{run.price_usd_per_hour:.2f}"),
+                here,
+            )
+        )
+    headings = ("#", *names.values(), "seed", "hardware", "CPUs", "USD/h", "runs here")
+    return grid_table(headings, rows, right=("#", "seed", "CPUs", "USD/h"))
+
+
+def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
+    """Returns what it costs to measure runs alone; nothing where none is."""
+    shapes = {
+        (run.hardware, run.cpus, run.at_a_time, run.at_a_time_shared): None
+        for run in runs
+        if run.at_a_time_shared is not None and run.feasible
+    }
+    return [
+        f"measure: exclusive: a run on {hardware} holds {cpus} CPUs, {alone} at a time instead of {shared}"
+        for hardware, cpus, alone, shared in shapes
+    ]
+
+
+def _range(low: str, high: str) -> str:
+    return high if low == high else f"{low}-{high}"
+
+
+def forecast_lines(forecast: Forecast) -> list[str]:
+    """Returns the cost of a whole grid, and what that rests on."""
+    lines = []
+    if forecast.runs:
+        shown: list[tuple[str, Span, Callable[[float], str]]] = [
+            ("cost", forecast.cost_usd, lambda usd: figure("cost_usd", usd)),
+            ("energy", forecast.energy_kwh, lambda kwh: figure("energy_kwh", kwh)),
+            ("device time", forecast.device_hours, lambda hours: duration(3600 * hours)),
+        ]
+        lines.append(f"forecast of {forecast.runs:,} runs, with 90% intervals:")
+        lines += [f"  {name} {text(s.middle)} ({text(s.low)} to {text(s.high)})" for name, s, text in shown]
+        lines += [f"  {words}" for words in forecast.basis]
+    return [*lines, *(f"  no forecast for {words}" for words in forecast.unknown)]
