@@ -53,7 +53,7 @@ from operator import itemgetter
 
 from service.fairness.backlog import Backlog, Entry
 from service.fairness.handovers import handovers
-from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, Project, User
+from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
 from service.fairness.preemptions import Preemptions
 from service.fairness.rules import DRAINED_AFTER_S, PATIENCE_S, ROUNDING, lane_of, waits_since_s
 from service.fairness.standings import Standings
@@ -234,7 +234,7 @@ class _Pass:
                         if bucket.closed in (WaitingReason.busy, WaitingReason.share):
                             bucket.closed = None
 
-    def _saves(self, state: LaneState, project: Project, hardware: str) -> bool:
+    def _saves(self, state: LaneState, project: ProjectLane, hardware: str) -> bool:
         """Returns whether the project's turn is that of a large run beyond its guarantee, which has waited.
 
         Within the guarantee, smaller ones would pass it forever, and keep its project from coming first.
@@ -257,7 +257,7 @@ class _Pass:
             and self._lanes.now_s - since_s >= PATIENCE_S
         )
 
-    def _go_on(self, entry: Entry, priority: int, user: User) -> None:
+    def _go_on(self, entry: Entry, priority: int, user: UserLane) -> None:
         """Lets a large experiment that started a moment ago use the devices of its last run for its next one.
 
         Otherwise every short run of many devices would have to wait until they are free together again. It
@@ -289,7 +289,9 @@ class _Pass:
         if demand.waiting:
             user.bucket(priority, devices).add((*entry[:4], demand))
 
-    def _start(self, lane: Lane, state: LaneState, user: User, claimant: Claimant, devices: float) -> None:
+    def _start(
+        self, lane: Lane, state: LaneState, user: UserLane, claimant: Claimant, devices: float
+    ) -> None:
         """Gives one run devices that are free."""
         state.free -= devices
         state.smallest = min(state.smallest, devices)
@@ -306,9 +308,9 @@ class _Pass:
             if priority in project.sizes
         ]
         heapq.heapify(projects)
-        users: dict[str, list[tuple[float, str, User]]] = {}
+        users: dict[str, list[tuple[float, str, UserLane]]] = {}
         is_first = may_save = True
-        saving: list[tuple[float, str, Project]] = []
+        saving: list[tuple[float, str, ProjectLane]] = []
         while state.reserved_for is None:
             if not projects:
                 if not saving or state.free <= ROUNDING:
@@ -347,7 +349,7 @@ class _Pass:
             if outcome is _Outcome.saves and may_save:
                 saving.append(heapq.heappop(projects))
 
-    def _has_hope(self, state: LaneState, project: Project, priority: int) -> bool:
+    def _has_hope(self, state: LaneState, project: ProjectLane, priority: int) -> bool:
         """Returns whether some run of a project may get devices; False = surely none."""
         least = project.sizes[priority]
         if least <= state.free + ROUNDING:
@@ -357,7 +359,7 @@ class _Pass:
         own = project.score(least * state.price)
         return any(state.may_yield(name, priority, own, Mode.share) for name in state.least)
 
-    def _oldest(self, user: User, priority: int) -> tuple[float, Bucket] | None:
+    def _oldest(self, user: UserLane, priority: int) -> tuple[float, Bucket] | None:
         """Returns the queue of a user's oldest run that may have devices; None = there is none."""
         found = [
             (entry[:3], devices, bucket)
@@ -370,7 +372,7 @@ class _Pass:
         self,
         lane: Lane,
         state: LaneState,
-        user: User,
+        user: UserLane,
         priority: int,
         devices: float,
         bucket: Bucket,

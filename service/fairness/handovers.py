@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from service.fairness.lanes import Lanes, User
+from service.fairness.lanes import Lanes, UserLane
 from service.fairness.rules import ROUNDING, lane_of, permitted
 from service.fairness.state import Claimant, Demand, Handover, Lane, Preemption, WaitingReason
 
@@ -34,7 +34,7 @@ class _Next:
 
     claimant: Claimant
     demand: Demand
-    user: User
+    user: UserLane
     priority: int
     devices: float
     limit: WaitingReason | None

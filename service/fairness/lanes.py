@@ -33,12 +33,12 @@ from service.fairness.usage import by_project, decayed
 _DEFAULT = ProjectTerms()
 
 
-class User:
+class UserLane:
     """A user of one project in one lane, while a pass is made."""
 
     __slots__ = ("buckets", "excess", "held", "name", "project", "rate", "runs")
 
-    def __init__(self, project: Project, name: str, runs: Counter[tuple[str, str]]) -> None:
+    def __init__(self, project: ProjectLane, name: str, runs: Counter[tuple[str, str]]) -> None:
         self.project, self.name = project, name
         self.runs = runs
         """Runs of all users in all lanes, by (project, user)."""
@@ -56,7 +56,7 @@ class User:
         return self.buckets.setdefault(priority, {}).setdefault(devices, Bucket())
 
 
-class Project:
+class ProjectLane:
     """A project in one lane, while a pass is made."""
 
     __slots__ = ("_open", "excess", "held", "name", "rate", "sizes", "terms", "users")
@@ -66,16 +66,16 @@ class Project:
         name: str,
         terms: ProjectTerms,
         held: defaultdict[str, float],
-        opened: Callable[[Project], None],
+        opened: Callable[[ProjectLane], None],
     ) -> None:
         self.name, self.terms = name, terms
         self.held = held
         """Devices in all pools, by hardware."""
         self.rate = self.excess = 0.0
-        self.users: dict[str, User] = {}
+        self.users: dict[str, UserLane] = {}
         self.sizes: dict[int, float] = {}
         """Fewest devices of a run that waits, by what its priority counts as."""
-        self._open: Callable[[Project], None] | None = opened
+        self._open: Callable[[ProjectLane], None] | None = opened
 
     def open(self) -> None:
         """Adds its users in the backlog, and what all of them have used."""
@@ -154,7 +154,7 @@ class Yielder:
 
     __slots__ = ("claimant", "demand", "early", "left", "priority", "rate", "user")
 
-    def __init__(self, claimant: Claimant, demand: Demand, user: User, rate: float) -> None:
+    def __init__(self, claimant: Claimant, demand: Demand, user: UserLane, rate: float) -> None:
         self.claimant, self.demand, self.user, self.rate = claimant, demand, user, rate
         self.left = demand.running if demand.yieldable is None else min(demand.running, demand.yieldable)
         """Those that have worked for a useful time."""
@@ -194,7 +194,7 @@ class LaneState:
         self.smallest = math.inf
         """Fewest devices that a run holds."""
         self.reserved_for: int | None = None
-        self.projects: dict[str, Project] = {}
+        self.projects: dict[str, ProjectLane] = {}
         self.yielders: dict[str, list[Yielder]] = {}
         """Running runs that may stop, by project."""
         self.least: dict[str, tuple[int, float]] = {}
@@ -262,9 +262,9 @@ class Lanes:
         self.started: Counter[tuple[int, Lane, float]] = Counter()
         """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
         self.claimants, self.backlog = situation.claimants, backlog
-        self.recent: list[tuple[Entry, int, User]] = []
+        self.recent: list[tuple[Entry, int, UserLane]] = []
         """Those of which a run started a moment ago, with what their priority counts as."""
-        holders: list[tuple[int, int, Claimant, Demand, User]] = []
+        holders: list[tuple[int, int, Claimant, Demand, UserLane]] = []
         for claimant in situation.claimants:
             self._enter(claimant, holders)
         for lane, name, sizes in backlog.projects():
@@ -284,7 +284,7 @@ class Lanes:
             for name, project in state.projects.items():
                 project.excess = found[name]
 
-    def _enter(self, claimant: Claimant, holders: list[tuple[int, int, Claimant, Demand, User]]) -> None:
+    def _enter(self, claimant: Claimant, holders: list[tuple[int, int, Claimant, Demand, UserLane]]) -> None:
         """Adds an experiment to its user's queues, and to the holders."""
         for number, demand in enumerate(claimant.demands):
             if not (demand.running or demand.waiting):
@@ -303,25 +303,25 @@ class Lanes:
                 else:
                     user.bucket(priority, demand.devices).add(entry)
 
-    def _project(self, lane: Lane, name: str) -> Project:
+    def _project(self, lane: Lane, name: str) -> ProjectLane:
         state = self.states.get(lane)
         if state is None:  # Nobody has such devices; who asks for them is told so.
             state = self.states[lane] = LaneState(lane.hardware, 0.0, self.capacity.price(lane.hardware))
         project = state.projects.get(name)
         if project is None:
             terms = self.terms.get(name, _DEFAULT)
-            project = Project(name, terms, self._held[name], lambda project: self._open(lane, project))
+            project = ProjectLane(name, terms, self._held[name], lambda project: self._open(lane, project))
             state.projects[name] = project
         return project
 
-    def _user(self, lane: Lane, project_name: str, name: str) -> User:
+    def _user(self, lane: Lane, project_name: str, name: str) -> UserLane:
         project = self._project(lane, project_name)
         user = project.users.get(name)
         if user is None:
-            user = project.users[name] = User(project, name, self.runs)
+            user = project.users[name] = UserLane(project, name, self.runs)
         return user
 
-    def _open(self, lane: Lane, project: Project) -> None:
+    def _open(self, lane: Lane, project: ProjectLane) -> None:
         """Adds a project's users in the backlog; the old part of each queue counts with a higher priority."""
         for name, queues in self.backlog.users(lane, project.name).items():
             user = self._user(lane, project.name, name)
@@ -343,7 +343,7 @@ class Lanes:
             if self._is_overdue(lane, user):
                 user.excess = min(found.values())
 
-    def _is_overdue(self, lane: Lane, user: User) -> bool:
+    def _is_overdue(self, lane: Lane, user: UserLane) -> bool:
         """Returns whether a user has waited for `OVERDUE_AFTER_S` and held nothing of the lane meanwhile."""
         usage = self._usage.by_user.get((user.project.name, user.name, lane))
         first = [bucket.first() for buckets in user.buckets.values() for bucket in buckets.values()]
@@ -356,7 +356,7 @@ class Lanes:
         usage = self._usage.by_user.get((project, user, lane))
         return 0.0 if usage is None else decayed(usage, self.now_s)
 
-    def entitled(self, lane: Lane, project: Project) -> float:
+    def entitled(self, lane: Lane, project: ProjectLane) -> float:
         """Returns the price per hour of the devices that a project's weight entitles it to."""
         state = self.states[lane]
         return state.capacity * state.price * project.terms.weight / state.weight
@@ -368,7 +368,7 @@ class Lanes:
             priority = PROMOTED_TO
         return permitted(priority, terms)
 
-    def _hold(self, claimant: Claimant, demand: Demand, user: User) -> None:
+    def _hold(self, claimant: Claimant, demand: Demand, user: UserLane) -> None:
         state = self.states[lane_of(claimant, demand)]
         devices = demand.running * demand.devices
         self.change(user, state, devices, demand.running)
@@ -380,7 +380,7 @@ class Lanes:
             yielder = Yielder(claimant, demand, user, demand.devices * state.price)
             state.add(yielder)
 
-    def change(self, user: User, state: LaneState, devices: float, runs: int) -> None:
+    def change(self, user: UserLane, state: LaneState, devices: float, runs: int) -> None:
         """Counts devices as held by a user, or (negative) as given back."""
         user.held += devices
         user.rate += devices * state.price
@@ -388,7 +388,7 @@ class Lanes:
         user.project.held[state.hardware] += devices
         self.runs[user.project.name, user.name] += runs
 
-    def no_turn(self, lane: Lane, user: User) -> WaitingReason:
+    def no_turn(self, lane: Lane, user: UserLane) -> WaitingReason:
         """Returns why a run that is not limited by itself has no devices."""
         state, project = self.states[lane], user.project
         if state.reserved_for is not None:
@@ -398,7 +398,7 @@ class Lanes:
         over = project.rate > entitled or user.rate > entitled / len(project.users)
         return WaitingReason.share if over else WaitingReason.busy
 
-    def limit(self, user: User, hardware: str, devices: float) -> WaitingReason | None:
+    def limit(self, user: UserLane, hardware: str, devices: float) -> WaitingReason | None:
         """Returns which limit a further run of a user would exceed; None = none."""
         terms = user.project.terms
         if terms.holds is not None:

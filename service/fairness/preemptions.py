@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.fairness.lanes import Lanes, LaneState, Mode, User, Yielder
+from service.fairness.lanes import Lanes, LaneState, Mode, UserLane, Yielder
 from service.fairness.rules import ROUNDING, permitted
 from service.fairness.state import Claimant, Preemption
 
@@ -24,7 +24,7 @@ class Preemptions:
         self._noted: dict[tuple[int, str, int], Preemption] = {}
 
     def reclaim(
-        self, state: LaneState, user: User, priority: int, claimant: Claimant, devices: float, mode: Mode
+        self, state: LaneState, user: UserLane, priority: int, claimant: Claimant, devices: float, mode: Mode
     ) -> bool:
         """Takes devices of preemptible runs for one run; False = it may not take enough."""
         usable = max(0.0, state.free)
@@ -43,7 +43,7 @@ class Preemptions:
     def _take(
         self,
         state: LaneState,
-        user: User,
+        user: UserLane,
         priority: int,
         claimant: Claimant,
         devices: float,
@@ -104,7 +104,7 @@ class Preemptions:
             self._move(state, each, +1, is_early=not was_useful)
 
     @staticmethod
-    def _user_yields(each: Yielder, user: User, base: int, own: float, mode: Mode) -> bool:
+    def _user_yields(each: Yielder, user: UserLane, base: int, own: float, mode: Mode) -> bool:
         """Returns whether a run of the same project may be taken for a user's."""
         if each.priority != base or mode is Mode.guaranteed:
             return each.priority < base
@@ -114,7 +114,9 @@ class Preemptions:
         return left > own or (left == own and (mode is Mode.share or each.user.name > user.name))
 
     @staticmethod
-    def _project_yields(each: Yielder, user: User, base: int, own: float, mode: Mode, hardware: str) -> bool:
+    def _project_yields(
+        each: Yielder, user: UserLane, base: int, own: float, mode: Mode, hardware: str
+    ) -> bool:
         """Returns whether a run of another project may be taken."""
         other = each.user.project
         if other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
-from service.fairness.lanes import Lanes, Project, User
+from service.fairness.lanes import Lanes, ProjectLane, UserLane
 from service.fairness.rules import ROUNDING, lane_of, waits_since_s
 from service.fairness.state import (
     MOST_AHEAD,
@@ -29,7 +29,7 @@ from service.fairness.tree import Level
 
 _Queued = tuple[float, int, Claimant, Demand]
 """Age, id; claimant, demand."""
-_Turn = tuple[int, Lane, User, int, Claimant, Demand]
+_Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 """Position, lane, user, what the priority counts as; claimant, demand."""
 
 
@@ -133,7 +133,7 @@ class Standings:
                 ahead[lane].append(claimant.id)
 
     def _reason(
-        self, lane: Lane, user: User, priority: int, claimant: Claimant, demand: Demand
+        self, lane: Lane, user: UserLane, priority: int, claimant: Claimant, demand: Demand
     ) -> WaitingReason:
         state, project = self._lanes.states[lane], user.project
         project.open()
@@ -150,7 +150,7 @@ class Standings:
             return WaitingReason.shape
         return self._lanes.no_turn(lane, user)
 
-    def _detail(self, user: User, reason: WaitingReason, hardware: str) -> str | None:
+    def _detail(self, user: UserLane, reason: WaitingReason, hardware: str) -> str | None:
         terms = user.project.terms
         runs = self._lanes.runs[user.project.name, user.name]
         limits = {
@@ -164,7 +164,7 @@ class Standings:
 
     def _turns(self) -> dict[Lane, Iterator[_Turn]]:
         """Returns who waits in each lane: shares are filled further, with one run of each experiment."""
-        lanes: dict[Lane, dict[int, dict[Project, dict[User, list[_Queued]]]]] = {}
+        lanes: dict[Lane, dict[int, dict[ProjectLane, dict[UserLane, list[_Queued]]]]] = {}
         for claimant in chain(self._lanes.claimants, self._lanes.backlog):
             for demand in claimant.demands:
                 lane = lane_of(claimant, demand)
@@ -179,9 +179,9 @@ class Standings:
         return {lane: self._turns_of(lane, queues) for lane, queues in sorted(lanes.items())}
 
     def _turns_of(
-        self, lane: Lane, queues: Mapping[int, Mapping[Project, Mapping[User, list[_Queued]]]]
+        self, lane: Lane, queues: Mapping[int, Mapping[ProjectLane, Mapping[UserLane, list[_Queued]]]]
     ) -> Iterator[_Turn]:
-        more: defaultdict[User | Project, float] = defaultdict(float)
+        more: defaultdict[UserLane | ProjectLane, float] = defaultdict(float)
         position = 0
         for priority in sorted(queues, reverse=True):
             projects = []

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from service.config import logs
 from service.config.process import freeze_loaded
-from service.recording.mailbox import Delivery, Ending, Grant, Mailbox, WorkerAddress, WorkOrder
+from service.recording.mailbox import Ending, Grant, Mailbox, OrderResult, WorkerAddress, WorkOrder
 from service.recording.recorder import Acknowledgement, Recorder, Report
 from service.recording.spool import spool_folder
 from service.scheduling import driver_settings
@@ -75,7 +75,7 @@ class ExperimentActor:
         return self._mailbox.ready(group)
 
     async def serve(
-        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
     ) -> WorkOrder | None:
         return self._mailbox.serve(group, worker, done, number)
 
@@ -159,7 +159,7 @@ class ExperimentActorClient:
         return workers
 
     def serve(
-        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
     ) -> WorkOrder | None:
         order: WorkOrder | None = self._call("serve", group, worker, done, number)
         return order

@@ -97,7 +97,7 @@ class WorkOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class OrderResult:
     """The ending of the n-th order, as reported by rank 0."""
 
     number: int
@@ -125,7 +125,7 @@ class Mailbox:
         self._ready: dict[str, dict[int, WorkerAddress]] = {}
         self._arrived: dict[str, dict[int, WorkerAddress]] = {}
         self._orders: dict[str, WorkOrder] = {}
-        self._deliveries: dict[str, Delivery] = {}
+        self._deliveries: dict[str, OrderResult] = {}
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
         """Replaces the driver's answers to all trials that have reported ready and not ended."""
@@ -147,7 +147,7 @@ class Mailbox:
         return tuple(ready[rank] for rank in sorted(ready))
 
     def serve(
-        self, group: str, worker: WorkerAddress, done: Delivery | None, number: int
+        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
     ) -> WorkOrder | None:
         """Takes a worker's last delivery; returns the order after `number`, once there is one.
 

@@ -17,7 +17,7 @@ from service.domain.records import Experiment
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimRequest:
     """A request of a scheduler for experiments.
 
     Attributes:
@@ -35,7 +35,7 @@ class Claim:
 
 
 def serve(
-    connection: Connection, pool: str, claims: Sequence[Claim], now: float, at_s: float
+    connection: Connection, pool: str, claims: Sequence[ClaimRequest], now: float, at_s: float
 ) -> list[list[Experiment]]:
     """Returns what each claim gets; `now` is by the database's clock, `at_s` dates the events."""
     places = _places(connection, pool, claims)
@@ -74,7 +74,7 @@ def serve(
 
 
 def _claim_among(
-    connection: Connection, pool: str, claim: Claim, now: float, at_s: float
+    connection: Connection, pool: str, claim: ClaimRequest, now: float, at_s: float
 ) -> list[Experiment]:
     assert claim.among is not None
     rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
@@ -85,7 +85,7 @@ def _claim_among(
     return []
 
 
-def _places(connection: Connection, pool: str, claims: Sequence[Claim]) -> list[int]:
+def _places(connection: Connection, pool: str, claims: Sequence[ClaimRequest]) -> list[int]:
     """Returns which claim gets the first experiment, which the next: positions in `claims`, ascending."""
     active = 0
     if any(claim.max_active is not None for claim in claims):
@@ -98,7 +98,7 @@ def _places(connection: Connection, pool: str, claims: Sequence[Claim]) -> list[
 
 
 def _take(
-    connection: Connection, chosen: Mapping[int, Claim], now: float, at_s: float
+    connection: Connection, chosen: Mapping[int, ClaimRequest], now: float, at_s: float
 ) -> dict[int, Experiment]:
     """queued -> starting for each experiment and its claim; leaves out those that can no longer be taken."""
     leases: dict[tuple[str, float], list[int]] = {}

@@ -29,7 +29,7 @@ from service.domain.records import (
     WaitingAtWork,
 )
 from service.domain.states import ExperimentState, RunState
-from service.scheduling.claims import Claim, serve
+from service.scheduling.claims import ClaimRequest, serve
 from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
 from service.scheduling.pools import no_scheduler, order_of_pool
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
@@ -186,7 +186,9 @@ class Queue:
         self._database = store.database
         self._settings = store.settings
         self._clock = store.clock
-        self._group = GroupCommit[Claim, list[Experiment]](self._claim_group, lambda claim: claim.limit, 1000)
+        self._group = GroupCommit[ClaimRequest, list[Experiment]](
+            self._claim_group, lambda claim: claim.limit, 1000
+        )
 
     def claim(
         self,
@@ -204,9 +206,9 @@ class Queue:
         `among`: only these, in this order.
         """
         chosen = None if among is None else tuple(among)
-        return self._group(Claim(storable(scheduler), lease_s, limit, max_active, chosen))
+        return self._group(ClaimRequest(storable(scheduler), lease_s, limit, max_active, chosen))
 
-    def _claim_group(self, take: Callable[[], list[Claim]]) -> list[list[Experiment] | BaseException]:
+    def _claim_group(self, take: Callable[[], list[ClaimRequest]]) -> list[list[Experiment] | BaseException]:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
                 connection.execute(queue_statements.CLAIMS_IN_TURN)

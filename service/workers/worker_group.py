@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from service.recording.experiment_actor import ExperimentActorClient, patiently
-from service.recording.mailbox import Assignment, Delivery, Ending, Ready, WorkerAddress, WorkOrder
+from service.recording.mailbox import Assignment, Ending, OrderResult, Ready, WorkerAddress, WorkOrder
 from service.recording.outages import Repeated
 from service.scheduling.cluster import fits
 from service.scheduling.run_plan import Shape
@@ -198,7 +198,7 @@ def _take_orders(
             return
         outcome = train_one(actor, order.assignment, rank=rank, workers=workers)
         number = order.number
-        done = Delivery(number, ending_of(outcome)) if rank == 0 else None
+        done = OrderResult(number, ending_of(outcome)) if rank == 0 else None
         waited_since = time.monotonic()
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Carried, Judged, Observed
-from trainers.tasks.squad_v2.windows import Question
+from trainers.tasks.squad_v2.windows import SquadQuestion
 
 if TYPE_CHECKING:
     import torch
@@ -184,7 +184,7 @@ class GoldQuestions:
         self._file = file
 
     @staticmethod
-    def write(file: Path, questions: Sequence[Question]) -> None:
+    def write(file: Path, questions: Sequence[SquadQuestion]) -> None:
         numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
         rows = [(numbers[one.context], [answer.text for answer in one.answers]) for one in questions]
         file.write_text(json.dumps({"contexts": list(numbers), "questions": rows}), encoding="utf-8")

@@ -23,7 +23,7 @@ from trainers.tasks.dataset import DatasetTask
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
-from trainers.tasks.squad_v2.windows import Answer, Question, tokenise_windows
+from trainers.tasks.squad_v2.windows import Answer, SquadQuestion, tokenise_windows
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +34,11 @@ _STRIDE = 128
 _QUESTIONS = "questions.json"
 
 
-class SquadV2(DatasetTask[Question]):
+class SquadV2(DatasetTask[SquadQuestion]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
 
     @override
-    def example(self, row: Row, task: TaskConfig) -> Question:
+    def example(self, row: Row, task: TaskConfig) -> SquadQuestion:
         number = str(row.label("id")).strip()
         if not number:
             raise row.refusal("id", "empty; give every question a unique id")
@@ -52,27 +52,29 @@ class SquadV2(DatasetTask[Question]):
             )
         title = row.fields.get("title")
         # Rows of a table repeat the context for each question: it is kept once.
-        return Question(
+        return SquadQuestion(
             row.where, number, title if isinstance(title, str) else "", sys.intern(context), text, answers
         )
 
-    def stratum(self, example: Question) -> int:
+    def stratum(self, example: SquadQuestion) -> int:
         return int(bool(example.answers))
 
-    def texts(self, example: Question) -> Iterable[str]:
+    def texts(self, example: SquadQuestion) -> Iterable[str]:
         return example.text, example.context
 
     def settings(self, task: TaskConfig) -> Facts:
         return {"stride": _stride(task)}
 
     @override
-    def divide(self, parts: Mapping[str, list[Question]], task: TaskConfig) -> dict[str, list[Question]]:
+    def divide(
+        self, parts: Mapping[str, list[SquadQuestion]], task: TaskConfig
+    ) -> dict[str, list[SquadQuestion]]:
         for questions in parts.values():
             _refuse_duplicates(questions)
         return super().divide(parts, task)
 
     @override
-    def units(self, examples: Sequence[Question]) -> Sequence[str]:
+    def units(self, examples: Sequence[SquadQuestion]) -> Sequence[str]:
         """Returns articles, joined where they share a context, by title; contexts if there is one article."""
         groups = _articles(examples).tolist()
         names: dict[int, str] = {}
@@ -83,21 +85,21 @@ class SquadV2(DatasetTask[Question]):
             return [one.context for one in examples]
         return [names[group] for group in groups]
 
-    def split_stratum(self, example: Question) -> int:
+    def split_stratum(self, example: SquadQuestion) -> int:
         """Returns 0: there are too few articles to balance them."""
         return 0
 
     @override
-    def unit_names(self, examples: Sequence[Question]) -> Iterable[str]:
+    def unit_names(self, examples: Sequence[SquadQuestion]) -> Iterable[str]:
         return [one.id for one in examples]
 
     @override
-    def hold_out(self, whole: Sequence[Question], task: TaskConfig) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[SquadQuestion], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole articles, or contexts where there is one article."""
         return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
     @override
-    def review(self, parts: Parts[Question], task: TaskConfig) -> Iterable[str]:
+    def review(self, parts: Parts[SquadQuestion], task: TaskConfig) -> Iterable[str]:
         for part, questions in parts.items():
             answered = sum(map(self.stratum, questions))
             if answered in (0, len(questions)):
@@ -105,11 +107,11 @@ class SquadV2(DatasetTask[Question]):
                 yield f"{part}: of {len(questions)} questions {share}"
 
     def tokenise(
-        self, examples: Sequence[Question], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
+        self, examples: Sequence[SquadQuestion], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), progress)
 
-    def describe(self, folder: Path, parts: Parts[Question], task: TaskConfig) -> None:
+    def describe(self, folder: Path, parts: Parts[SquadQuestion], task: TaskConfig) -> None:
         for part, questions in parts.items():
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
@@ -173,7 +175,7 @@ def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
     return Answer(text, start)
 
 
-def _refuse_duplicates(questions: Sequence[Question]) -> None:
+def _refuse_duplicates(questions: Sequence[SquadQuestion]) -> None:
     seen: dict[str, str] = {}
     for one in questions:
         if one.id in seen:
@@ -183,7 +185,7 @@ def _refuse_duplicates(questions: Sequence[Question]) -> None:
         seen[one.id] = one.where
 
 
-def _articles(questions: Sequence[Question]) -> Indices:
+def _articles(questions: Sequence[SquadQuestion]) -> Indices:
     """(N,) the article of each question, joined by shared contexts; the context if that is one group."""
     # Imported here: only a dataset without validation part pays for the import.
     from scipy.sparse import coo_array

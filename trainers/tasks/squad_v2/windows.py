@@ -26,7 +26,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SquadQuestion:
     """A question about a context."""
 
     where: str  # File, place and id, for messages
@@ -82,7 +82,7 @@ def windows(length: int, room: int, overlap: int) -> Iterable[Span]:
 
 
 def tokenise_windows(
-    questions: Sequence[Question], tokenizer: Tokenizer, max_length: int, stride: int, progress: Progress
+    questions: Sequence[SquadQuestion], tokenizer: Tokenizer, max_length: int, stride: int, progress: Progress
 ) -> TokenSet:
     """Returns all windows of all questions, those of one question one after the other.
 
@@ -145,7 +145,7 @@ def tokenise_windows(
     )
 
 
-def _answer_tokens(question: Question, contexts: Contexts, context: int) -> Span | None:
+def _answer_tokens(question: SquadQuestion, contexts: Contexts, context: int) -> Span | None:
     if not question.answers:
         return None
     span = contexts.span(context, question.answers[0])
