@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection, Row, insert
 
-from service.db import outlook_statements, schema, statements
+from service.db import schema, statements
 from service.db.errors import StoreError
 from service.domain.access import DEFAULT_POOL
 from service.domain.outlook import Standing, StartForecast
@@ -23,10 +24,12 @@ from service.domain.states import ExperimentState
 from service.fairness.eta import REMEMBERED, Calibration, Seconds, Start
 from service.fairness.explanations import reason_in_words
 from service.fairness.state import Waiting, WaitingReason
-from service.planner.outlook import CONSIDERED, calibration, finite, foresee, times_of
+from service.planner.outlook import CONSIDERED, FORECASTS_IN, calibration, finite, foresee, times_of
 from service.scheduling.queue import Queue
 from service.scheduling.situation import Lookout
 from service.store import Store
+
+_x, _f, _e = schema.experiments.c, schema.start_forecasts.c, schema.start_errors.c
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,7 @@ class Foresight:
         """Returns whether there are forecasts to learn from and to remove."""
         own = {"in_pool": self._queue.pool}
         with self._store.database.read() as connection:
-            return connection.execute(outlook_statements.FORECASTS_IN, own).first() is not None
+            return connection.execute(FORECASTS_IN, own).first() is not None
 
     def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Seconds]:
         """Returns how long a run of each experiment takes; asked for again now and then."""
@@ -120,12 +123,19 @@ class Foresight:
     ) -> None:
         """Replaces the pool's forecasts, and learns from those whose experiments have started."""
         own = {"in_pool": self._queue.pool}
-        before = {row.experiment_id: row for row in connection.execute(outlook_statements.FORECASTS_IN, own)}
+        before = {row.experiment_id: row for row in connection.execute(FORECASTS_IN, own)}
         first = {id: row for id, row in before.items() if row.first_s is not None}
         _learn(connection, {id: row for id, row in first.items() if id not in found}, now_s)
         learned = calibration(connection)
-        projects = {row.id: row.project for row in connection.execute(outlook_statements.projects_of(found))}
-        connection.execute(outlook_statements.forget_forecasts(self._queue.pool, but=times))
+        projects = {
+            row.id: row.project
+            for row in connection.execute(sa.select(_x.id, _x.project).where(_x.id.in_(list(found))))
+        }
+        connection.execute(
+            sa.delete(schema.start_forecasts).where(
+                _f.pool == self._queue.pool, _f.experiment_id.not_in(list(times))
+            )
+        )
         rows = []
         for id, time in times.items():
             row: dict[str, Any] = {
@@ -164,7 +174,8 @@ def _kept(row: Row[Any]) -> dict[str, Any]:
 
 def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) -> None:
     """Notes how far forecasts were from the starts that have come; what was cancelled teaches nothing."""
-    for state in connection.execute(outlook_statements.states_of(ended)):
+    states_of = sa.select(_x.id, _x.state, _x.started_s).where(_x.id.in_(list(ended)))
+    for state in connection.execute(states_of):
         row = ended[state.id]
         if state.state not in _STARTED or row.first_earliest_s is None or row.first_latest_s is None:
             continue
@@ -178,7 +189,12 @@ def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) 
             insert(schema.start_errors),
             {"reason": reason, "early": error.early[reason][0], "late": error.late[reason][0]},
         )
-        connection.execute(outlook_statements.forget_errors(reason, keep=REMEMBERED))
+        newest = (
+            sa.select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(REMEMBERED).subquery()
+        )
+        connection.execute(
+            sa.delete(schema.start_errors).where(_e.reason == reason, _e.id.not_in(sa.select(newest.c.id)))
+        )
 
 
 def _forecast(

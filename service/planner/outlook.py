@@ -12,10 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection, Row
 
 from service.config.hardware import Hardware
-from service.db import outlook_statements
+from service.db import schema
+from service.domain.states import RunState
 from service.fairness.allowances import Division, divide
 from service.fairness.eta import Calibration, Holder, Outlook, Seconds, Start, Waiter, starts
 from service.fairness.rules import USEFUL_S
@@ -24,6 +26,8 @@ from service.planner.forecasting import run_time_of
 from service.scheduling.situation import Seen
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
+
+_r, _e, _f = schema.runs.c, schema.start_errors.c, schema.start_forecasts.c
 
 CONSIDERED = 100
 """Waiting experiments whose start is forecast, the first in the order of claims."""
@@ -39,6 +43,12 @@ CHECKPOINT_S = 30.0
 """Time until a run that is asked to stop has written its checkpoint, at most."""
 UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
 """Time of a run of which nothing is known."""
+
+
+ERRORS = sa.select(schema.start_errors).order_by(_e.id)
+"""How far forecasts were off, the oldest first."""
+FORECASTS_IN = sa.select(schema.start_forecasts).where(_f.pool == sa.bindparam("in_pool"))
+"""All forecasts of a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +84,15 @@ def foresee(
     for each in division.waiting():
         waiting.setdefault(each.experiment_id, each)
     with store.database.read() as connection:
-        at_work = connection.execute(
-            outlook_statements.at_work([claimant.id for claimant in situation.claimants])
-        ).all()
+        running = (
+            sa.select(_r.experiment_id, _r.hardware, _r.started_s, _r.step, _r.total_steps)
+            .where(
+                _r.experiment_id.in_([claimant.id for claimant in situation.claimants]),
+                _r.state == RunState.running,
+            )
+            .order_by(_r.started_s)
+        )
+        at_work: Sequence[Any] = connection.execute(running).all()
     found = starts(_outlook(situation, division, times, at_work), only)
     most = store.settings.max_concurrent_experiments
     for place in _places(situation.claimants, active, times, most):
@@ -105,9 +121,26 @@ def times_of(
         catalogue: known hardware.
     """
     with store.database.read() as connection:
+        time_s = _r.total_time_s
+        statement = (
+            sa.select(
+                _r.experiment_id,
+                sa.func.count().label("ended"),
+                sa.func.min(time_s).label("least"),
+                sa.func.avg(time_s).label("mean"),
+                sa.func.max(time_s).label("most"),
+            )
+            .where(
+                _r.experiment_id.in_(list(specs)),
+                _r.state == RunState.succeeded,
+                _r.reused_from.is_(None),
+                time_s > 0,
+            )
+            .group_by(_r.experiment_id)
+        )
         own = {
             row.experiment_id: Seconds(row.least, row.mean, row.most)
-            for row in connection.execute(outlook_statements.times(specs))
+            for row in connection.execute(statement)
             if row.ended >= FEWEST_RUNS
         }
     return {id: own[id] if id in own else time_of(spec, store, catalogue) for id, spec in specs.items()}
@@ -123,7 +156,7 @@ def calibration(connection: Connection) -> Calibration:
     """Returns what past starts have taught."""
     early: defaultdict[WaitingReason, list[float]] = defaultdict(list)
     late: defaultdict[WaitingReason, list[float]] = defaultdict(list)
-    for row in connection.execute(outlook_statements.ERRORS):
+    for row in connection.execute(ERRORS):
         early[WaitingReason(row.reason)].append(row.early)
         late[WaitingReason(row.reason)].append(row.late)
     return Calibration(

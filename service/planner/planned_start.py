@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from service.config.hardware import Hardware, lookup
-from service.db import outlook_statements
 from service.domain.access import Visibility
 from service.domain.outlook import PlannedStart, Yields
 from service.fairness.eta import Seconds, Start
 from service.fairness.explanations import reason_in_words, start_in_words
-from service.planner.outlook import CONSIDERED, Foreseen, calibration, finite, foresee, time_of
+from service.planner.outlook import CONSIDERED, FORECASTS_IN, Foreseen, calibration, finite, foresee, time_of
 from service.planner.preview import planned_runs
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.queue import Queue
@@ -39,7 +38,7 @@ def planned_start(
     if not demands:
         return None
     with store.database.read() as connection:
-        rows = connection.execute(outlook_statements.FORECASTS_IN, {"in_pool": spec.pool})
+        rows = connection.execute(FORECASTS_IN, {"in_pool": spec.pool})
         times = {row.experiment_id: Seconds(row.run_low_s, row.run_median_s, row.run_high_s) for row in rows}
         learned = calibration(connection)
     times[newcomer.id] = time_of(spec, store, catalogue)

@@ -3,12 +3,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import outlook_statements
+from service.db import schema
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.outlook import StartForecast
 from service.domain.serialization import adapter
+
+_f, _x = schema.start_forecasts.c, schema.experiments.c
 
 STALE_AFTER_S = 60.0
 """Forecasts older than this are not shown: no scheduler renews them."""
@@ -21,7 +24,9 @@ def start_forecasts(
 
     Experiments ahead that the reader does not see are left out.
     """
-    statement = outlook_statements.starts_of(experiment_ids, since_s=now_s - STALE_AFTER_S)
+    statement = sa.select(_f.experiment_id, _f.start).where(
+        _f.experiment_id.in_(list(experiment_ids)), _f.start.is_not(None), _f.at_s >= (now_s - STALE_AFTER_S)
+    )
     found = {
         row.experiment_id: adapter(StartForecast).validate_json(row.start)
         for row in connection.execute(statement)
@@ -29,7 +34,7 @@ def start_forecasts(
     ahead = {id for start in found.values() for id in start.ahead}
     if not ahead or visible.projects is None:
         return found
-    projects = connection.execute(outlook_statements.projects_of(ahead))
+    projects = connection.execute(sa.select(_x.id, _x.project).where(_x.id.in_(list(ahead))))
     seen = {row.id for row in projects if visible.includes(row.project)}
     return {
         id: replace(start, ahead=[each for each in start.ahead if each in seen])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from service.db import outlook_statements
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.outlook import StartForecast
 from service.domain.records import Experiment, Placement
 from service.planner.foresight import Foresight
+from service.planner.outlook import ERRORS, FORECASTS_IN
 from service.planner.planned_start import planned_start
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
@@ -118,8 +118,8 @@ def test_a_start_teaches_how_far_its_forecast_was_off(
     store.request_cancel(cancelled.id)
     foresight.run_once()
     with store.database.read() as connection:
-        errors = connection.execute(outlook_statements.ERRORS).all()
-        left = connection.execute(outlook_statements.FORECASTS_IN, {"in_pool": "default"}).all()
+        errors = connection.execute(ERRORS).all()
+        left = connection.execute(FORECASTS_IN, {"in_pool": "default"}).all()
     assert len(errors) == 1, "what was cancelled teaches nothing"
     assert errors[0].early >= errors[0].late
     assert left == [], "nothing waits any more"
