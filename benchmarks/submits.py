@@ -34,7 +34,7 @@ from benchmarks.options import Benchmark
 from trainers.data.synthetic import write_corpus
 
 if TYPE_CHECKING:
-    from service.store import NewExperiment, Store
+    from service.store import Store
 
 BENCHMARK = Benchmark(
     "submits",
@@ -355,7 +355,7 @@ def _pour_points(seconds: float) -> dict[str, Any]:
     from service.config.settings import Settings
     from service.scheduling.queue import Queue
     from service.specs.experiment import validate
-    from service.store import PointBatch, RecordBatch, Store
+    from service.store import NewExperiment, PointBatch, RecordBatch, Store
 
     store = Store.open(Settings())
     spec = validate(
