@@ -16,6 +16,8 @@ PYTHON_OF_GPU ?= 3.12
 GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-extensions orjson filelock \
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+FAST := 'not ray and not slow and not smoke'
+FAST_RAY := 'ray and not slow and not smoke'
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean
@@ -39,9 +41,14 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-test: $(READY) ## Run the tests of every part, with Ray, PostgreSQL and a browser (about 17 minutes)
-	@$(BIN)/python -m pytest $(PARALLEL) -m "not ray and not slow and not smoke"
-	@$(BIN)/python -m pytest -m "ray and not slow and not smoke"
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 17 minutes)
+ifdef ROOM
+	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
+	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
+else
+	@$(BIN)/python -m pytest $(PARALLEL) -m $(FAST)
+	@$(BIN)/python -m pytest -m $(FAST_RAY)
+endif
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
 	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and not ray and not smoke"
