@@ -79,8 +79,7 @@ ROOMS = {
         tuple(
             f"service/analysis/{name}.py"
             for name in (
-                "candidates", "cells", "comparison", "drift", "frontier", "more_seeds", "overhead",
-                "resolution", "rows", "run_table", "score",
+                "cells", "comparison", "drift", "more_seeds", "ranking", "rows",
             )
         ),
         ("tests/service/analysis",),
@@ -90,7 +89,7 @@ ROOMS = {
         tuple(
             f"service/analysis/{name}.py"
             for name in (
-                "answers", "claims", "effects", "question", "recommend", "results", "run_tables", "speedup",
+                "answers", "claims", "effects", "question", "recommend", "run_table", "speedup",
                 "uncertainty", "words",
             )
         ),

@@ -162,7 +162,7 @@ class Notifications(StorePart):
         """Writes a notification about a project, once; False when one of that key was written before.
 
         `key` names the occurrence, `budget:nlp:2026-11:usd:80` for instance; `kind` is one of
-        `service.domain.topics.TOPICS`.
+        `service.domain.notifications.TOPICS`.
         """
         values = {
             "key": key,
