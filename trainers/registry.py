@@ -7,6 +7,7 @@ depends on the choice read the entry's properties.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -32,6 +33,19 @@ def by_name(*entries: E) -> dict[str, E]:
     if len(found) < len(entries):
         raise ValueError(f"two entries have one name: {', '.join(entry.name for entry in entries)}")
     return found
+
+
+def deferred(path: str) -> Callable[..., Any]:
+    """Returns a function that imports the one at `module:name` when it is called.
+
+    So entries that need no torch name implementations that do, and import nothing that imports them.
+    """
+
+    def call(*args: Any, **options: Any) -> Any:
+        module, _, name = path.partition(":")
+        return getattr(import_module(module), name)(*args, **options)
+
+    return call
 
 
 class NameIn:

@@ -29,6 +29,7 @@ from service.domain.states import RUN_STATES_WITH_RESULT
 from service.fairness.explanations import duration_in_words
 from service.scheduling.pools import start_command
 from service.specs.project_limits import UNITS
+from trainers.parallel_kinds import STRATEGIES
 
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
@@ -259,12 +260,12 @@ def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
     """Names a strategy, with the shape of its pipeline where an attempt has reported it."""
     facts = next((attempt.facts for attempt in reversed(attempts) if attempt.facts), {})
     parallel = facts.get("config", {}).get("parallel", {})
-    if strategy != "pipeline" or not parallel:
+    if not STRATEGIES[strategy].staged or not parallel:
         return strategy
     stages = parallel.get("stages") or parallel["workers"]
     engine = parallel.get("engine") or "torch"
     schedule = "" if engine == "deepspeed" else f", {parallel.get('schedule') or '1f1b'}"
-    return f"pipeline of {stages} stages on {engine}{schedule}"
+    return f"{strategy} of {stages} stages on {engine}{schedule}"
 
 
 def _attempt_line(attempt: Attempt) -> Text:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from service.planner.step_time import MIB, Exchange, Gradient, LayerCost, Link, Step
 from trainers.config import Parallel
-from trainers.parallel_kinds.compressions import TRAITS
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
 
 FP32_BYTES = 4
@@ -35,7 +34,7 @@ def gradients(layer: LayerTime, parallel: Parallel) -> tuple[Gradient, ...]:
 
 def payload_of(parallel: Parallel, element_bytes: int = FP32_BYTES) -> Callable[[Sequence[int]], float]:
     """Returns bytes sent of a gradient, by its shape."""
-    traits = TRAITS[parallel.compression]
+    traits = parallel.compression_info
     return lambda shape: traits.payload(shape, element_bytes, parallel)
 
 
@@ -47,7 +46,7 @@ def link_of(cost: ExchangeCost) -> Link:
 
 def exchange_of(parallel: Parallel, cost: CompressionCost | None) -> Exchange:
     """Returns how a run exchanges gradients; without a measured cost, compression takes no time."""
-    traits = TRAITS[parallel.compression]
+    traits = parallel.compression_info
     return Exchange(
         bucket_bytes=parallel.bucket_mib * MIB,
         messages=traits.messages,
@@ -61,5 +60,5 @@ def exchange_of(parallel: Parallel, cost: CompressionCost | None) -> Exchange:
 def assumed_compression(parallel: Parallel, *, bandwidth_gb_s: float) -> CompressionCost:
     """Returns the time of compression if it is bound by the worker's memory bandwidth."""
     ms_per_mib = MIB / (bandwidth_gb_s * 1e6)
-    pack, unpack = TRAITS[parallel.compression].passes
+    pack, unpack = parallel.compression_info.passes
     return CompressionCost(pack * ms_per_mib, unpack * ms_per_mib)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.workers.worker_attempt import failure_of_group
-from trainers.config import Parallel, Strategy
+from trainers.config import Parallel
 from trainers.errors import FailureClass
 
 
@@ -108,5 +108,5 @@ def test_a_worker_that_died_explains_why_the_others_have_no_group() -> None:
     from service.workers.process_group import NoProcessGroup
 
     failures = {0: NoProcessGroup("gloo cannot open the process group"), 1: ActorDiedError()}
-    kind, message = failure_of_group(failures, Parallel(strategy=Strategy.ddp, workers=2))
+    kind, message = failure_of_group(failures, Parallel(strategy="ddp", workers=2))
     assert (kind, message) == (FailureClass.infrastructure, "worker 1 of 2: a worker process died")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.workers.worker_attempt import failure_of, failure_of_group
-from trainers.config import Parallel, Strategy
+from trainers.config import Parallel
 from trainers.errors import BadDataError, FailureClass, NotFiniteError, PipelineError
 
 
@@ -68,7 +68,7 @@ def test_the_failure_of_a_group_is_the_one_that_explains_the_others(
     from ray.exceptions import ActorDiedError
 
     errors = {rank: ActorDiedError() if error is DEAD else error for rank, error in failures.items()}
-    found, message = failure_of_group(errors, Parallel(strategy=Strategy.ddp, workers=3))
+    found, message = failure_of_group(errors, Parallel(strategy="ddp", workers=3))
     assert found is kind
     assert message.startswith(says)
 
@@ -94,6 +94,6 @@ def test_the_failure_of_a_pipeline_names_the_stage(
     from ray.exceptions import ActorDiedError
 
     errors = {rank: ActorDiedError() if error is DEAD else error for rank, error in failures.items()}
-    found, message = failure_of_group(errors, Parallel(strategy=Strategy.pipeline, workers=4, stages=2))
+    found, message = failure_of_group(errors, Parallel(strategy="pipeline", workers=4, stages=2))
     assert found is kind
     assert message.startswith(says)

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from trainers.config import Parallel
-from trainers.parallel_kinds.compressions import TRAITS
 
 STEPS = 44  # the synthetic texts are learned after 20; the epoch's short batch is the 48th step
 KINDS = ("none", "fp16", "bf16", "powersgd", "onebit")
@@ -80,7 +79,7 @@ def test_bytes_sent_shrink_as_promised(runs, kind, share):
 def test_bytes_sent_are_those_that_estimates_count(runs, folder, kind):
     tensors = load_file(next((folder / kind).rglob("model.safetensors")))
     parallel = Parallel.model_validate(changes_of(kind)["parallel"])
-    payload = TRAITS[parallel.compression].payload
+    payload = parallel.compression_info.payload
     counted = sum(payload(tuple(tensor.shape), 4, parallel) for tensor in tensors.values())
     # Between two workers a ring sends as much as there is. Signs are sent in whole chunks.
     assert runs[kind][0]["points"]["bytes_sent_per_step"][str(STEPS)] == pytest.approx(counted, rel=0.01)

@@ -22,7 +22,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_po
 from benchmarks.step_trace import StepTrace
 from tests.trainers.family_models import TEXTS, write_model
 from tests.trainers.test_step_trace import by_flash
-from trainers.config import Parallel, RunConfig, Strategy
+from trainers.config import Parallel, RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import pack
@@ -398,7 +398,7 @@ def test_stages_compute_what_the_whole_model_does(family, head, tmp_path):
     hidden: torch.Tensor | None = None
     for stage in range(2):
         model = student_of(tmp_path, head)
-        partition = StagePartition.of(Parallel(strategy=Strategy.pipeline, workers=2), model, stage)
+        partition = StagePartition.of(Parallel(strategy="pipeline", workers=2), model, stage)
         assert model.absent
         with torch.no_grad():
             hidden = ModelChunk(partition.own.values())(hidden, batch)

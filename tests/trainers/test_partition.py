@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.parallel.pipeline.partition import balanced
+from trainers.parallel.pipeline.layers import balanced
 
 
 def sizes(costs, stages):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.parallel.compression import signs
+from trainers.parallel.compression import one_bit as signs
 from trainers.parallel.compression.one_bit import SignedMean
 
 WORKER = Path(__file__).parent / "exchange_worker.py"

@@ -15,9 +15,7 @@ from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import (
     MAX_WORKERS,
     MICRO_BATCHES_PER_STAGE,
-    Compression,
     Parallel,
-    Strategy,
     require_layers,
 )
 from trainers.config.run import SHARERS, DevicePricing, DeviceRates, RunConfig, Workspace
@@ -35,7 +33,6 @@ __all__ = [
     "Batch",
     "Binary",
     "Checkpointing",
-    "Compression",
     "DevicePricing",
     "DeviceRates",
     "Distillation",
@@ -49,7 +46,6 @@ __all__ = [
     "Precision",
     "RunConfig",
     "Section",
-    "Strategy",
     "Task",
     "Telemetry",
     "TrainingSections",

@@ -1,31 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
 from trainers.config.section import Section
-
-
-class Strategy(StrEnum):
-    """How a step is spread over workers."""
-
-    single = "single"
-    ddp = "ddp"
-    pipeline = "pipeline"
-
-
-class Compression(StrEnum):
-    """What data-parallel workers send of their gradients."""
-
-    none = "none"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    powersgd = "powersgd"
-    onebit = "onebit"
-
+from trainers.parallel_kinds import COMPRESSIONS, NONE, STRATEGIES, CompressionInfo, StrategyInfo
+from trainers.registry import NameIn, described
 
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""
@@ -53,8 +35,8 @@ _NUMBER_OR_RANGE = {
 class Parallel(Section):
     """How a step is spread over workers."""
 
-    strategy: Strategy = Strategy.single
-    """single = one worker; ddp = replicas that average gradients; pipeline = layers in stages."""
+    strategy: Annotated[str, NameIn(STRATEGIES), described(STRATEGIES)] = "single"
+    """How a step is spread over workers:"""
     workers: Annotated[int, WithJsonSchema(_NUMBER_OR_RANGE)] = Field(default=1, ge=1, le=MAX_WORKERS)
     """Worker processes (one device each); `{min: 1, max: 4}` = the most that have room at each attempt."""
     min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
@@ -63,8 +45,8 @@ class Parallel(Section):
     """Keep only the input of each encoder layer for the backward pass, which computes the rest again."""
     bucket_mib: int = Field(default=25, ge=1, le=4096)
     """ddp only: gradients that are sent together, in MiB; smaller begin earlier, larger waste less."""
-    compression: Compression = Compression.none
-    """ddp only: what workers send of their gradients; onebit is 1-bit Adan and needs optimizer adan."""
+    compression: Annotated[str, NameIn(COMPRESSIONS), described(COMPRESSIONS)] = NONE.name
+    """ddp only: what workers send of their gradients; onebit needs optimizer adan."""
     compression_warmup: float = Field(default=0.2, gt=0.0, lt=1.0)
     """powersgd and onebit only: share of all steps whose gradients are sent whole, at the beginning."""
     powersgd_rank: int = Field(default=4, ge=1, le=256)
@@ -101,20 +83,23 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Parallel:
-        if self.strategy is Strategy.single and self.workers != 1:
+        exchanging = " or ".join(info.name for info in STRATEGIES.values() if info.exchanges)
+        if not self.strategy_info.several and self.workers != 1:
             raise ValueError(
-                f"strategy single has one worker, not {self.workers}; "
+                f"strategy {self.strategy} has one worker, not {self.workers}; "
                 "set parallel.strategy: ddp or parallel.workers: 1 (if strategy is an axis, make workers "
                 "one too, with search.when: {parallel.workers: {parallel.strategy: [ddp]}})"
             )
-        if self.compression is not Compression.none and self.strategy is not Strategy.ddp:
+        if self.compression != NONE.name and not self.strategy_info.exchanges:
             raise ValueError(
-                f"compression {self.compression} belongs to strategy ddp, not {self.strategy}; "
-                "remove parallel.compression or set parallel.strategy: ddp"
+                f"compression {self.compression} belongs to strategy {exchanging}, not {self.strategy}; "
+                f"remove parallel.compression or set parallel.strategy: {exchanging}"
             )
         if self.min_workers is not None:
-            if self.strategy is Strategy.single:
-                raise ValueError("strategy single has one worker, not a range; set parallel.strategy: ddp")
+            if not self.strategy_info.several:
+                raise ValueError(
+                    f"strategy {self.strategy} has one worker, not a range; set parallel.strategy: ddp"
+                )
             if self.min_workers > self.workers:
                 raise ValueError(
                     f"the minimum of {self.min_workers} workers exceeds the maximum of {self.workers}; "
@@ -124,17 +109,18 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _pipeline(self) -> Parallel:
-        if self.strategy is not Strategy.pipeline:
+        if not self.strategy_info.staged:
+            staged = " or ".join(info.name for info in STRATEGIES.values() if info.staged)
             for field in ("stages", "engine", "schedule", "partition"):
                 if getattr(self, field) is not None:
                     raise ValueError(
-                        f"{field} belongs to strategy pipeline, not {self.strategy}; "
-                        f"remove parallel.{field} or set parallel.strategy: pipeline"
+                        f"{field} belongs to strategy {staged}, not {self.strategy}; "
+                        f"remove parallel.{field} or set parallel.strategy: {staged}"
                     )
             return self
         if self.workers < 2:
             raise ValueError(
-                "strategy pipeline needs at least 2 workers, one for each stage; "
+                f"strategy {self.strategy} needs at least 2 workers, one for each stage; "
                 "raise parallel.workers or set parallel.strategy: single"
             )
         if self.workers % self.stage_count:
@@ -155,9 +141,17 @@ class Parallel(Section):
         return self
 
     @property
+    def strategy_info(self) -> StrategyInfo:
+        return STRATEGIES[self.strategy]
+
+    @property
+    def compression_info(self) -> CompressionInfo:
+        return COMPRESSIONS[self.compression]
+
+    @property
     def stage_count(self) -> int:
         """Workers that share one model's layers; 1 = each worker has all of them."""
-        if self.strategy is not Strategy.pipeline:
+        if not self.strategy_info.staged:
             return 1
         return self.workers if self.stages is None else self.stages
 

@@ -10,12 +10,13 @@ from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
 from trainers.config.model import LAYERS, Distillation, Model
 from trainers.config.numerics import Numerics, Precision
 from trainers.config.optimizer import Optimizer
-from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Compression, Parallel, Strategy, require_layers
+from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Parallel, require_layers
 from trainers.config.section import Section
 from trainers.config.stages import PREVIOUS_STAGE, Stages, merged
 from trainers.config.task import Task
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
+from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES
 
 
 class TrainingSections(Section):
@@ -70,10 +71,11 @@ class TrainingSections(Section):
         if self._is_resolved:
             encoder.require_precision(self.precision)
         encoder.require_evaluation(self.numerics.evaluation)
-        if self.parallel.strategy is Strategy.pipeline and not encoder.pipelines:
+        if self.parallel.strategy_info.staged and not encoder.pipelines:
+            unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
             raise ValueError(
                 f"model.encoder {encoder.name} cannot be divided into pipeline stages; set "
-                "parallel.strategy: single or ddp, or another model.encoder"
+                f"parallel.strategy: {unstaged}, or another model.encoder"
             )
         return self
 
@@ -82,15 +84,17 @@ class TrainingSections(Section):
         if not self.model.cuda_graphs:
             return self
         without = "set model.cuda_graphs: false, or"
-        if self.parallel.strategy is Strategy.pipeline:
+        if self.parallel.strategy_info.staged:
             raise ValueError(
                 f"model.cuda_graphs records whole passes, not those of a pipeline's stages; {without} "
                 "parallel.strategy: ddp"
             )
-        if self.parallel.compression in (Compression.powersgd, Compression.onebit):
+        if not self.parallel.compression_info.after_passes:
+            *others, last = (info.name for info in COMPRESSIONS.values() if info.after_passes)
             raise ValueError(
                 "model.cuda_graphs exchanges gradients after the recorded passes, which parallel.compression "
-                f"{self.parallel.compression} does not; {without} parallel.compression: none, fp16 or bf16"
+                f"{self.parallel.compression} does not; {without} parallel.compression: "
+                f"{', '.join(others)} or {last}"
             )
         if self.parallel.activation_checkpointing:
             raise ValueError(
@@ -218,23 +222,23 @@ class TrainingSections(Section):
 
     @model_validator(mode="after")
     def _compressible(self) -> TrainingSections:
-        compression = self.parallel.compression
-        if compression is Compression.onebit and not self.optimizer.info.freezes_second_moment:
+        compression, other = self.parallel.compression_info, f"parallel.compression: {POWERSGD.name}"
+        freezes = compression.freezes_second_moment
+        if freezes and not self.optimizer.info.freezes_second_moment:
             able = [info.name for info in OPTIMIZERS.values() if info.freezes_second_moment]
             raise ValueError(
-                f"parallel.compression onebit is 1-bit Adan and needs optimizer.name {' or '.join(able)}, "
-                f"not {self.optimizer.name}; set optimizer.name: {able[0]}, or parallel.compression: powersgd"
+                f"parallel.compression {compression.name} is {compression.summary} and needs optimizer.name "
+                f"{' or '.join(able)}, not {self.optimizer.name}; set optimizer.name: {able[0]}, or {other}"
             )
-        if compression is Compression.onebit and self.distillation.hidden_first_fraction:
+        if freezes and self.distillation.hidden_first_fraction:
             raise ValueError(
-                "parallel.compression onebit freezes second moments that distillation.hidden_first_fraction "
-                f"{self.distillation.hidden_first_fraction} leaves at 0 for the head; set it to 0, or "
-                "parallel.compression: powersgd"
+                f"parallel.compression {compression.name} freezes second moments that "
+                f"distillation.hidden_first_fraction {self.distillation.hidden_first_fraction} leaves at 0 for "
+                f"the head; set it to 0, or {other}"
             )
-        halves = (Compression.fp16, Compression.bf16)
-        if compression in halves and self.numerics.parameters == "half":
+        if compression.rounds and self.numerics.parameters == "half":
             raise ValueError(
-                f"parallel.compression {compression} has nothing to compress: with numerics.parameters "
+                f"parallel.compression {compression.name} has nothing to compress: with numerics.parameters "
                 f"half the gradients are already {self.precision}; set parallel.compression: none"
             )
         return self
@@ -282,7 +286,7 @@ class TrainingSections(Section):
 
     @model_validator(mode="after")
     def _fits_a_pipeline(self) -> TrainingSections:
-        if self.parallel.strategy is not Strategy.pipeline:
+        if not self.parallel.strategy_info.staged:
             return self
         known = LAYERS.get(self.model.name)
         if known is not None:

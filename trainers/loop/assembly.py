@@ -288,7 +288,7 @@ def _worker_facts(worker: RunWorker) -> dict[str, object]:
         "config": json.loads(config.model_dump_json()),
         "device_shared": config.rates.shared,
         "workers": worker.workers.world,
-        "compression": config.parallel.compression.value,
+        "compression": config.parallel.compression,
         "precision_implementation": worker.arithmetic.name,
         "evaluation_precision": worker.inference.name,
     }

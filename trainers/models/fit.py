@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainers.config import Strategy, TrainingSections
+from trainers.config import TrainingSections
 from trainers.model_kinds.binary import TERNARY_BITS, WEIGHTS
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.model_kinds.families import QUANTISED, FamilyInfo
+from trainers.parallel_kinds import STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ def student_misfits(
         )
     if run.model.binary.split and encoder.quantises:
         yield from _unsplittable(model, fields)
-    if run.parallel.strategy is Strategy.pipeline and not family.pipelines:
+    if run.parallel.strategy_info.staged and not family.pipelines:
+        unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
         yield Misfit(
             "parallel.strategy",
-            f"{family.summary} models such as '{model}' cannot be split into pipeline stages; use single or "
-            "ddp",
+            f"{family.summary} models such as '{model}' cannot be split into pipeline stages; use {unstaged}",
         )
     if run.model.layers is not None and not family.selects_layers:
         yield Misfit(

@@ -7,15 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.config import RunConfig, Strategy
+from trainers.config import RunConfig
 from trainers.errors import BadSpecError
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.parallel.compression import exchange_for
-from trainers.parallel.pipeline.layers import StagePartition
-from trainers.parallel.pipeline.timing import measure
-from trainers.parallel.recorded import RecordedDistributedReplica, RecordedReplica
-from trainers.parallel.replica import DistributedReplica, Replica
+from trainers.parallel.pipeline.layers import StagePartition, measure
+from trainers.parallel.replica import Replica, Setup
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.workers import GroupWorkers, Workers
 
@@ -76,46 +73,8 @@ def replicate(
         noise: Sees gradients before they are averaged.
         place: Workers, device, arithmetic and timeline, see `Replica`.
     """
-    if partition is not None:
-        # Imported here: no other strategy needs these libraries.
-        if config.parallel.engine == "deepspeed" and config.trains:
-            from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
-
-            return DeepSpeedPipeline(student, partition, timeout_s=config.parallel.stage_timeout_s, **place)
-        from trainers.parallel.pipeline.torch_engine import TorchPipeline
-
-        return TorchPipeline(
-            student,
-            partition,
-            timeout_s=config.parallel.stage_timeout_s,
-            schedule=config.parallel.schedule or "1f1b",
-            micro_size=config.micro_size,
-            max_length=config.task.max_length,
-            **place,
-        )
-    distributed = config.parallel.strategy is Strategy.ddp and config.parallel.workers > 1
-    accumulates = config.accumulation > 1 or config.batch.micro_tokens is not None
-    if config.model.cuda_graphs and config.trains:
-        recorded = {"noise": noise, "accumulates": accumulates, **place}
-        if not distributed:
-            return RecordedReplica(student, module, **recorded)
-        exchange = exchange_for(config, module, optimizer, total_steps)
-        return RecordedDistributedReplica(student, module, exchange=exchange, **recorded)
-    if distributed and config.trains:
-        return DistributedReplica(
-            student,
-            module,
-            exchange=exchange_for(config, module, optimizer, total_steps),
-            noise=noise,
-            bucket_mib=config.parallel.bucket_mib,
-            fixed_buckets=config.deterministic and config.parallel.workers > 2,
-            # With a teacher the weights of losses, and with them what is used, may change from step to step;
-            # with accumulation a step has backward passes that exchange nothing.
-            static_graph=config.model.teacher is None and not accumulates,
-            **place,
-        )
-    replica = Replica(student, module, **place)
+    setup = Setup(config, student, module, partition, optimizer, noise, total_steps, place)
+    replica: Replica = config.parallel.strategy_info.replicate(setup)
     if not config.trains:
-        # Whole models that exchange nothing: without buckets for gradients, which no one has.
-        replica.name = config.parallel.strategy.value
+        replica.name = config.parallel.strategy
     return replica

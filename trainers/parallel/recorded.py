@@ -26,7 +26,7 @@ from cuda_ext import encoder
 from trainers.data.batches import Batch, StepBatch
 from trainers.device_kinds import kind_of
 from trainers.models.student import Student
-from trainers.parallel.compression.exchange import GradientExchange
+from trainers.parallel.exchange import GradientExchange
 from trainers.parallel.replica import LossOf, Replica
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.telemetry.timeline import Phase, Sent

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +14,43 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from trainers.config import RunConfig
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Output, Student
-from trainers.parallel.compression.exchange import GradientExchange
+from trainers.parallel.exchange import GradientExchange
+from trainers.parallel.pipeline.layers import StagePartition
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.telemetry.timeline import Phase, Sent, Timeline, overlap_for
 from trainers.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a strategy wraps.
+
+    Attributes:
+        config: With the resolved micro-batch size.
+        module: Module being trained: the student, or a wrapper around it.
+        partition: This worker's layers; None = all.
+        noise: Sees gradients before they are averaged.
+        place: Workers, device, arithmetic and timeline, see `Replica`.
+    """
+
+    config: RunConfig
+    student: Student
+    module: nn.Module
+    partition: StagePartition | None
+    optimizer: torch.optim.Optimizer
+    noise: NoiseSource
+    total_steps: int
+    place: Mapping[str, Any]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether some steps have several micro-batches."""
+        return self.config.accumulation > 1 or self.config.batch.micro_tokens is not None
+
 
 LossOf = Callable[[Output, Batch], torch.Tensor]
 """Sum of the loss over a micro-batch's examples, a scalar in fp32."""

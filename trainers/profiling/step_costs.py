@@ -25,14 +25,13 @@ from typing_extensions import override
 
 import cuda_ext
 from trainers.checkpoints.manifest import TRACE, newest_file
-from trainers.config import Parallel, RunConfig, Strategy
+from trainers.config import Parallel, RunConfig
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
 from trainers.loop.assembly import assemble
 from trainers.loop.trainer import Trainer
 from trainers.models.student import Student
-from trainers.parallel.compression import exchange_for
-from trainers.parallel_kinds.compressions import TRAITS
+from trainers.parallel.strategies import exchange_for
 from trainers.process import environment_restored, reset_process
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.reporting import Clock, NeverStop, NullSink
@@ -293,7 +292,7 @@ def alone(config: RunConfig, examples: int) -> RunConfig:
 def data_parallel(config: RunConfig, workers: int, *, compression_warmup: float = 0.2) -> RunConfig:
     """Returns the run, data-parallel, with its buckets and its compression."""
     same = {name: getattr(config.parallel, name) for name in ("bucket_mib", "compression", "powersgd_rank")}
-    parallel = Parallel(strategy=Strategy.ddp, workers=workers, compression_warmup=compression_warmup, **same)
+    parallel = Parallel(strategy="ddp", workers=workers, compression_warmup=compression_warmup, **same)
     return _changed(config, parallel=parallel)
 
 
@@ -348,7 +347,7 @@ def measure_group(
 
 def compression_cost(group: Group, config: RunConfig, exchange: ExchangeCost) -> CompressionCost | None:
     """Returns the time for the run's compression besides the exchange; None without compression."""
-    traits = TRAITS[config.parallel.compression]
+    traits = config.parallel.compression_info
     if not any(traits.passes):
         return None
     run = data_parallel(config, group.workers)

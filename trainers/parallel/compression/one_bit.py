@@ -3,6 +3,10 @@
 Extends 1-bit Adam (Tang et al., arXiv 2102.02888) to Adan. With n frozen, an update is linear in the
 gradients of all steps; so what error feedback holds back of one gradient arrives with the next ones.
 docs/compression.md has the formulas.
+
+Signs are packed, with one fp32 scale for each chunk of them: the mean magnitude of its elements, the best
+approximation of a chunk by plus and minus one number in the sense of least squares (Seide et al., Interspeech
+2014).
 """
 
 from __future__ import annotations
@@ -15,9 +19,51 @@ from torch import distributed, nn
 from typing_extensions import override
 
 import cuda_ext
+from trainers.config import RunConfig
 from trainers.errors import CheckpointError
-from trainers.parallel.compression import signs
-from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
+from trainers.parallel.exchange import GradientExchange, Reduced, State
+from trainers.parallel_kinds import SIGN_CHUNK, SIGN_MESSAGE_BYTES
+
+CHUNK, MESSAGE_BYTES = SIGN_CHUNK, SIGN_MESSAGE_BYTES
+_GATHER = 0x0102040810204080
+"""Times eight bytes of 0 or 1, read as one number: its highest byte is made of their lowest bits."""
+
+
+def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compresses chunks.
+
+    Args:
+        values: (C, CHUNK) fp32; elements beyond a chunk's count are 0.
+        counts: (C,) fp32: elements that are real, the others are padding; at least 1.
+
+    Returns:
+        (C, MESSAGE_BYTES) uint8 message, and (C, CHUNK) fp32: the result of `decode`.
+    """
+    scales = torch.linalg.vector_norm(values, ord=1, dim=1) / counts
+    positive = values >= 0
+    signs = ((positive.view(torch.int64) * _GATHER) >> 56) & 0xFF
+    message = torch.cat([signs.to(torch.uint8), scales.unsqueeze(1).view(torch.uint8)], dim=1)
+    scales = scales.unsqueeze(1)
+    return message, torch.where(positive, scales, -scales)
+
+
+def decode(message: torch.Tensor) -> torch.Tensor:
+    """Decompresses (C, MESSAGE_BYTES) uint8 to (C, CHUNK) fp32: signs times their chunk's scale."""
+    signs, scales = message[:, : CHUNK // 8], message[:, CHUNK // 8 :]
+    values = _signs_of_bytes(message.device)[signs.reshape(-1).int()].view(len(message), CHUNK)
+    return values.mul_(scales.contiguous().view(torch.float32))
+
+
+def _signs_of_bytes(device: torch.device) -> torch.Tensor:
+    """(256, 8) fp32: the eight signs in each byte, the lowest bit first."""
+    if device not in _TABLES:
+        bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
+        _TABLES[device] = (2 * bits - 1).to(device, torch.float32)
+    return _TABLES[device]
+
+
+_TABLES: dict[torch.device, torch.Tensor] = {}
+
 
 FLOOR_OF_TABLES = 1.0
 """Least frozen n in an embedding table, as a share of its mean: a row whose token the warm-up saw once or
@@ -36,25 +82,25 @@ class SignedMean:
 
     def __init__(self, length: int, *, rank: int, world: int, device: torch.device) -> None:
         self.length, self._rank, self._world = length, rank, world
-        chunks = -(-length // (signs.CHUNK * world))
-        self._part = chunks * signs.CHUNK
+        chunks = -(-length // (CHUNK * world))
+        self._part = chunks * CHUNK
         self.worker_error = torch.zeros(world * self._part, device=device)
         self.server_error = torch.zeros(self._part, device=device)
-        real = torch.arange(world * chunks, device=device) * signs.CHUNK
-        self._counts = (length - real).clamp(1, signs.CHUNK).float()
-        self._received = torch.empty(world, chunks, signs.MESSAGE_BYTES, dtype=torch.uint8, device=device)
-        self._whole = torch.empty(world * chunks, signs.MESSAGE_BYTES, dtype=torch.uint8, device=device)
+        real = torch.arange(world * chunks, device=device) * CHUNK
+        self._counts = (length - real).clamp(1, CHUNK).float()
+        self._received = torch.empty(world, chunks, MESSAGE_BYTES, dtype=torch.uint8, device=device)
+        self._whole = torch.empty(world * chunks, MESSAGE_BYTES, dtype=torch.uint8, device=device)
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that one worker sends for one mean: to each server its part, and its own part to all."""
-        return 2 * (self._world - 1) * self._part // signs.CHUNK * signs.MESSAGE_BYTES
+        return 2 * (self._world - 1) * self._part // CHUNK * MESSAGE_BYTES
 
     def scatter(self, values: torch.Tensor) -> distributed.Work:
         """Begins to send this worker's share, (length,) fp32, to the servers."""
         summed = self.worker_error
         summed[: self.length] += values
-        message, sent = signs.encode(summed.view(-1, signs.CHUNK), self._counts)
+        message, sent = encode(summed.view(-1, CHUNK), self._counts)
         summed -= sent.view(-1)
         summed[self.length :] = 0.0
         work: distributed.Work = distributed.all_to_all_single(
@@ -67,10 +113,10 @@ class SignedMean:
         begin = self._rank * self._part
         summed = self.server_error
         for message in self._received:
-            summed += signs.decode(message).view(-1) / self._world
+            summed += decode(message).view(-1) / self._world
         summed[max(0, self.length - begin) :] = 0.0
-        own = self._counts[begin // signs.CHUNK : (begin + self._part) // signs.CHUNK]
-        message, sent = signs.encode(summed.view(-1, signs.CHUNK), own)
+        own = self._counts[begin // CHUNK : (begin + self._part) // CHUNK]
+        message, sent = encode(summed.view(-1, CHUNK), own)
         summed -= sent.view(-1)
         summed[max(0, self.length - begin) :] = 0.0
         work: distributed.Work = distributed.all_gather(
@@ -80,7 +126,7 @@ class SignedMean:
 
     def result(self) -> torch.Tensor:
         """(length,) fp32: the mean, when `gather`'s work is done."""
-        return signs.decode(self._whole).view(-1)[: self.length]
+        return decode(self._whole).view(-1)[: self.length]
 
     def discard(self) -> None:
         """Resets errors that are not finite to 0."""
@@ -232,3 +278,10 @@ class OneBitExchange(GradientExchange):
             buffer.copy_(self._means[index].result().mul_(self._units[index]).mul_(self._loss_scale))
             reduced.set_result(buffer)
         self._open.clear()
+
+
+def exchange(
+    config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
+) -> OneBitExchange:
+    assert isinstance(optimizer, cuda_ext.Adan)  # validated with the spec
+    return OneBitExchange(optimizer, module, warmup_steps)

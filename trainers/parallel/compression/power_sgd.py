@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from typing_extensions import override
 
-from trainers.config import Compression
+from trainers.config import RunConfig
 from trainers.device_kinds import trained_on
-from trainers.parallel.compression.exchange import GradientExchange, Reduced, State
-from trainers.parallel_kinds.compressions import TRAITS
+from trainers.parallel.exchange import GradientExchange, Reduced, State
+from trainers.parallel_kinds import POWERSGD
 
 LEAST_WARMUP = 2
 """Steps that torch's hook wants before it compresses."""
@@ -38,7 +38,7 @@ class PowerSgdExchange(GradientExchange):
     keeps_buckets = True
     # Its second all-reduce is started from a callback. On gloo, which matches collectives by the
     # order in which they are started, the next bucket's could come between on one worker only.
-    waits = TRAITS[Compression.powersgd].waits
+    waits = POWERSGD.waits
 
     def __init__(self, rank_of_factors: int, warmup_steps: int, seed: int) -> None:
         super().__init__()
@@ -130,3 +130,9 @@ def _group_device() -> torch.device:
     backend = distributed.get_backend()
     kind = next(kind for kind in trained_on() if kind.process_group == backend)
     return kind.backend.device(kind.noun)
+
+
+def exchange(
+    config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
+) -> PowerSgdExchange:
+    return PowerSgdExchange(config.parallel.powersgd_rank, warmup_steps, config.seed)

@@ -6,20 +6,24 @@ names, so that a checkpoint is one model's, whichever worker has which layer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from trainers.config import Parallel, require_layers
+from trainers.config import Parallel, RunConfig, require_layers
 from trainers.data.batches import Batch
+from trainers.data.segments import pack
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
-from trainers.model_kinds.heads import VocabularyHead
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.model_kinds.heads import IGNORED, VocabularyHead
+from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.parallel.pipeline.partition import balanced
 
 Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 """What a layer makes of the hidden states (B, S, H) of the one before; the first gets None."""
@@ -142,7 +146,7 @@ def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence
 
 
 def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
-    """Returns what the partition balances; measured times come from `trainers.parallel.pipeline.timing`."""
+    """Returns what the partition balances; measured times come from `trainers.parallel.pipeline.layers`."""
     if parallel.partition == "parameters":
         return [float(layer.parameters) for layer in layers]
     return [0.0, *[1.0] * (len(layers) - 2), 0.0]
@@ -233,3 +237,115 @@ def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dty
     if norm is None or type(norm) is not nn.LayerNorm:
         return torch.float32
     return norm.weight.dtype
+
+
+def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
+    """Returns the layers of each stage, such that the most costly stage costs as little as possible.
+
+    Exact: of the partitions with the smallest largest stage, the one with the smallest sum of
+    squares; if that is equal too, stages are filled from the front.
+
+    Args:
+        costs: Cost of each layer in one unit (parameters, seconds); all 1 = equal numbers of layers.
+
+    Returns:
+        One range of layer numbers for each stage, in order; together all layers.
+
+    Raises:
+        ValueError: There are fewer layers than stages, or a cost is not a number from 0 up.
+    """
+    if not 1 <= stages <= len(costs):
+        raise ValueError(f"{len(costs)} layers cannot fill {stages} stages; use 1 to {len(costs)} stages")
+    if not all(0.0 <= cost < float("inf") for cost in costs):
+        raise ValueError(f"layer costs must be finite and not negative: {list(costs)}")
+    before = [0.0, *accumulate(costs)]
+
+    def cost(start: int, stop: int) -> float:
+        return before[stop] - before[start]
+
+    smallest = _bottleneck(before, stages)
+    # least[n]: sum of squares of the best partition of the first n layers into the stages so far.
+    least: list[float] = [0.0] + [float("inf")] * len(costs)
+    starts: list[list[int]] = []
+    for stage in range(1, stages + 1):
+        following, came_from = [float("inf")] * len(least), [0] * len(least)
+        for stop in range(stage, len(least)):
+            # From the shortest last stage to the longest: where squares are equal the front has more.
+            for start in range(stop - 1, stage - 2, -1):
+                if cost(start, stop) > smallest:
+                    break
+                squares = least[start] + cost(start, stop) ** 2
+                if squares < following[stop]:
+                    following[stop], came_from[stop] = squares, start
+        least = following
+        starts.append(came_from)
+    found, stop = [], len(costs)
+    for came_from in reversed(starts):
+        found.append(range(came_from[stop], stop))
+        stop = came_from[stop]
+    return tuple(reversed(found))
+
+
+def _bottleneck(before: Sequence[float], stages: int) -> float:
+    """Returns the smallest cost that the most costly of `stages` stages can have."""
+    layers = len(before) - 1
+    largest = list(before)  # with one stage: the first n layers together
+    for stage in range(2, stages + 1):
+        largest = [
+            min(
+                (max(largest[start], before[stop] - before[start]) for start in range(stage - 1, stop)),
+                default=float("inf"),
+            )
+            for stop in range(layers + 1)
+        ]
+    return largest[layers]
+
+
+_ROUNDS = 3
+"""Each layer's least time counts: what disturbs a measurement only adds to it."""
+_GUESSED = 7
+"""One in so many tokens is to be guessed, as masks have it."""
+
+
+def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:
+    """Returns seconds of a forward and backward pass of each layer, over the longest micro-batch.
+
+    Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
+    """
+    batch = _batch(student, config.micro_size, config.task.max_length)
+    if ENCODERS[config.model.encoder].packs:
+        batch = pack(batch, pad_id=0, multiple=kind_of(device).width_multiple)
+    batch = batch.to(device)
+    width = student.shape.hidden
+    student.train()
+    least = []
+    for number, layer in enumerate(layers_of(student)):
+        hidden = torch.randn((*batch.computed_shape, width), device=device) if number else None
+        least.append(min(_seconds(layer, hidden, batch, device, arithmetic) for _ in range(_ROUNDS)))
+    student.zero_grad(set_to_none=True)
+    return least
+
+
+def _seconds(
+    layer: ModelLayer, hidden: torch.Tensor | None, batch: Batch, device: torch.device, arithmetic: Arithmetic
+) -> float:
+    leaf = None if hidden is None else hidden.detach().requires_grad_()
+    kind_of(device).backend.synchronize(device)
+    began_s = time.perf_counter()
+    with arithmetic.context():
+        after = layer.apply(leaf, batch)
+    after.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    kind_of(device).backend.synchronize(device)
+    return time.perf_counter() - began_s
+
+
+def _batch(student: Student, examples: int, length: int) -> Batch:
+    tokens = torch.arange(examples * length).reshape(examples, length)
+    labels = torch.zeros(examples, dtype=torch.int64)
+    guessed = None
+    if isinstance(student.head, VocabularyHead):
+        labels = torch.where(tokens % _GUESSED == 0, 0, IGNORED)
+        guessed = torch.arange(0, tokens.numel(), _GUESSED)
+    ids = tokens % int(student.model.config.vocab_size)
+    rows = torch.arange(examples)
+    return Batch(ids, None, None, labels, rows, examples, tokens.numel(), tokens.numel(), guessed=guessed)

@@ -80,3 +80,15 @@ class HalfExchange(GradientExchange):
         self._count_all_reduce(2 * bucket.buffer().numel())
         group: Any = distributed.group.WORLD
         return self._hook(group, bucket)
+
+
+def whole(*_run: object) -> GradientExchange:
+    return GradientExchange()
+
+
+def fp16(*_run: object) -> GradientExchange:
+    return HalfExchange(torch.float16)
+
+
+def bf16(*_run: object) -> GradientExchange:
+    return HalfExchange(torch.bfloat16)

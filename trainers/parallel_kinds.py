@@ -1,0 +1,169 @@
+"""Registries of strategies and of gradient compressions. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainers.registry import by_name, deferred
+
+if TYPE_CHECKING:
+    import torch
+
+SIGN_CHUNK = 256
+"""Elements that share a scale in 1-bit Adan; a divisor of the usual hidden sizes, so that the rows of an
+embedding table that have no gradient do not share one with those that have."""
+SIGN_MESSAGE_BYTES = SIGN_CHUNK // 8 + 4
+"""Bytes of a chunk: its signs and its scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyInfo:
+    """How a step is spread over workers.
+
+    Attributes:
+        name: Value of `parallel.strategy`.
+        replicate: Returns the `trainers.parallel.replica.Replica` of a `trainers.parallel.replica.Setup`.
+        several: May have several workers.
+        exchanges: Workers average gradients by the exchange that `parallel.compression` names.
+        staged: The layers of a model are divided among workers.
+    """
+
+    name: str
+    summary: str
+    replicate: Callable[[Any], Any]
+    several: bool = True
+    exchanges: bool = False
+    staged: bool = False
+
+
+STRATEGIES: dict[str, StrategyInfo] = by_name(
+    StrategyInfo(
+        name="single",
+        summary="one worker",
+        replicate=deferred("trainers.parallel.strategies:single"),
+        several=False,
+    ),
+    StrategyInfo(
+        name="ddp",
+        summary="replicas that average gradients",
+        replicate=deferred("trainers.parallel.strategies:ddp"),
+        exchanges=True,
+    ),
+    StrategyInfo(
+        name="pipeline",
+        summary="layers in stages",
+        replicate=deferred("trainers.parallel.strategies:pipeline"),
+        staged=True,
+    ),
+)
+"""All values of `parallel.strategy`."""
+
+
+class ExchangeFields(Protocol):
+    """Fields of the section `parallel` that the size of a message depends on."""
+
+    @property
+    def powersgd_rank(self) -> int: ...
+
+
+Payload = Callable[[Sequence[int], int, ExchangeFields], float]
+"""Bytes of the all-reduce that sends as much as a tensor's exchange: (shape, bytes per element, fields)."""
+
+
+def _whole(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
+    return float(math.prod(shape) * element_bytes)
+
+
+def _half(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
+    return 2.0 * math.prod(shape)
+
+
+def _factors(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
+    """Two thin factors of a matrix if they have less than half its elements, else the tensor."""
+    elements = math.prod(shape)
+    if len(shape) > 1:
+        rows, columns = shape[0], elements // shape[0]
+        if 2 * fields.powersgd_rank * (rows + columns) < elements:
+            return float(fields.powersgd_rank * (rows + columns) * element_bytes)
+    return float(elements * element_bytes)
+
+
+def _signs(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
+    return math.prod(shape) / SIGN_CHUNK * SIGN_MESSAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionInfo:
+    """How a bucket of gradients is exchanged after the warm-up.
+
+    Attributes:
+        name: Value of `parallel.compression`.
+        exchange: Returns the `trainers.parallel.exchange.GradientExchange` for a run, its trained module, its
+            optimizer and the steps of its warm-up.
+        payload: Payload of one tensor; see `Payload`.
+        messages: Collectives of one bucket.
+        waits: The backward pass stands still until a bucket is reduced.
+        answers_last: The second half of every bucket's exchange begins with the last bucket.
+        passes: Bytes of memory traffic per byte of gradients, to compress and to decompress.
+        after_passes: Can exchange all gradients after the passes, as `model.cuda_graphs` does.
+        rounds: Does nothing to gradients that are in half precision already.
+        freezes_second_moment: Needs an optimizer that can do so.
+    """
+
+    name: str
+    summary: str
+    exchange: Callable[[Any, torch.nn.Module, torch.optim.Optimizer, int], Any]
+    payload: Payload
+    messages: int = 1
+    waits: bool = False
+    answers_last: bool = False
+    passes: tuple[float, float] = (0.0, 0.0)
+    after_passes: bool = True
+    rounds: bool = False
+    freezes_second_moment: bool = False
+
+
+NONE = CompressionInfo(
+    name="none",
+    summary="all of them",
+    exchange=deferred("trainers.parallel.exchange:whole"),
+    payload=_whole,
+)
+FP16, BF16 = (
+    CompressionInfo(
+        name=name,
+        summary=f"rounded to {name}",
+        exchange=deferred(f"trainers.parallel.exchange:{name}"),
+        payload=_half,
+        passes=(1.5, 1.5),  # Reads fp32 and writes half, and back.
+        rounds=True,
+    )
+    for name in ("fp16", "bf16")
+)
+POWERSGD = CompressionInfo(
+    name="powersgd",
+    summary="thin factors of each matrix",
+    exchange=deferred("trainers.parallel.compression.power_sgd:exchange"),
+    payload=_factors,
+    messages=3,  # Tensors sent whole, then P, then Q.
+    waits=True,
+    passes=(5.0, 2.0),  # The error is added and kept; the matrix is read for P and for Q.
+    after_passes=False,
+)
+ONEBIT = CompressionInfo(
+    name="onebit",
+    summary="1-bit Adan",
+    exchange=deferred("trainers.parallel.compression.one_bit:exchange"),
+    payload=_signs,
+    messages=2,  # An all-to-all and an all-gather.
+    answers_last=True,
+    passes=(5.0, 3.0),  # The error and the denominators are read, the new error is written.
+    after_passes=False,
+    freezes_second_moment=True,
+)
+
+COMPRESSIONS: dict[str, CompressionInfo] = by_name(NONE, FP16, BF16, POWERSGD, ONEBIT)
+"""All values of `parallel.compression`."""

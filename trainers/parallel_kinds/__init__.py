@@ -1,1 +1,0 @@
-"""How gradients can be exchanged, and what that costs. Imports no torch."""
