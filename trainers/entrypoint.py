@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
-from trainers.model_kinds.encoders import ENCODERS
 from trainers.profiling.profile import ModelShape, Profile
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
-from trainers.tasks.scores import computed_by
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
@@ -79,7 +77,6 @@ def _train_one(
         from trainers.process import environment_restored
 
         stack.enter_context(environment_restored())
-        stack.enter_context(computed_by(ENCODERS[config.model.encoder].cross_entropy))
         reset_process(config)
         trainer: Trainer | None = None
         try:

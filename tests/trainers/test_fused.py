@@ -25,7 +25,7 @@ from trainers.models.origin import Preset
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.reporting import NeverStop
-from trainers.tasks.scores import class_loss, computed_by, cross_entropies
+from trainers.tasks.scores import class_loss, cross_entropies
 
 HEAD = ClassHead(("no", "yes"))
 LENGTHS = [24, 3, 17, 24, 9]
@@ -167,8 +167,7 @@ def test_a_run_computes_its_losses_with_the_operator_of_its_encoder(
 def losses_by(operator: Any) -> list[float]:
     """Losses of four rows, one of them ignored, and their gradient's largest value."""
     logits = torch.linspace(-3, 3, 20).sin().view(4, 5).requires_grad_()
-    with computed_by(operator):
-        losses = cross_entropies(logits, torch.tensor([0, IGNORED, 4, 2]))
+    losses = cross_entropies(logits, torch.tensor([0, IGNORED, 4, 2]), operator)
     losses.sum().backward()
     assert logits.grad is not None
     assert not logits.grad[1].any()

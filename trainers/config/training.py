@@ -233,8 +233,8 @@ class TrainingSections(Section):
         if freezes and self.distillation.hidden_first_fraction:
             raise ValueError(
                 f"parallel.compression {compression.name} freezes second moments that "
-                f"distillation.hidden_first_fraction {self.distillation.hidden_first_fraction} leaves at 0 for "
-                f"the head; set it to 0, or {other}"
+                f"distillation.hidden_first_fraction {self.distillation.hidden_first_fraction} "
+                f"leaves at 0 for the head; set it to 0, or {other}"
             )
         if compression.rounds and self.numerics.parameters == "half":
             raise ValueError(

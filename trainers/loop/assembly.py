@@ -105,7 +105,7 @@ class _Attempt:
 def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
     config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
     worker.warn_of_other_device()
-    task = build(config.task.name)
+    task = build(config.task.name, worker.encoder.cross_entropy)
     worker.sink.progress(step=0, total_steps=0, phase="preparing")
 
     model_origin = origin.locate(config.model.name, config.workspace)

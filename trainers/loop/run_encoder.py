@@ -9,7 +9,7 @@ from trainers.model_kinds.families import Attention
 from trainers.models import dropout, parity
 from trainers.models.parity import EncoderParity
 from trainers.models.student import Student
-from trainers.tasks.base import Prepared, Task
+from trainers.tasks.base import Prepared, Task, build
 
 _CALIBRATED = 16
 """Examples that learned scales begin from."""
@@ -78,6 +78,7 @@ def _parity(worker: RunWorker, task: Task, prepared: Prepared, model: Student) -
             task.loss,
             encoder=worker.encoder.name,
             arithmetic=worker.arithmetic,
+            reference_loss=build(config.task.name).loss,
         )
     if not record.passed:
         worker.warn(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainers.model_kinds.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
-from trainers.registry import by_name
+from trainers.registry import by_name, deferred
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,41 +88,10 @@ class EncoderInfo:
 def _as_built(model: PreTrainedModel) -> None: ...
 
 
-def _plain(model: PreTrainedModel) -> None:
-    from trainers.models.architectures import PLAIN_ATTENTION
-
-    model.config._attn_implementation = PLAIN_ATTENTION
-
-
-def _packed(model: PreTrainedModel) -> None:
-    from trainers.models.packed_attention import PACKED_ATTENTION
-
-    model.config._attn_implementation = PACKED_ATTENTION
-
-
-def _fused(model: PreTrainedModel) -> None:
-    from trainers.models import fused
-
-    fused.install(model)
-
-
-def _fused_cross_entropy(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    from cuda_ext import encoder
-
-    encoder.require(logits.device.type)
-    return encoder.cross_entropy(logits, labels, ignore_index=ignored)
-
-
-def _binary(model: PreTrainedModel) -> None:
-    from trainers.models.binary import install
-
-    install.install(model)
-
-
 EAGER = EncoderInfo(
     name="eager",
     summary="transformers' plain attention, padded, nothing fused: the baseline of published comparisons",
-    install=_plain,
+    install=deferred("trainers.models.architectures:attend_plainly"),
     host_dropout=False,
 )
 HUGGINGFACE = EncoderInfo(
@@ -133,7 +102,7 @@ HUGGINGFACE = EncoderInfo(
 PACKED = EncoderInfo(
     name="packed",
     summary="the same layers over one row of tokens without padding",
-    install=_packed,
+    install=deferred("trainers.models.packed_attention:install"),
     compiles=False,
     packs=True,
     attention=(Attention.full,),
@@ -141,17 +110,17 @@ PACKED = EncoderInfo(
 FUSED = EncoderInfo(
     name="fused",
     summary="packed, with the elementwise work in fused kernels and one product for queries, keys and values",
-    install=_fused,
+    install=deferred("trainers.models.fused:install"),
     compiles=False,
     packs=True,
     attention=(Attention.full,),
     blocks=(BERT_BLOCK,),
-    cross_entropy=_fused_cross_entropy,
+    cross_entropy=deferred("trainers.models.fused:cross_entropy"),
 )
 BINARY = EncoderInfo(
     name="binary",
     summary="weights, and as an option inputs, of one or a few bits (`model.binary`), from fp32 masters",
-    install=_binary,
+    install=deferred("trainers.models.binary.install:install"),
     devices=("cpu", "cuda"),
     precisions=("fp32", "tf32"),
     compiles=False,

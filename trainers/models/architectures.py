@@ -29,6 +29,10 @@ PLAIN_ATTENTION = "eager"
 """transformers' own attention, of single operations."""
 
 
+def attend_plainly(model: PreTrainedModel) -> None:
+    model.config._attn_implementation = PLAIN_ATTENTION
+
+
 class Bert:
     """Calls models of a family; holds no model."""
 

@@ -260,3 +260,8 @@ def install(model: PreTrainedModel) -> None:
         if isinstance(module, _SelfAttention):
             module.adjoin()
     model.config._attn_implementation = PACKED_ATTENTION
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+    encoder.require(logits.device.type)
+    return encoder.cross_entropy(logits, labels, ignore_index=ignored)

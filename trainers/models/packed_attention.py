@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers.modeling_utils import AttentionInterface
+from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 from trainers.data.batches import Segments
 from trainers.models import dropout as host
@@ -59,6 +59,10 @@ def attention(
 
 
 AttentionInterface.register(PACKED_ATTENTION, attention)
+
+
+def install(model: PreTrainedModel) -> None:
+    model.config._attn_implementation = PACKED_ATTENTION
 
 
 def has_flash(dtype: torch.dtype, depth: int, capability: tuple[int, int]) -> bool:

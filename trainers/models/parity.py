@@ -26,7 +26,6 @@ from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
-from trainers.tasks.scores import computed_by
 
 _MARGIN = 4.0
 """Times the default encoder's own rounding: sums in another order round elsewhere, and no better."""
@@ -113,19 +112,21 @@ def measure(
     *,
     encoder: str,
     arithmetic: Arithmetic,
+    reference_loss: LossOf | None = None,
 ) -> EncoderParity:
     """Returns the parity of an encoder on a batch in its layout, on the device of the run.
 
     `student` has the default encoder in fp32 and is not changed; `install` gives a student the encoder.
+    `reference_loss` is computed by torch alone; None = `loss_of`.
     """
     device = batch.input_ids.device
-    with computed_by(None):
-        exact = _Passed.of(
-            copy.deepcopy(student).to(device, torch.float64), batch.padded(), loss_of, Arithmetic()
-        )
-        rounded = copy.deepcopy(student).to(device)
-        arithmetic.prepare(rounded)
-        rounding = exact.differences(_Passed.of(rounded, batch.padded(), loss_of, arithmetic))
+    reference = reference_loss or loss_of
+    exact = _Passed.of(
+        copy.deepcopy(student).to(device, torch.float64), batch.padded(), reference, Arithmetic()
+    )
+    rounded = copy.deepcopy(student).to(device)
+    arithmetic.prepare(rounded)
+    rounding = exact.differences(_Passed.of(rounded, batch.padded(), reference, arithmetic))
     other = copy.deepcopy(student).to(device)
     install(other)
     arithmetic.prepare(other)

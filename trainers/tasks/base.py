@@ -27,6 +27,7 @@ from trainers.model_kinds.heads import Head
 from trainers.models.origin import Origin
 from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
+from trainers.tasks.scores import CrossEntropy
 
 if TYPE_CHECKING:
     import torch
@@ -102,13 +103,17 @@ class Prepared:
 
 
 class Task(ABC):
-    """What is learned. Stateless: one instance serves any number of runs."""
+    """What is learned. Stateless: one instance serves any number of runs.
+
+    Args:
+        cross_entropy: Operator of the encoder that losses use; None = torch's.
+    """
 
     spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Class of each label as files write it, in lower case; empty where classes have one name each."""
 
-    def __init__(self, info: TaskInfo) -> None:
-        self.info = info
+    def __init__(self, info: TaskInfo, cross_entropy: CrossEntropy | None = None) -> None:
+        self.info, self.cross_entropy = info, cross_entropy
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
@@ -140,6 +145,6 @@ def task_class(info: TaskInfo) -> type[Task]:
     return loaded
 
 
-def build(name: str) -> Task:
+def build(name: str, cross_entropy: CrossEntropy | None = None) -> Task:
     info = TASKS[name]
-    return task_class(info)(info)
+    return task_class(info)(info, cross_entropy)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,31 +26,28 @@ def _plain(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Te
     return functional.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="none")
 
 
-_operator: Final[ContextVar[CrossEntropy]] = ContextVar("cross_entropy", default=_plain)
+def cross_entropies(
+    logits: torch.Tensor, labels: torch.Tensor, operator: CrossEntropy | None = None
+) -> torch.Tensor:
+    """Returns (N,) cross-entropies in fp32 of (N, C) logits and (N,) classes; the loss of `IGNORED` is 0.
+
+    `operator` is the encoder's; None = torch's.
+    """
+    return (operator or _plain)(logits, labels, IGNORED)
 
 
-@contextmanager
-def computed_by(operator: CrossEntropy | None) -> Iterator[None]:
-    """Computes the cross-entropies inside it with an encoder's operator; None = with torch's."""
-    token = _operator.set(operator or _plain)
-    try:
-        yield
-    finally:
-        _operator.reset(token)
-
-
-def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns (N,) cross-entropies in fp32 of (N, C) logits and (N,) classes; the loss of `IGNORED` is 0."""
-    return _operator.get()(logits, labels, IGNORED)
-
-
-def class_loss(logits: torch.Tensor, batch: Batch, labels: torch.Tensor | None = None) -> torch.Tensor:
+def class_loss(
+    logits: torch.Tensor,
+    batch: Batch,
+    labels: torch.Tensor | None = None,
+    operator: CrossEntropy | None = None,
+) -> torch.Tensor:
     """Returns the cross-entropy of (B, C) logits, summed over the batch, with each example's weight.
 
     Weights are never normalised within a batch, so that the loss of a global batch does not depend on how it
     is divided. `labels` replaces the batch's.
     """
-    each = cross_entropies(logits, batch.labels if labels is None else labels)
+    each = cross_entropies(logits, batch.labels if labels is None else labels, operator)
     return (each if batch.weights is None else each * batch.weights).sum()
 
 

@@ -237,7 +237,7 @@ class Classification(DatasetTask[Labelled]):
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
-            return class_loss(logits, batch)
+            return class_loss(logits, batch, operator=self.cross_entropy)
         import torch
         from torch.nn import functional
 

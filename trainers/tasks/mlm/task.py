@@ -129,7 +129,7 @@ class Mlm(Task):
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
-        of_tokens = cross_entropies(logits, _right(batch))
+        of_tokens = cross_entropies(logits, _right(batch), self.cross_entropy)
         return (of_tokens / batch.guesses_of_sequence()).sum()
 
 

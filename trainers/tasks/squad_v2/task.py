@@ -134,7 +134,7 @@ class SquadV2(DatasetTask[SquadQuestion]):
             scores = scores.masked_fill(~batch.attention_mask[:, :, None], -torch.inf)
         # Positions are the classes, in (2 B, S): with more dimensions a GPU has no deterministic kernel.
         scores = scores.transpose(1, 2).flatten(0, 1)
-        return cross_entropies(scores, batch.labels.flatten()).sum() / 2
+        return cross_entropies(scores, batch.labels.flatten(), self.cross_entropy).sum() / 2
 
 
 def _stride(task: TaskConfig) -> int:

@@ -119,7 +119,7 @@ class Tariff(Classification):
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """An unseen code has no logit: it costs the logarithm of the number of classes."""
         unseen = batch.labels == UNSEEN
-        seen = class_loss(logits, batch, batch.labels.masked_fill(unseen, IGNORED))
+        seen = class_loss(logits, batch, batch.labels.masked_fill(unseen, IGNORED), self.cross_entropy)
         return seen + unseen.sum() * math.log(logits.shape[1])
 
 

@@ -151,7 +151,7 @@ class TokenClassification(DatasetTask[Tagged]):
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""
         # Flat: of logits in more dimensions the loss has no deterministic kernel on a GPU.
-        each = cross_entropies(logits.flatten(0, 1), batch.labels.flatten())
+        each = cross_entropies(logits.flatten(0, 1), batch.labels.flatten(), self.cross_entropy)
         of_texts = each.view_as(batch.labels).sum(1)
         return (of_texts / (batch.labels != IGNORED).sum(1).clamp(min=1)).sum()
 

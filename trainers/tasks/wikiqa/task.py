@@ -203,7 +203,7 @@ class WikiQa(DatasetTask[Pair]):
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return class_loss(logits, batch)
+        return class_loss(logits, batch, operator=self.cross_entropy)
 
 
 class RankingScoring:
