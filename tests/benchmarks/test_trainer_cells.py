@@ -22,8 +22,8 @@ from trainers.data.segments import StaticRow, StaticShape, up_to_multiple
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.counters import Device
+from trainers.loop.steps import Transfer
 from trainers.loop.trainer import Trainer
-from trainers.loop.transfer import Transfer
 from trainers.parallel.recorded import _STEPS_AHEAD
 from trainers.telemetry.gradient_noise import EVERY_STEPS
 from trainers.telemetry.profiling import WARM_STEPS

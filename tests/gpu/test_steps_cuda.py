@@ -17,8 +17,8 @@ from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.device_kinds.cuda_backend import CudaGraphs
 from trainers.entrypoint import train
+from trainers.loop.steps import Transfer
 from trainers.loop.trainer import Trainer
-from trainers.loop.transfer import Transfer
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS

@@ -31,8 +31,8 @@ from trainers.distillation.task_objective import Objective
 from trainers.entrypoint import train
 from trainers.loop import run_encoder
 from trainers.loop.assembly import assemble
+from trainers.loop.steps import Transfer
 from trainers.loop.trainer import Trainer
-from trainers.loop.transfer import Transfer
 from trainers.model_kinds.heads import NumberHead
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output

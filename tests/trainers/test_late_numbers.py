@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.trainers.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
-from trainers.loop.transfer import Transfer
+from trainers.loop.steps import Transfer
 from trainers.models.precision import Rounded
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop

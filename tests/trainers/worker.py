@@ -29,7 +29,7 @@ from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import classify, train
 from trainers.loop import run_model, run_worker, trainer
-from trainers.loop.transfer import Transfer
+from trainers.loop.steps import Transfer
 from trainers.models.precision import Rounded
 from trainers.parallel.replica import DistributedReplica
 from trainers.reporting import NullSink, StopReason

@@ -1,39 +1,87 @@
-"""One step: its sums over all workers, and a step whose sums are still in transit."""
+"""One step: the numbers that all workers must agree on, and their way to the host."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
 
 from trainers.data.batches import StepBatch
-from trainers.loop.transfer import Transfer
+from trainers.device_kinds import kind_of
 from trainers.reporting import StopReason
 from trainers.telemetry.timeline import Sent
 
+Number = float | torch.Tensor
+N = TypeVar("N")
+M = TypeVar("M")
+
 
 @dataclass(frozen=True, slots=True)
-class StepTotals:
-    """Sums of a step over all workers, the same on each.
+class StepSums(Generic[N]):
+    """One worker's part of a step, or the sums over all workers, which are the same on each.
 
     Attributes:
-        loss_sum: Over the global batch.
         squares: Squared L2 norm of the gradients, which carry the loss scale.
         noise: Sum of squared norms of the gradient's parts.
         underflow_pct: Of rank 0's gradients, in a step that reports it.
+        checkpoint_due: Workers for which a checkpoint is due.
+        checkpoint_whole: Workers for which the checkpoint in flight is complete.
+        stops: Workers that ask to stop, by reason.
+        objective: See `Objective.local_sums`.
     """
 
-    loss_sum: float
-    squares: float
-    tokens: int
-    padded_tokens: int
-    noise: float
-    underflow_pct: float
-    stop: StopReason | None
+    loss_sum: N
+    squares: N
+    tokens: N
+    padded_tokens: N
+    noise: N
+    underflow_pct: N
+    checkpoint_due: N
+    checkpoint_whole: N
+    stops: tuple[N, ...]
+    objective: tuple[N, ...]
 
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss_sum) and math.isfinite(self.squares)
+    def numbers(self) -> list[N]:
+        return [
+            self.loss_sum,
+            self.squares,
+            self.tokens,
+            self.padded_tokens,
+            self.noise,
+            self.underflow_pct,
+            self.checkpoint_due,
+            self.checkpoint_whole,
+            *self.stops,
+            *self.objective,
+        ]
+
+    def with_numbers(self, numbers: Sequence[M]) -> StepSums[M]:
+        """Returns the record with other `numbers`, in the same order."""
+        loss_sum, squares, tokens, padded_tokens, noise, underflow_pct, due, whole, *rest = numbers
+        stops, objective = rest[: len(self.stops)], rest[len(self.stops) :]
+        return StepSums(
+            loss_sum,
+            squares,
+            tokens,
+            padded_tokens,
+            noise,
+            underflow_pct,
+            checkpoint_due=due,
+            checkpoint_whole=whole,
+            stops=tuple(stops),
+            objective=tuple(objective),
+        )
+
+
+def is_finite(sums: StepSums[float]) -> bool:
+    return math.isfinite(sums.loss_sum) and math.isfinite(sums.squares)
+
+
+def stop_reason(sums: StepSums[float]) -> StopReason | None:
+    return next((reason for reason, votes in zip(StopReason, sums.stops, strict=True) if votes), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +92,8 @@ class Launched:
         rate: Learning rate.
         timed: Whether its time counts in the rates.
         sent: Returns the cost of its gradient exchange, once the host has waited for it.
-        transfer: Its numbers on their way to the host; None = they were read at once.
+        sums: This worker's part, or the sums over all workers on the device.
+        transfer: The sums on their way to the host; None = they are read at once.
     """
 
     batch: StepBatch
@@ -52,4 +101,23 @@ class Launched:
     reports_underflow: bool
     timed: bool
     sent: Callable[[], Sent]
+    sums: StepSums[Number]
     transfer: Transfer | None = None
+
+
+class Transfer:
+    """Begins to copy numbers and device scalars to the host without waiting."""
+
+    def __init__(self, values: Sequence[Number], device: torch.device) -> None:
+        backend = kind_of(device).backend
+        self._values, self._backend = values, backend
+        there = torch.stack([value.double() for value in values if isinstance(value, torch.Tensor)])
+        self._here = backend.host_memory(there.shape, there.dtype)
+        self._here.copy_(there, non_blocking=True)
+        self._arrival = backend.moment(device)
+
+    def read(self) -> list[float]:
+        """Returns the numbers in order; waits until those of the device have arrived."""
+        self._backend.wait(self._arrival)
+        arrived = iter(self._here.tolist())
+        return [next(arrived) if isinstance(value, torch.Tensor) else value for value in self._values]

@@ -23,8 +23,7 @@ from trainers.loop.rates import Communication, Throughput
 from trainers.loop.run_parts import RunParts
 from trainers.loop.saving import Saving
 from trainers.loop.snapshot import EXCHANGE
-from trainers.loop.steps import Launched, StepTotals
-from trainers.loop.transfer import Transfer
+from trainers.loop.steps import Launched, Number, StepSums, Transfer, is_finite, stop_reason
 from trainers.metrics import on_test
 from trainers.models.latent import counts_signs
 from trainers.process import seed_all
@@ -36,8 +35,6 @@ from trainers.telemetry.profiling import TOP
 from trainers.telemetry.timeline import Phase
 from trainers.updates.schedule import learning_rate
 from trainers.updates.update import counts_underflow
-
-_REASONS = tuple(StopReason)
 
 
 class Trainer:
@@ -106,7 +103,7 @@ class Trainer:
 
     def _train(self) -> None:
         progress, profiler = self.progress, self.telemetry.profiler
-        self.stopping = self._totals().stop
+        self._poll_stop()
         self._measure()  # what came before the first step, also of an attempt that is killed later
         self.model.state.student.train()
         with self.timeline.within(Phase.warm_up):
@@ -216,30 +213,31 @@ class Trainer:
         squares = update.squares()
         rate = learning_rate(config.optimizer, step - stage.start, len(stage))
         timed = not self.telemetry.profiler.active
-        launched = Launched(batch, rate, underflow_pct is not None, timed=timed, sent=sent)
 
         self.timeline.enter(Phase.communication)
-        shares = self._shares(
+        part = self._part(
             loss_sum,
             # Replicas have the same gradients, and the workers of one the same batch.
             squares / self.workers.replicas,
-            batch.micro_batches if self.workers.first else (),
-            0.0 if seen is None else seen,
+            counted=batch.micro_batches if self.workers.first else (),
+            noise=0.0 if seen is None else seen,
             # Rank 0 reports its own.
-            0.0 if underflow_pct is None or self.workers.rank else underflow_pct,
+            underflow_pct=0.0 if underflow_pct is None or self.workers.rank else underflow_pct,
         )
+        launched = Launched(batch, rate, underflow_pct is not None, timed=timed, sent=sent, sums=part)
         # What is compared from step to step needs the norms at once.
         if self.reads_late and not (noise.source.looks or self._looked_at(step)):
-            sums = self.workers.sum_on_device(shares, self.device)
-            loss_sum, squares, *_ = (sum_ for sum_ in sums if isinstance(sum_, torch.Tensor))
+            sums = part.with_numbers(self.workers.sum_on_device(part.numbers(), self.device))
+            assert isinstance(sums.loss_sum, torch.Tensor)
+            assert isinstance(sums.squares, torch.Tensor)
             self.timeline.enter(Phase.optimizer)
-            update.apply_if_finite(loss_sum, squares, rate)
+            update.apply_if_finite(sums.loss_sum, sums.squares, rate)
             update.clear()
             self.timeline.enter(Phase.communication)
-            self.launched = replace(launched, transfer=Transfer(sums, self.device))
+            self.launched = replace(launched, sums=sums, transfer=Transfer(sums.numbers(), self.device))
             return True
         # One transfer: on a GPU the host waits here, and nowhere else in a step.
-        totals = self._agreed(self.workers.sum(shares, self.device))
+        totals = self._agree(part.with_numbers(self.workers.sum(part.numbers(), self.device)))
         self.timeline.settle()
         return self._conclude(launched, totals)
 
@@ -249,18 +247,18 @@ class Trainer:
         if launched is None or launched.transfer is None:
             return True
         self.timeline.enter(Phase.communication)
-        totals = self._agreed(launched.transfer.read())
+        totals = self._agree(launched.sums.with_numbers(launched.transfer.read()))
         self.timeline.settle_passed()
         return self._conclude(launched, totals)
 
-    def _conclude(self, launched: Launched, totals: StepTotals) -> bool:
+    def _conclude(self, launched: Launched, totals: StepSums[float]) -> bool:
         """Applies a step unless the device has, and reports it; returns False to go back to a checkpoint."""
         update, batch, step = self.model.update, launched.batch, self.progress.step
         loss_scale = update.scale.value  # The host has read all steps before, which led to it.
         norm = math.sqrt(totals.squares) / loss_scale
         if launched.transfer is None:
             self.timeline.enter(Phase.optimizer)
-        if totals.finite:
+        if is_finite(totals):
             if launched.transfer is None:
                 divisor = update.apply(norm, launched.rate)
                 if batch.global_examples == self.config.batch.global_size:
@@ -277,13 +275,13 @@ class Trainer:
         self.progress.count(
             loss_sum=totals.loss_sum,
             samples=batch.global_examples,
-            tokens=totals.tokens,
-            padded_tokens=totals.padded_tokens,
+            tokens=int(totals.tokens),
+            padded_tokens=int(totals.padded_tokens),
             new_epoch=step % self.data.batches.steps_per_epoch == 0,
             timed=launched.timed,
         )
-        self.stopping = totals.stop
-        if not totals.finite:
+        self.stopping = stop_reason(totals)
+        if not is_finite(totals):
             self.model.replica.discard()
         self.progress.count_sent(launched.sent(), timed=launched.timed)
         if (step + 1) % self.config.log_every_steps == 0:
@@ -305,7 +303,7 @@ class Trainer:
             with self.timeline.within(Phase.warm_up):
                 self.data.evaluator.warm_up(self.model.replica)
             self.warm = True
-        observed = self.data.evaluator.observe(self.model.replica, self._stop_while_evaluating)
+        observed = self.data.evaluator.observe(self.model.replica, self._poll_stop)
         if observed is None:
             return
         self.saving.end()  # Evaluating took time enough for most of it.
@@ -337,7 +335,7 @@ class Trainer:
         """Scores the test part with the best checkpoint, unless a stop comes first; nothing follows it."""
         self.timeline.enter(Phase.test)
         self._say("testing")
-        self.tested = final_test.score(self.model.replica, self.progress, self._stop_while_evaluating)
+        self.tested = final_test.score(self.model.replica, self.progress, self._poll_stop)
 
     def save(self) -> None:
         """Begins a checkpoint of this step, after the one in flight; every worker takes part."""
@@ -368,8 +366,11 @@ class Trainer:
             return False
         return progress.step >= self.total_steps or progress.step % self.evaluate_every == 0
 
-    def _stop_while_evaluating(self) -> bool:
-        self.stopping = self._totals().stop
+    def _poll_stop(self) -> bool:
+        """Sums over all workers outside steps; returns whether to stop."""
+        part = self._part()
+        sums = self._agree(part.with_numbers(self.workers.sum(part.numbers(), self.device)))
+        self.stopping = stop_reason(sums)
         return self.stopping is not None
 
     def _skip(self, loss: float, grad_norm: float) -> bool:
@@ -417,36 +418,35 @@ class Trainer:
             "warning", f"rolled back to step {progress.step}; continuing with a different data order"
         )
 
-    def _totals(self) -> StepTotals:
-        return self._agreed(self.workers.sum(self._shares(), self.device))
-
-    def _shares(
+    def _part(
         self,
-        loss_sum: float | torch.Tensor = 0.0,
-        squares: float | torch.Tensor = 0.0,
+        loss_sum: Number = 0.0,
+        squares: Number = 0.0,
+        *,
         counted: Sequence[Batch] = (),
-        noise: float | torch.Tensor = 0.0,
-        underflow_pct: float | torch.Tensor = 0.0,
-    ) -> list[float | torch.Tensor]:
-        asked = self.stop.requested()
-        return [
-            loss_sum,
-            squares,
-            sum(micro.tokens for micro in counted),
-            sum(micro.padded_tokens for micro in counted),
-            noise,
-            underflow_pct,
-            *self.saving.votes(),
-            *(reason is asked for reason in _REASONS),
-            *self.model.objective.local_sums(),
-        ]
+        noise: Number = 0.0,
+        underflow_pct: Number = 0.0,
+    ) -> StepSums[Number]:
+        """Returns this worker's part of the sums; `counted` are the micro-batches that it counts."""
+        reason = self.stop.requested()
+        due, whole = self.saving.votes()
+        return StepSums(
+            loss_sum=loss_sum,
+            squares=squares,
+            tokens=sum(micro.tokens for micro in counted),
+            padded_tokens=sum(micro.padded_tokens for micro in counted),
+            noise=noise,
+            underflow_pct=underflow_pct,
+            checkpoint_due=due,
+            checkpoint_whole=whole,
+            stops=tuple(one is reason for one in StopReason),
+            objective=tuple(self.model.objective.local_sums()),
+        )
 
-    def _agreed(self, sums: Sequence[float]) -> StepTotals:
-        loss, norm2, tokens, padded, parts_seen, underflow, due, whole, *rest = sums
-        self.saving.agree(due=due > 0, whole=whole > 0)
-        self.model.objective.agree(rest[len(_REASONS) :])
-        stop = next((reason for reason, votes in zip(_REASONS, rest, strict=False) if votes), None)
-        return StepTotals(loss, norm2, int(tokens), int(padded), parts_seen, underflow, stop)
+    def _agree(self, sums: StepSums[float]) -> StepSums[float]:
+        self.saving.agree(due=sums.checkpoint_due > 0, whole=sums.checkpoint_whole > 0)
+        self.model.objective.agree(sums.objective)
+        return sums
 
     def _report_step(self, loss: float, grad_norm: float, rate: float, own: Mapping[str, float]) -> None:
         step = self.progress.step
