@@ -211,7 +211,7 @@ def encoder(model: str) -> nn.Module:
 
 def binarised(fp32: Any, ids: torch.Tensor) -> Any:
     """Returns a copy with binary weights and inputs, whose scales are set from data."""
-    from trainers.config.binary import Binary
+    from trainers.config.model import Binary
     from trainers.model_kinds.families import QUANTISED
     from trainers.models.binary import install
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
-from trainers.profiling.profile import ModelShape, Profile
+from trainers.profiling.profile import Profile
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
+from trainers.telemetry.flops import ModelShape
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from service.planner.backpropagation import Layer, into_buckets, predict, ring_all_reduce_ms
-from trainers.profiling.profile import ModelShape
-from trainers.telemetry.flops import Tally
+from trainers.telemetry.flops import ModelShape, Tally
 
 MIB = 1 << 20
 BUCKET_BYTES = 25 * MIB

@@ -33,7 +33,7 @@ from trainers.parallel.pipeline.replica import PipelineReplica
 from trainers.parallel.pipeline.torch_engine import TorchPipeline
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink
-from trainers.updates.update import counts_underflow
+from trainers.update import counts_underflow
 from trainers.workers import GroupWorkers
 
 HOST = torch.device("cpu")

@@ -16,7 +16,7 @@ from cuda_ext import binary
 from tests.trainers import binary_models as made
 from trainers.checkpoints import manifest
 from trainers.config import Numerics
-from trainers.config.binary import Binary
+from trainers.config.model import Binary
 from trainers.errors import BadSpecError
 from trainers.model_kinds.binary import BITS
 from trainers.model_kinds.families import QUANTISED

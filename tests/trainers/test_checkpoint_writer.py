@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from trainers.checkpoints import manifest, store
-from trainers.checkpoints.store import Snapshot
-from trainers.checkpoints.writer import CheckpointWriter, HostCopy
+from trainers.checkpoints.store import CheckpointWriter, HostCopy, Snapshot
 from trainers.entrypoint import classify, train
 from trainers.errors import CheckpointError, FailureClass, NotFiniteError, OutOfMemoryError
 from trainers.reporting import NeverStop

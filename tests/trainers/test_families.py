@@ -27,7 +27,7 @@ from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import pack
 from trainers.data.tokens import tokenise
-from trainers.distillation.taps import RelationTap
+from trainers.distillation.projected_student import RelationTap
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import EAGER, ENCODERS, HUGGINGFACE

@@ -27,7 +27,7 @@ from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
 from tests.trainers.test_step_trace import by_flash
 from trainers.config import RunConfig
-from trainers.distillation.task_objective import Objective
+from trainers.distillation.objective import Objective
 from trainers.entrypoint import train
 from trainers.loop import run_encoder
 from trainers.loop.assembly import assemble
@@ -36,7 +36,7 @@ from trainers.loop.trainer import Trainer
 from trainers.model_kinds.heads import NumberHead
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output
-from trainers.optimizers.masters import MasterAdamW
+from trainers.optimizers.adamw import MasterAdamW
 from trainers.process import reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.tasks import TASKS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainers.config.measurement import Telemetry
+from trainers.config.sections import Telemetry
 from trainers.device_kinds import kind_of
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop

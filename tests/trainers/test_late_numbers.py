@@ -22,7 +22,7 @@ from trainers.models.precision import Rounded
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
 from trainers.telemetry.gradient_noise import EVERY_STEPS
-from trainers.updates.update import Update
+from trainers.update import Update
 from trainers.workers import Workers
 
 EVERY_TWO = {"every_steps": 2, "every_s": 0.0}

@@ -10,10 +10,16 @@ from torch import nn
 
 from trainers.config import Numerics, Optimizer, Precision
 from trainers.models.latent import Latent
-from trainers.updates.loss_scale import MAXIMUM, DeviceLossScale, DynamicLossScale, LossScale, loss_scale_for
-from trainers.updates.optimizer import RATE_FACTOR
-from trainers.updates.schedule import learning_rate
-from trainers.updates.update import Update
+from trainers.update import (
+    MAXIMUM,
+    RATE_FACTOR,
+    DeviceLossScale,
+    DynamicLossScale,
+    LossScale,
+    Update,
+    learning_rate,
+    loss_scale_for,
+)
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainers.config import Parallel
 from trainers.data.batches import TrainingBatches
 from trainers.data.tokens import TokenSet
-from trainers.distillation.task_objective import Objective
+from trainers.distillation.objective import Objective
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.micro_batch import (
     DryRun,
@@ -355,7 +355,7 @@ def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
     ("place", "words", "forgotten"),
     [
         (
-            "trainers.updates.update.Update.apply",
+            "trainers.update.Update.apply",
             "a step does not fit in memory at micro-batch 4 and length 48",
             1,
         ),
@@ -402,7 +402,7 @@ def test_run_after_one_that_did_not_fit_starts_clean(configure, recorder, monkey
         raise torch.OutOfMemoryError("too much")
 
     with monkeypatch.context() as broken:
-        broken.setattr("trainers.updates.update.Update.apply", out_of_memory)
+        broken.setattr("trainers.update.Update.apply", out_of_memory)
         with pytest.raises(OutOfMemoryError, match="does not fit in memory at micro-batch 8"):
             train(configure(), recorder, NeverStop())
     outcome = train(configure(), type(recorder)(), NeverStop())

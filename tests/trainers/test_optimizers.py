@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from cuda_ext import BuildError, native
 from trainers.config import Optimizer
 from trainers.optimizers import OPTIMIZERS
-from trainers.updates.optimizer import build, restart
-from trainers.updates.schedule import learning_rate
+from trainers.update import build, learning_rate, restart
 
 IMPLEMENTATIONS = [
     ("adamw", "single_unfused"),

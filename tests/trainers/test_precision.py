@@ -16,12 +16,11 @@ from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.loop import run_worker
 from trainers.models.precision import Rounded, arithmetic_for, has_bf16, inference_for
-from trainers.optimizers.masters import MasterAdamW
+from trainers.optimizers.adamw import MasterAdamW
 from trainers.process import reset_process
 from trainers.reporting import NeverStop
 from trainers.telemetry.memory import weight_mib
-from trainers.updates.loss_scale import MAXIMUM, MINIMUM, DeviceLossScale, DynamicLossScale
-from trainers.updates.update import Update
+from trainers.update import MAXIMUM, MINIMUM, DeviceLossScale, DynamicLossScale, Update
 
 CPU = torch.device("cpu")
 HALVES = [torch.float16, torch.bfloat16]

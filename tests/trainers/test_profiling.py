@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainers.config.measurement import Telemetry
+from trainers.config.sections import Telemetry
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop, Provenance
 from trainers.telemetry.profiling import TorchProfiler, profiler_for, read_trace

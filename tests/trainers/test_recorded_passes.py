@@ -35,7 +35,7 @@ from trainers.reporting import NeverStop
 from trainers.tasks import TASKS
 from trainers.tasks.scores import class_loss
 from trainers.telemetry.timeline import Phase, Timeline
-from trainers.updates.update import Update
+from trainers.update import Update
 
 FUSED = {"name": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20

@@ -16,7 +16,7 @@ from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.tasks import base
 from trainers.tasks.imdb.task import Imdb
 from trainers.telemetry.timeline import OVERHEAD, OWN
-from trainers.updates.schedule import learning_rate
+from trainers.update import learning_rate
 
 SUMMARY = {
     "accuracy", "f1", "precision_macro", "recall_macro", "train_loss", "validation_loss", "total_time_s",

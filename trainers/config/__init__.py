@@ -6,11 +6,7 @@ neither torch nor transformers.
 
 from __future__ import annotations
 
-from trainers.config.batch import Batch, Length
-from trainers.config.binary import Binary
-from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
-from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
-from trainers.config.numerics import Numerics, Precision
+from trainers.config.model import LAYERS, Binary, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import (
     MAX_WORKERS,
@@ -18,10 +14,26 @@ from trainers.config.parallel import (
     Parallel,
     require_layers,
 )
-from trainers.config.run import SHARERS, DevicePricing, DeviceRates, RunConfig, Workspace
-from trainers.config.section import Identifier, Section
+from trainers.config.sections import (
+    Batch,
+    Checkpointing,
+    Evaluation,
+    Identifier,
+    Length,
+    Numerics,
+    Precision,
+    Section,
+    Telemetry,
+)
 from trainers.config.task import MAX_LENGTH, Task
-from trainers.config.training import TrainingSections
+from trainers.config.training import (
+    SHARERS,
+    DevicePricing,
+    DeviceRates,
+    RunConfig,
+    TrainingSections,
+    Workspace,
+)
 
 __all__ = [
     "DEFAULT_WARMUP",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainers.config.section import Section
+from trainers.config.sections import Section
 from trainers.optimizers import OPTIMIZERS, Implementation, OptimizerInfo
 from trainers.optimizers.adamw import ADAMW
 from trainers.optimizers.info import Hyperparameters

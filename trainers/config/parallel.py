@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from trainers.config.section import Section
+from trainers.config.sections import Section
 from trainers.parallel_kinds import COMPRESSIONS, NONE, STRATEGIES, CompressionInfo, StrategyInfo
 from trainers.registry import NameIn, described
 

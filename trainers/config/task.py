@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
-from trainers.config.section import Section
+from trainers.config.sections import Section
 from trainers.data.layouts import TEST, TRAIN, VALIDATION
 from trainers.registry import NameIn, described
 from trainers.tasks import TASKS

@@ -1,22 +1,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from trainers.config.batch import Batch, Length
-from trainers.config.measurement import Checkpointing, Evaluation, Telemetry
 from trainers.config.model import LAYERS, Distillation, Model
-from trainers.config.numerics import Numerics, Precision
 from trainers.config.optimizer import Optimizer
 from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Parallel, require_layers
-from trainers.config.section import Section
-from trainers.config.stages import PREVIOUS_STAGE, Stages, merged
+from trainers.config.sections import (
+    Batch,
+    Checkpointing,
+    Evaluation,
+    Length,
+    Numerics,
+    Precision,
+    Section,
+    Telemetry,
+)
 from trainers.config.task import Task
+from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
 from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES
+from trainers.registry import NameIn
 
 
 class TrainingSections(Section):
@@ -355,3 +363,140 @@ class TrainingSections(Section):
         With `micro_tokens` there may be fewer.
         """
         return math.ceil(self.share / self.micro_size)
+
+
+Stage = dict[str, JsonValue]
+"""Sections, or parts of them, that a stage has of its own."""
+Stages = Annotated[tuple[Stage, ...], Field(min_length=2, max_length=16)]
+
+PREVIOUS_STAGE = "previous-stage"
+"""Stands for the folder of a teacher that is there once the stage before has ended."""
+_SECTIONS = ("model", "distillation", "optimizer", "length", "evaluation", "numerics")
+_PARTS = {"numerics": frozenset({"evaluation"})}
+"""Fields of a section that a stage may change, where it may not change all."""
+_REPLACED = frozenset({"length"})
+"""Sections whose fields exclude each other: a stage gives the whole of one."""
+_OF_THE_RUN = {
+    "name": "starts from the best checkpoint of the stage before",
+    "teacher": "learns from the best checkpoint of the stage before",
+    "layers": "has the layers and the width of the stage before",
+    "compile": "has the layers of the stage before",
+}
+"""Fields of `model` that are the same in all stages, and why."""
+
+
+def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, Any]:
+    """Returns the sections of a stage (from 1): the run's, with the stage's own fields in them.
+
+    Raises:
+        ValueError: A stage cannot change that.
+    """
+    for name, fields in stage.items():
+        if name not in _SECTIONS or not isinstance(fields, dict):
+            raise ValueError(
+                f"stage {number} changes {name}; a stage has fields of its own in {', '.join(_SECTIONS)} "
+                "alone, such as {model: {encoder: binary}}"
+            )
+        if (parts := _PARTS.get(name)) is not None and (others := sorted(fields.keys() - parts)):
+            raise ValueError(
+                f"stage {number} sets {name}.{others[0]}, but all stages train in the same format; a stage "
+                f"sets {name}.{' and '.join(sorted(parts))} alone"
+            )
+    model = stage.get("model")
+    for field, reason in _OF_THE_RUN.items():
+        if isinstance(model, dict) and field in model:
+            raise ValueError(
+                f"stage {number} sets model.{field}, but a stage {reason}; remove it, or set it for the "
+                "whole run"
+            )
+    found = dict(sections)
+    for name, fields in stage.items():
+        found[name] = fields if name in _REPLACED else _merged(found.get(name) or {}, fields)
+    if number > 1 and found["model"]["binary"]["split"]:
+        raise ValueError(
+            f"stage {number} sets model.binary.split, which doubles the width of the stage before; split in "
+            "the first stage, or in a run of its own"
+        )
+    return found
+
+
+def _merged(before: Any, changes: Any) -> Any:
+    if not (isinstance(before, dict) and isinstance(changes, dict)):
+        return changes
+    return {**before, **{name: _merged(before.get(name), value) for name, value in changes.items()}}
+
+
+SHARERS = 4
+"""Most runs on one device, or on the CPUs of one run, where they may share it; each pays for its part."""
+
+
+class DeviceRates(Section):
+    """Price, power and peaks of one device, as its entry in the catalogue has them."""
+
+    device: Annotated[str, NameIn(DEVICE_KINDS)]
+    """Kind of the device."""
+    tdp_w: float = Field(gt=0.0)
+    """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
+    power limit."""
+    price_usd_per_hour: float = Field(ge=0.0)
+    """List price of one device, in USD per hour."""
+    price_date: str
+    """Date of the price, ISO 8601."""
+    peak_tflops: dict[Precision, Annotated[float, Field(gt=0.0)]] | None = None
+    """Published peak of one device for dense products, by precision, in TFLOP/s; the basis of MFU."""
+    bandwidth_gb_s: float | None = Field(default=None, gt=0.0)
+    """Published memory bandwidth of one device, in GB/s; unset = not known."""
+    reported_as: tuple[str, ...] = ()
+    """Names that the device's driver gives it, without the maker's; empty = not checked."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        return DEVICE_KINDS[self.device]
+
+
+class DevicePricing(DeviceRates):
+    """What the hardware of a run costs, for the cost and energy figures."""
+
+    hardware: str
+    """Name of the hardware in the catalogue."""
+    devices_per_worker: int = Field(default=1, ge=1)
+    """Devices that one worker occupies: its reserved CPUs of a kind counted in CPUs, else 1."""
+    shared: bool = False
+    """Other runs may use the devices at the same time: their counters are not this run's alone."""
+
+    @property
+    def charged_devices(self) -> float:
+        """Devices that a worker is charged for: a share of those that are shared."""
+        return self.devices_per_worker / SHARERS if self.shared else self.devices_per_worker
+
+
+class Workspace(Section):
+    """Where a run reads and writes on the worker's file system."""
+
+    checkpoints: str
+    """Folder for this run's checkpoints, shared by all workers; each attempt has a folder in it."""
+    cache: str
+    """Folder for tokenised data, shared by all runs."""
+    data_roots: tuple[str, ...] = ()
+    """Folders that dataset paths may lie in."""
+    model_roots: tuple[str, ...] = ()
+    """Folders that model paths may lie in."""
+    offline: bool = False
+    """Never ask the hub; a hub id must then be in the local hub cache."""
+
+
+class RunConfig(TrainingSections):
+    """One run, fully resolved: what `trainers.entrypoint.train` needs and nothing else."""
+
+    seed: int = Field(ge=0, lt=2**32)
+    """Seed of initialisation, data order and dropout."""
+    rates: DevicePricing
+    """Price and power of the hardware."""
+    workspace: Workspace
+    """Where the run reads and writes."""
+
+    @model_validator(mode="after")
+    def _one_number_of_workers(self) -> RunConfig:
+        if self.parallel.min_workers is not None:
+            raise ValueError("an attempt needs a single number of workers; set parallel.workers to it")
+        return self

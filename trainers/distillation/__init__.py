@@ -19,9 +19,8 @@ from trainers.config import Precision, RunConfig, require_layer_map
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.logit_cache import cached_logits
-from trainers.distillation.objective import DistillationObjective
+from trainers.distillation.objective import DistillationObjective, Objective
 from trainers.distillation.projected_student import ProjectedStudent
-from trainers.distillation.task_objective import Objective
 from trainers.distillation.teacher import Teacher
 from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import ENCODERS

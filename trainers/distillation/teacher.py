@@ -18,7 +18,7 @@ from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.device_kinds import kind_of
 from trainers.distillation import plan
-from trainers.distillation.taps import RelationTap
+from trainers.distillation.projected_student import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.model_kinds.families import QUANTISED
 from trainers.model_kinds.heads import HEADS, ClassHead, Head, SpanHead, TokenHead

@@ -28,14 +28,14 @@ from trainers.data.batches import Batch, Transform, collate
 from trainers.data.cache import preparing
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import free_caches, kind_of
-from trainers.distillation.task_objective import Objective
+from trainers.distillation.objective import Objective
 from trainers.errors import OutOfMemoryError, out_of_memory
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
 from trainers.tasks.info import OwnFields
 from trainers.telemetry.timeline import Phase, Timeline
-from trainers.updates.optimizer import build
+from trainers.update import build
 from trainers.workers import Workers
 
 _FP32_BYTES = 4

@@ -18,8 +18,7 @@ from trainers.data.cache import counted_by
 from trainers.distillation import Distilled
 from trainers.errors import BadSpecError
 from trainers.loop import run_model, snapshot
-from trainers.loop.evaluation import Evaluator
-from trainers.loop.final_test import FinalTest
+from trainers.loop.evaluation import Evaluator, FinalTest
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
 from trainers.loop.run_model import RunModel
@@ -45,8 +44,7 @@ from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
 from trainers.telemetry.usage import Usage
-from trainers.updates.loss_scale import loss_scale_for
-from trainers.updates.update import Update
+from trainers.update import Update, loss_scale_for
 from trainers.workers import Workers
 
 

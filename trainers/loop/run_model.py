@@ -28,8 +28,8 @@ from trainers.optimizers.info import Built
 from trainers.parallel import partition_stages
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.tasks.base import Prepared, Task
-from trainers.updates.optimizer import build as build_optimizer
-from trainers.updates.optimizer import idle
+from trainers.update import build as build_optimizer
+from trainers.update import idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ import torch
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
-from trainers.distillation.task_objective import Objective
-from trainers.loop.evaluation import Evaluator
-from trainers.loop.final_test import FinalTest
+from trainers.distillation.objective import Objective
+from trainers.loop.evaluation import Evaluator, FinalTest
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
 from trainers.loop.snapshot import ModelState
@@ -24,7 +23,7 @@ from trainers.telemetry.gradient_noise import GradientNoise
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Timeline
 from trainers.telemetry.tracing import StepTracer
-from trainers.updates.update import Update
+from trainers.update import Update
 from trainers.workers import Workers
 
 

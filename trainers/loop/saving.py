@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.writer import CheckpointWriter, Written
+from trainers.checkpoints.store import CheckpointWriter, Written
 from trainers.data import tokenizers
 from trainers.errors import CheckpointError
-from trainers.loop import random_state, snapshot
 from trainers.loop.run_parts import RunParts
-from trainers.loop.snapshot import EXCHANGE, Tensors
+from trainers.loop.snapshot import (
+    EXCHANGE,
+    Tensors,
+    generator_states,
+    take,
+)
 from trainers.reporting import Sink
 from trainers.telemetry.timeline import Phase
 
@@ -70,7 +74,7 @@ class Saving:
         parts = self._parts
         parts.progress.loss_scale = parts.model.update.scale.to_state()
         parts.progress.noise = parts.telemetry.noise.to_state()
-        states = parts.workers.all_gather(random_state.capture(parts.device))
+        states = parts.workers.all_gather(generator_states(parts.device))
         exchange = parts.model.replica.exchange_state()
         tensors = parts.model.replica.gather(parts.model.state.tensors())
         whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
@@ -133,7 +137,7 @@ class Saving:
 
     def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
         parts = self._parts
-        taken = snapshot.take(
+        taken = take(
             tensors,
             optimizer=parts.model.state.optimizer,
             progress=parts.progress,

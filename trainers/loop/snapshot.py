@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,48 @@ import torch
 from torch import nn
 
 from trainers.checkpoints.store import MODEL_FILE, Snapshot
+from trainers.device_kinds import kind_of
 from trainers.errors import BadDataError, CheckpointError
-from trainers.loop import random_state
 from trainers.loop.progress import Progress
 from trainers.models.student import Student
 from trainers.process import seed_all
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy(),
+        "numpy": numpy_state["state"]["key"],
+        "numpy_position": int(numpy_state["state"]["pos"]),
+        "numpy_has_gauss": int(numpy_state["has_gauss"]),
+        "numpy_gauss": float(numpy_state["gauss"]),
+        "python": np.array(words, dtype=np.uint32),
+        "python_version": version,
+        "python_gauss": gauss,
+    }
+    own = kind_of(device).backend.random_state(device)
+    if own is not None:
+        states[device.type] = own.numpy()
+    return states
+
+
+def restore_generators(states: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(torch.from_numpy(np.array(states["torch"], dtype=np.uint8)))
+    np.random.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": np.array(states["numpy"], dtype=np.uint32), "pos": states["numpy_position"]},
+            "has_gauss": states["numpy_has_gauss"],
+            "gauss": states["numpy_gauss"],
+        }
+    )
+    words = tuple(int(word) for word in states["python"])
+    random.setstate((states["python_version"], words, states["python_gauss"]))
+    if device.type in states:
+        own = torch.from_numpy(np.array(states[device.type], dtype=np.uint8))
+        kind_of(device).backend.set_random_state(device, own)
+
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """Tensors by file and name."""
@@ -159,7 +197,7 @@ def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, devi
         owner, _, name = key.partition(".")
         if int(owner) == rank:
             states[name] = tensor.numpy()
-    random_state.restore(states, device)
+    restore_generators(states, device)
 
 
 def _same_data(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:

@@ -18,8 +18,8 @@ from trainers.data.batches import Batch, Prefetcher, StepBatch
 from trainers.device_kinds import kind_of
 from trainers.errors import NotFiniteError
 from trainers.loop import snapshot
-from trainers.loop.final_test import FinalTest
-from trainers.loop.rates import Communication, Throughput
+from trainers.loop.evaluation import FinalTest
+from trainers.loop.progress import Communication, Throughput
 from trainers.loop.run_parts import RunParts
 from trainers.loop.saving import Saving
 from trainers.loop.snapshot import EXCHANGE
@@ -33,8 +33,7 @@ from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.profiling import TOP
 from trainers.telemetry.timeline import Phase
-from trainers.updates.schedule import learning_rate
-from trainers.updates.update import counts_underflow
+from trainers.update import counts_underflow, learning_rate
 
 
 class Trainer:

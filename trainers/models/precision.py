@@ -1,7 +1,7 @@
 """The number formats of a run: how it computes, how it stores parameters, how it evaluates.
 
 `arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. The loss scale of
-fp16 is `trainers.updates.loss_scale`.
+fp16 is `trainers.update`.
 """
 
 from __future__ import annotations

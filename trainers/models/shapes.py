@@ -7,8 +7,7 @@ import torch
 from trainers.model_kinds.heads import ClassHead
 from trainers.models.architectures import architecture_of
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.profiling.profile import ModelShape
-from trainers.telemetry.flops import flop_count
+from trainers.telemetry.flops import ModelShape, flop_count
 
 _HEAD = ClassHead(("0", "1"))
 

@@ -17,7 +17,7 @@ from torch.nn.attention import current_flash_attention_impl
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
-from trainers.config.binary import Binary
+from trainers.config.model import Binary
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import BINARY

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from trainers.telemetry.flops import FlopCount
-
-Shapes = tuple[tuple[int, ...], ...]
-"""Shapes of parameters, in the order of the backward pass."""
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +61,3 @@ class Profile:
     exchange: ExchangeCost | None  # None = one process was measured
     measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained
     compression: CompressionCost | None = None  # None = uncompressed, or one process was measured
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What a model's arithmetic and size depend on: parameters before, in and after the layers."""
-
-    flop_count: FlopCount  # Its arithmetic, with a head of two classes
-    embeddings: Shapes
-    layers: tuple[Shapes, ...]  # Parameters of each layer, the first one first
-    head: Shapes
-
-    def with_layers(self, chosen: Sequence[int]) -> ModelShape:
-        flop_count = replace(self.flop_count, layers=len(chosen))
-        return replace(self, flop_count=flop_count, layers=tuple(self.layers[number] for number in chosen))

@@ -7,8 +7,8 @@ for MFU; of BERT-base at length 512 it is under one percent of the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trainers.model_kinds.families import FAMILIES, FamilyInfo
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 BACKWARD = 2.0
 """Backward by forward: each product needs one for the gradient of each of its two operands."""
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of parameters, in the order of the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +142,17 @@ def flop_count(family: FamilyInfo, fields: Mapping[str, Any], head: Head | None 
 
 def flop_count_of(config: PreTrainedConfig, head: Head | None) -> FlopCount:
     return flop_count(FAMILIES[config.model_type], config.to_dict(), head)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a model's arithmetic and size depend on: parameters before, in and after the layers."""
+
+    flop_count: FlopCount  # Its arithmetic, with a head of two classes
+    embeddings: Shapes
+    layers: tuple[Shapes, ...]  # Parameters of each layer, the first one first
+    head: Shapes
+
+    def with_layers(self, chosen: Sequence[int]) -> ModelShape:
+        flop_count = replace(self.flop_count, layers=len(chosen))
+        return replace(self, flop_count=flop_count, layers=tuple(self.layers[number] for number in chosen))

@@ -18,7 +18,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 from typing_extensions import override
 
-from trainers.config.measurement import Telemetry
+from trainers.config.sections import Telemetry
 from trainers.device_kinds import kind_of
 from trainers.device_kinds.counters import MIB
 from trainers.reporting import Measurement, Provenance

@@ -15,8 +15,7 @@ from trainers.config import Distillation
 from trainers.data.batches import Batch
 from trainers.distillation import plan
 from trainers.distillation.objective import DistillationObjective
-from trainers.distillation.projected_student import ProjectedStudent
-from trainers.distillation.taps import RelationTap
+from trainers.distillation.projected_student import ProjectedStudent, RelationTap
 from trainers.distillation.teacher import LoadedTeacher
 from trainers.entrypoint import train
 from trainers.model_kinds.heads import IGNORED, ClassHead, VocabularyHead

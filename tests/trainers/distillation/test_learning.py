@@ -18,7 +18,7 @@ from tests.trainers.distillation.conftest import (
 from trainers.distillation.teacher import Teacher
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop, NullSink
-from trainers.updates.schedule import learning_rate
+from trainers.update import learning_rate
 
 LONG = {"length": {"epochs": 10}, "optimizer__learning_rate": 2e-3}
 

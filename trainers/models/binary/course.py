@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from trainers.config.binary import Binary
+from trainers.config.model import Binary
 from trainers.model_kinds.binary import WEIGHTS
 from trainers.models.binary.derivatives import Derivative, sharpness_at
 from trainers.models.binary.install import settings_of

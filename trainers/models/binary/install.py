@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from trainers.config.binary import Binary
+from trainers.config.model import Binary
 from trainers.model_kinds.binary import ACTIVATIONS, DERIVATIVES, WEIGHTS
 from trainers.model_kinds.families import QUANTISED
 from trainers.models.architectures import imported

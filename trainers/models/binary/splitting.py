@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.config.binary import Binary
+from trainers.config.model import Binary
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED
 from trainers.models.binary.install import install, settings_of
