@@ -26,6 +26,7 @@ from trainers.model_kinds.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
 from trainers.models.origin import WEIGHTS, Folder, Origin
+from trainers.registry import deferred
 
 _NOT_KEPT = (
     "architectures", "transformers_version", "_name_or_path", "auto_map", "torch_dtype", "dtype",
@@ -38,6 +39,9 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _PROGRAMS = 64
 """Programs that one function may become when it is compiled; beyond that, torch runs it uncompiled. A layer
 becomes two to six: with and without padding or gradients, and parts of those with hooks, each for itself."""
+
+
+_split = deferred("trainers.models.binary.splitting:split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,6 @@ def build(
         BadSpecError: The folder's model does not fit tokenizer, length or its own weights.
     """
     if binary is not None and binary.split:
-        from trainers.models.binary.splitting import split
-
         half = build(
             origin,
             head=head,
@@ -212,7 +214,8 @@ def build(
             layers=layers,
             attention_dropout=attention_dropout,
         )
-        return split(half, binary)
+        widened: Student = _split(half, binary)
+        return widened
     fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
     family = origin.family
     architecture = architecture_of(family)
