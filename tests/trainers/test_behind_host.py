@@ -47,7 +47,7 @@ def test_cublas_is_deterministic_before_torch_can_have_asked() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**environment, "PYTHONPATH": str(Path(assembly.__file__).parents[1])},
+        env={**environment, "PYTHONPATH": str(Path(assembly.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,

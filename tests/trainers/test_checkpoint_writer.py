@@ -176,7 +176,7 @@ def test_checkpoint_in_flight_counts_when_the_run_fails_later(configure, recorde
         return loss(self, logits, batch) * (float("nan") if next(calls) >= 3 else 1.0)
 
     monkeypatch.setattr(
-        "trainers.loop.run_model.warm_up.once", lambda *_: None
+        "trainers.dry_runs.micro_batch.warm_up_once", lambda *_: None
     )  # A call of the loss is a step's.
     monkeypatch.setattr(Imdb, "loss", poisoned)
     config = configure(length={"steps": 8}, checkpoint=EVERY_TWO, batch={"global_size": 8, "micro_size": 8})

@@ -153,7 +153,7 @@ def main(job: dict[str, Any]) -> None:
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
         if job["poison_step"] is not None:
-            run_model.warm_up.once = lambda *_: None  # so that a call of the loss is a step's
+            run_model.micro_batch.warm_up_once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
         if job["hang_write_at"] is not None:
