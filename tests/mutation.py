@@ -113,7 +113,7 @@ ROOMS = {
         ("tests/conformance/test_fences.py::test_no_update_of_an_attempt_or_a_lease_goes_untested",),
     ),
     "scaling": Room(
-        ("trainers/update.py", "trainers/update.py", "trainers/update.py"),
+        ("trainers/update.py",),
         (
             "tests/trainers/test_loss_scale.py",
             "tests/trainers/test_behind_host.py::test_underflow_is_counted_in_the_first_report_of_each_32_steps",

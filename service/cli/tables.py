@@ -260,7 +260,7 @@ def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
     """Names a strategy, with the shape of its pipeline where an attempt has reported it."""
     facts = next((attempt.facts for attempt in reversed(attempts) if attempt.facts), {})
     parallel = facts.get("config", {}).get("parallel", {})
-    if not STRATEGIES[strategy].staged or not parallel:
+    if strategy not in STRATEGIES or not STRATEGIES[strategy].staged or not parallel:
         return strategy
     stages = parallel.get("stages") or parallel["workers"]
     engine = parallel.get("engine") or "torch"

@@ -29,7 +29,7 @@ from tests.trainers.test_step_trace import by_flash
 from trainers.config import RunConfig
 from trainers.distillation.objective import Objective
 from trainers.entrypoint import train
-from trainers.loop import run_encoder
+from trainers.loop import assembly
 from trainers.loop.assembly import assemble
 from trainers.loop.steps import Transfer
 from trainers.loop.trainer import Trainer
@@ -84,7 +84,7 @@ def of_task(config_in: Configure, corpora: Path, tmp_path: Path) -> Callable[...
 @pytest.fixture
 def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig], Trainer]]:
     """Make a run's trainer, whose model has a GPU's dropout and attention."""
-    monkeypatch.setattr(run_encoder.dropout, "install", lambda model, **settings: None)
+    monkeypatch.setattr(assembly.dropout, "install", lambda model, **settings: None)
     with ExitStack() as stack:
 
         def make(config: RunConfig) -> Trainer:

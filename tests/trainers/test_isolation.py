@@ -11,7 +11,7 @@ import torch
 
 from trainers.entrypoint import reset_process, train
 from trainers.errors import BadDataError
-from trainers.loop import run_model
+from trainers.loop import assembly
 from trainers.reporting import NeverStop, NullSink
 
 
@@ -75,13 +75,13 @@ def test_peak_memory_counts_this_run_alone(config_in, tmp_path):
 
 
 def test_peak_memory_is_that_of_training_and_preparing_has_its_own(configure, monkeypatch):
-    build = run_model.build_optimizer
+    build = assembly.build_optimizer
 
     def with_ballast(*arguments):
         ballast = torch.ones(64 * 1024 * 1024)  # 256 MiB
         del ballast
         return build(*arguments)
 
-    monkeypatch.setattr(run_model, "build_optimizer", with_ballast)
+    monkeypatch.setattr(assembly, "build_optimizer", with_ballast)
     summary = train(configure(), NullSink(), NeverStop()).summary
     assert summary["peak_memory_mib"] < summary["preparation_memory_mib"] - 128

@@ -364,7 +364,7 @@ def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
             "an evaluation does not fit in memory at batch 64",
             0,
         ),
-        ("trainers.loop.run_model.build_optimizer", "the preparation of the first step does not fit", 0),
+        ("trainers.loop.assembly.build_optimizer", "the preparation of the first step does not fit", 0),
     ],
 )
 def test_what_ran_out_of_memory_is_named_and_a_steps_size_forgotten(

@@ -28,7 +28,7 @@ from trainers.data.batches import TrainingBatches
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import classify, train
-from trainers.loop import run_model, run_worker, trainer
+from trainers.loop import assembly, run_worker, trainer
 from trainers.loop.steps import Transfer
 from trainers.models.precision import Rounded
 from trainers.parallel.replica import DistributedReplica
@@ -153,7 +153,7 @@ def main(job: dict[str, Any]) -> None:
         # Any one worker's word stops all: the last one's here.
         mine = rank == workers - 1
         if job["poison_step"] is not None:
-            run_model.micro_batch.warm_up_once = lambda *_: None  # so that a call of the loss is a step's
+            assembly.micro_batch.warm_up_once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
         if job["hang_write_at"] is not None:

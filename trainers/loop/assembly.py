@@ -1,40 +1,44 @@
-"""Builds a run's parts in the order that they depend on each other: data, model, restore, facts."""
+"""Builds a run's parts in the order that they depend on each other."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from trainers import distillation
 from trainers.checkpoints import store
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.store import CheckpointStore, Snapshot
+from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
-from trainers.data.batches import TrainingBatches
-from trainers.data.cache import counted_by
-from trainers.distillation import Distilled
+from trainers.data.batches import TrainingBatches, collate, epoch_order
+from trainers.data.cache import counted_by, preparing
+from trainers.data.segments import up_to_multiple
+from trainers.dry_runs import micro_batch
+from trainers.dry_runs.micro_batch import DryRun, StageDryRun
 from trainers.errors import BadSpecError
-from trainers.loop import run_model, snapshot
+from trainers.loop import snapshot
 from trainers.loop.evaluation import Evaluator, FinalTest
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
-from trainers.loop.run_model import RunModel
 from trainers.loop.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.loop.run_worker import RunWorker
 from trainers.loop.snapshot import ModelState
 from trainers.loop.stages import Ended
 from trainers.loop.trainer import Trainer
-from trainers.models import origin
+from trainers.model_kinds.families import Attention
+from trainers.models import dropout, origin, parity, student
 from trainers.models.binary.course import latent_of
-from trainers.models.origin import Origin
-from trainers.models.student import Student
-from trainers.parallel import replicate
+from trainers.models.fit import student_misfits
+from trainers.models.parity import EncoderParity
+from trainers.parallel import partition_stages, replicate
 from trainers.process import seed_all
 from trainers.reporting import Clock, Fence, Sink, Stop
-from trainers.tasks.base import Prepared, Task, build
+from trainers.tasks.base import build
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
@@ -44,8 +48,11 @@ from trainers.telemetry.profiling import profiler_for
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
 from trainers.telemetry.usage import Usage
-from trainers.update import Update, loss_scale_for
-from trainers.workers import Workers
+from trainers.update import Update, idle, loss_scale_for
+from trainers.update import build as build_optimizer
+
+_CALIBRATED = 16
+"""Examples that learned scales begin from."""
 
 
 def assemble(
@@ -78,313 +85,430 @@ def assemble(
     timeline.bounded_by(OverheadMeter(instruments, worker.sink))
     timeline.enter(Phase.setup)
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep, fence)
-    newest = _newest(checkpoints, worker)
-    if newest is not None:
-        timeline.resume()
     with counted_by(lambda: timeline.within(Phase.preparation)):
-        attempt = _Attempt(heartbeat, clock.submitted_s, checkpoints, newest, before, last)
-        trainer = _build(worker, attempt, stop)
+        trainer = RunBuilder(worker, checkpoints, before, last=last).build(stop, heartbeat, clock)
         with timeline.within(Phase.warm_up):
             worker.workers.all_gather(None)  # begin together
             instruments.prepared()
     return trainer
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    heartbeat: Heartbeat
-    submitted_s: float | None
-    checkpoints: CheckpointStore
-    newest: Path | None
-    before: Ended | None = None
-    last: bool = True
+class RunBuilder:
+    """Builds the parts of one attempt; `build` lists the phases, each of which needs those before it."""
 
+    def __init__(
+        self, worker: RunWorker, checkpoints: CheckpointStore, before: Ended | None, *, last: bool
+    ) -> None:
+        self.worker, self.checkpoints, self.before, self.last = worker, checkpoints, before, last
+        # As given; with a resolved micro-batch size after `choose_micro_batch`.
+        self.config = worker.config
 
-def _build(worker: RunWorker, attempt: _Attempt, stop: Stop) -> Trainer:
-    config, workers, device, timeline = worker.config, worker.workers, worker.device, worker.timeline
-    worker.warn_of_other_device()
-    task = build(config.task.name, worker.encoder.cross_entropy)
-    worker.sink.progress(step=0, total_steps=0, phase="preparing")
+    def build(self, stop: Stop, heartbeat: Heartbeat, clock: Clock) -> Trainer:
+        self.find_checkpoint()
+        self.prepare_data()
+        self.build_model()
+        self.install_encoder()
+        self.add_teacher_and_optimizer()
+        self.choose_micro_batch()
+        self.gather_data()
+        self.restore(heartbeat, clock)
+        self.replicate()
+        self.report_start()
+        self.seed()
+        return self.finish(stop)
 
-    model_origin = origin.locate(config.model.name, config.workspace)
-    run_model.require_fit(config, model_origin)
-    prepared = task.prepare(config, distillation.tokenizer_origin(config, model_origin), worker.log)
-    if not attempt.last:
-        prepared = replace(prepared, test_units=None)
-    _require_room(config, prepared)
-    model = run_model.build(worker, task, prepared, model_origin)
-    sized, forget_micro_size = run_model.choose_micro_batch(worker, prepared, model)
-    data = _run_data(worker, sized, task, prepared, model.distilled, attempt.checkpoints)
-    total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
+    def find_checkpoint(self) -> None:
+        workers = self.worker.workers
+        # Rank 0 verifies and decides, so that all workers resume from the same checkpoint.
+        newest = self.checkpoints.newest(self.worker.warn) if workers.rank == 0 else None
+        self.newest: Path | None = workers.broadcast(newest)
+        if self.newest is not None:
+            self.worker.timeline.resume()
 
-    taken = store.load(attempt.newest) if attempt.newest else None
-    progress = _restore(worker, attempt, taken, model.state, data)
-    noise = _noise_of(sized, worker, model)
-    # Wrapped after the weights are restored, so that replicas begin equal.
-    replica = replicate(
-        sized,
-        model.student,
-        model.distilled.module,
-        model.partition,
-        workers=workers,
-        device=device,
-        arithmetic=worker.arithmetic,
-        timeline=timeline,
-        optimizer=model.built.optimizer,
-        noise=noise.source,
-        total_steps=total_steps,
-    )
-    worker.sink.started(
-        total_steps=total_steps,
-        resumed_from_step=progress.step,
-        facts={
-            **_worker_facts(worker),
-            **_data_facts(prepared, data.identity),
-            **_model_facts(worker, model_origin, model),
-            **model.built.facts(),
-            **replica.facts(),
-            "resumed_from_s": _kept_until_s(attempt, taken),
-            "micro_size": sized.batch.micro_size,
-            "micro_tokens": sized.batch.micro_tokens,
-            "accumulation": sized.accumulation,
-            "gradient_noise": noise.source.name,
-        },
-    )
-    # Last, because building draws random numbers too.
-    if taken is not None:
-        snapshot.restore_random(
-            taken, rank=workers.rank, world=workers.world, seed=config.seed, device=device
+    def prepare_data(self) -> None:
+        config, worker = self.config, self.worker
+        worker.warn_of_other_device()
+        self.task = build(config.task.name, worker.encoder.cross_entropy)
+        worker.sink.progress(step=0, total_steps=0, phase="preparing")
+        place = self.origin = origin.locate(config.model.name, config.workspace)
+        fields = place.config() if isinstance(place, origin.Folder) else place.config(origin.VOCABULARY_SIZE)
+        for misfit in student_misfits(config, str(place), place.family, fields):
+            raise BadSpecError(misfit.reason)
+        tokenizer = distillation.tokenizer_origin(config, place)
+        self.prepared = self.task.prepare(config, tokenizer, worker.log)
+        if not self.last:
+            self.prepared = replace(self.prepared, test_units=None)
+        limit, longest = config.batch.micro_tokens, int(self.prepared.train.lengths.max(initial=0))
+        if limit is not None and config.trains and longest > limit:
+            raise BadSpecError(
+                f"batch.micro_tokens {limit} is below the longest training example of {longest} tokens; "
+                f"raise it to at least {longest}, or lower task.max_length"
+            )
+
+    def build_model(self) -> None:
+        config, prepared = self.config, self.prepared
+        self.student = student.build(
+            self.origin,
+            head=prepared.head,
+            vocabulary_size=prepared.vocabulary_size,
+            dropout=config.model.dropout,
+            max_length=config.task.max_length,
+            pad_id=prepared.pad_id,
+            layers=config.model.layers,
+            attention_dropout=config.model.attention_dropout,
+            binary=config.model.binary if self.worker.encoder.quantises else None,
         )
-    else:
-        seed_all(config.seed, rank=workers.rank)
-    latent = latent_of(model.student)
-    update = Update(
-        model.distilled.module,
-        model.built.optimizer,
-        loss_scale_for(config),
-        worker.arithmetic.half,
-        config.optimizer.max_grad_norm,
-        replica.counted(),
-        latent,
-    )
-    trainer = Trainer(
-        RunParts(
-            config=sized,
-            workers=workers,
+
+    def install_encoder(self) -> None:
+        """Puts the student on the worker's device, with the encoder of the run."""
+        config, worker, model = self.config, self.worker, self.student
+        if worker.encoder.packs and not (config.trains and config.model.drops_attention):
+            config.rates.kind.backend.attend_without_dropout(worker.device)
+        self.parity = self._parity()
+        worker.encoder.install(model.model)
+        if worker.encoder.quantises:
+            self._calibrate()
+        if not config.trains:
+            # Before the model reaches the device, which never holds weights in another format.
+            worker.arithmetic.prepare(model)
+            worker.inference.keep(model)
+        model.to(worker.device)
+        if config.parallel.activation_checkpointing:
+            model.checkpoint_activations()
+        if config.model.compile:
+            model.compile_layers()
+        elif config.rates.kind.host_dropout and worker.encoder.host_dropout:
+            dropout.install(model, attention=model.architecture.family.attention is Attention.full)
+        if config.trains:
+            worker.arithmetic.prepare(model)
+
+    def _calibrate(self) -> None:
+        """Sets learned scales without a value from the run's first examples.
+
+        On the CPU, before the model has a number format of its own; the result is the same on all workers.
+        """
+        from trainers.models.binary import install as binary
+
+        config, worker, prepared, model = self.config, self.worker, self.prepared, self.student
+        if not binary.awaits_data(model):
+            return
+        rows = epoch_order(prepared.train.lengths, config.seed, 0, config.batch.global_size)
+        batch = collate(prepared.train, rows[: min(_CALIBRATED, len(rows))], prepared.pad_id, worker.multiple)
+        transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
+        if transform is not None:
+            batch = transform(batch, seed=config.seed, epoch=0)
+        with preparing(), binary.calibrating(model):
+            model(batch)
+
+    def _parity(self) -> EncoderParity | None:
+        """Compares an encoder that packs with the default one, on rank 0; None = not compared."""
+        config, worker, prepared = self.config, self.worker, self.prepared
+        if not (worker.encoder.packs and config.trains and worker.workers.rank == 0):
+            return None
+        batch = parity.compared(prepared.train, prepared.pad_id, worker.multiple)
+        transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
+        assert transform is not None
+        with preparing():
+            record = parity.measure(
+                self.student,
+                lambda student: worker.encoder.install(student.model),
+                transform(batch, seed=config.seed, epoch=0).to(worker.device),
+                self.task.loss,
+                encoder=worker.encoder.name,
+                arithmetic=worker.arithmetic,
+                reference_loss=build(config.task.name).loss,
+            )
+        if not record.passed:
+            worker.warn(
+                f"model.encoder {record.encoder} differs from the default by more than rounding explains: "
+                f"hidden states {record.hidden_max_abs:.1e} ({record.hidden_rounding:.1e}), gradients "
+                f"{record.gradient_max_rel:.1e} ({record.gradient_rounding:.1e}), gradients of dropped "
+                f"attention {record.dropout_mismatch or 0.0:.1e} (of 1 with other masks); use another "
+                "model.encoder"
+            )
+        return record
+
+    def add_teacher_and_optimizer(self) -> None:
+        config, worker = self.config, self.worker
+        self.parameters = self.student.parameter_count
+        # From here on the model has this worker's layers alone, and so has its optimizer.
+        with preparing():  # layers may be timed
+            self.partition = partition_stages(
+                config, self.student, worker.workers, worker.device, worker.arithmetic
+            )
+        self.distilled = distillation.set_up(
+            config,
+            self.task,
+            self.prepared,
+            self.student,
+            device=worker.device,
+            arithmetic=worker.arithmetic,
+            multiple=worker.multiple,
+            computes_loss=self.partition is None or self.partition.computes_loss,
+            report=worker.log,
+            warn=worker.warn,
+        )
+        module = self.distilled.module
+        with preparing():  # its kernels may be built, and are checked
+            self.built = build_optimizer(config.optimizer, module) if config.trains else idle(module)
+        if self.built.fallback is not None:
+            worker.warn(
+                f"optimizer.implementation: {self.built.implementation} runs, because {self.built.fallback}"
+            )
+        self.state = ModelState(
+            self.student, self.distilled.projections, self.built.optimizer, self.built.names
+        )
+
+    def choose_micro_batch(self) -> None:
+        """Resolves the micro-batch size, compiles for it and warms up."""
+        config, worker, device = self.config, self.worker, self.worker.device
+        self.forget_micro_size: Callable[[], None] = lambda: None
+        if not config.trains:
+            self.config = micro_batch.with_size(config, config.micro_size)
+            return
+        described = self.student.model.config.to_dict()
+        kind: Callable[..., DryRun] = DryRun
+        if self.partition is not None:
+            kind = partial(
+                StageDryRun,
+                partition=self.partition,
+                stage=worker.workers.stage,
+                width=self.student.shape.hidden,
+            )
+        dry_run = kind(
+            config,
+            self.distilled.module,
+            self.distilled.objective,
+            worker.arithmetic,
+            self.prepared.train,
             device=device,
-            total_steps=total_steps,
-            progress=progress,
-            data=data,
+            pad_id=self.prepared.pad_id,
+            multiple=worker.multiple,
+            transform=worker.laid_out(self.distilled.transform, self.prepared, config.micro_size),
+        )
+        described = {**described, "longest example": dry_run.longest}
+        size = micro_batch.choose(config, worker.workers, device, described, dry_run.at_size)
+        width = up_to_multiple(dry_run.longest, worker.multiple)
+        self.config = micro_batch.in_tokens(config, size, device, width)
+        self.forget_micro_size = partial(micro_batch.forget, config, device, described)
+        if config.model.compile:
+            try:
+                with preparing():
+                    dry_run.compile(size)
+            except torch.OutOfMemoryError:
+                self.forget_micro_size()
+                raise
+        key = micro_batch.key_of(self.config, device, {**described, "micro size": size})
+        micro_batch.warm_up_once(key, worker.workers, worker.timeline, lambda: dry_run.rehearse(size))
+
+    def gather_data(self) -> None:
+        config, worker, prepared = self.config, self.worker, self.prepared
+        identity = {**prepared.identity, **self.distilled.identity}
+        laid_out = worker.laid_out(prepared.transform, prepared, config.evaluation.batch_size)
+        evaluator_of = partial(
+            Evaluator,
+            self.task,
+            replace(prepared, transform=laid_out),
+            batch_size=config.evaluation.batch_size,
+            workers=worker.workers,
+            device=worker.device,
+            inference=worker.inference,
+            multiple=worker.multiple,
+            peak_within=worker.instruments.peak_within,
+            warn=worker.warn,
+        )
+        final_test = None
+        if prepared.test_units is not None:
+            final_test = FinalTest(
+                evaluator_of(part="test"),
+                prepared.test_units,
+                Path(config.workspace.checkpoints),
+                self.checkpoints.own_folder,
+                identity,
+                self.task.info.headline,
+                worker.workers,
+            )
+        batches = TrainingBatches(
+            prepared.train,
+            seed=config.seed,
+            global_size=config.batch.global_size,
+            micro_size=config.micro_size,
+            replica=worker.workers.replica,
+            replicas=worker.workers.replicas,
+            pad_id=prepared.pad_id,
+            multiple=worker.multiple,
+            transform=worker.trained_as(self.distilled.transform, prepared, config),
+            micro_tokens=config.batch.micro_tokens,
+            packs=worker.encoder.packs,
+        )
+        self.data = RunData(
+            self.task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity
+        )
+        self.total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
+
+    def restore(self, heartbeat: Heartbeat, clock: Clock) -> None:
+        """Restores model, optimizer, counters and timeline, but no generators; finds what was lost since."""
+        timeline, before = self.worker.timeline, self.before
+        self.progress, self.kept_until_s = Progress(), None if before is None else before.ended_s
+        self.saved = None if self.newest is None else store.load(self.newest)
+        if self.saved is not None:
+            self.progress = snapshot.restore(self.saved, self.state, self.data.identity)
+            self.kept_until_s = float(self.saved.state["taken_s"])
+            timeline.carry_over(self.saved.state["spent_s"])
+        elif before is not None:
+            self.progress = replace(self.progress, **before.counters)
+            self.progress.usage = Usage(**before.usage)
+            timeline.carry_over(before.spent_s)
+        self._restore_best()
+        lost = heartbeat.look_back(kept_until_s=self.kept_until_s, submitted_s=clock.submitted_s)
+        timeline.carry_over({Phase.lost_since_checkpoint: lost.lost_s})
+        self.progress.usage.queue_s += lost.queue_s
+
+    def _restore_best(self) -> None:
+        progress, workers, marked = self.progress, self.worker.workers, False
+        if workers.rank == 0:
+            if progress.best is not None:
+                best = CheckpointId(progress.best_attempt, progress.best_step)
+                marked = self.checkpoints.mark_best(best, self.task.info.headline, progress.best)
+            if not marked:
+                self.checkpoints.forget_best()
+        if not workers.broadcast(marked):
+            progress.best, progress.best_step, progress.best_attempt = None, -1, 0
+
+    def replicate(self) -> None:
+        """Wraps the model after its weights are restored, so that replicas begin equal."""
+        config, worker = self.config, self.worker
+        source = source_for(
+            wanted=config.telemetry.gradient_noise and config.trains,
+            optimizer=self.built.optimizer,
+            module=self.distilled.module,
+            replicas=worker.workers.replicas,
+            whole_model=worker.workers.stages == 1,
+            # Micro-batches of a number of tokens are no equal parts of a step.
+            accumulation=config.accumulation if config.batch.micro_tokens is None else 1,
+            device=worker.device,
+        )
+        self.noise = GradientNoise(source, config.batch.global_size / config.batch.base_size)
+        self.replica = replicate(
+            config,
+            self.student,
+            self.distilled.module,
+            self.partition,
+            workers=worker.workers,
+            device=worker.device,
+            arithmetic=worker.arithmetic,
+            timeline=worker.timeline,
+            optimizer=self.built.optimizer,
+            noise=source,
+            total_steps=self.total_steps,
+        )
+
+    def report_start(self) -> None:
+        config, worker, prepared, place = self.config, self.worker, self.prepared, self.origin
+        student_sha256 = None
+        if isinstance(place, origin.Folder):
+            student_sha256 = origin.digest(place, config.workspace, tokenizer=True)
+        facts: dict[str, object] = {
+            **environment_facts(worker.device),
+            **worker.instruments.facts(),
+            "config": json.loads(worker.config.model_dump_json()),
+            "device_shared": config.rates.shared,
+            "workers": worker.workers.world,
+            "compression": config.parallel.compression,
+            "precision_implementation": worker.arithmetic.name,
+            "evaluation_precision": worker.inference.name,
+            "data": self.data.identity,
+            "train_examples": len(prepared.train),
+            "validation_examples": len(prepared.validation),
+            "test_examples": 0 if prepared.test is None else len(prepared.test),
+            "vocabulary_size": prepared.vocabulary_size,
+            "student_sha256": student_sha256,
+            "compiled": config.model.compile,
+            "attention": self.student.attention,
+            **({} if self.parity is None else {"encoder_parity": self.parity.as_dict()}),
+            "parameters": self.parameters,
+            **self.distilled.facts,
+            **self.built.facts(),
+            **self.replica.facts(),
+            "resumed_from_s": self.kept_until_s,
+            "micro_size": config.batch.micro_size,
+            "micro_tokens": config.batch.micro_tokens,
+            "accumulation": config.accumulation,
+            "gradient_noise": self.noise.source.name,
+        }
+        step = self.progress.step
+        worker.sink.started(total_steps=self.total_steps, resumed_from_step=step, facts=facts)
+
+    def seed(self) -> None:
+        """Comes last, because building draws random numbers too."""
+        workers, seed = self.worker.workers, self.config.seed
+        if self.saved is None:
+            seed_all(seed, rank=workers.rank)
+        else:
+            device = self.worker.device
+            snapshot.restore_random(
+                self.saved, rank=workers.rank, world=workers.world, seed=seed, device=device
+            )
+
+    def finish(self, stop: Stop) -> Trainer:
+        config, worker = self.config, self.worker
+        latent = latent_of(self.student)
+        update = Update(
+            self.distilled.module,
+            self.built.optimizer,
+            loss_scale_for(config),
+            worker.arithmetic.half,
+            config.optimizer.max_grad_norm,
+            self.replica.counted(),
+            latent,
+        )
+        # A run that does not train needs a checkpoint if the file of its model is not all of it, or if
+        # predictions of the test part name its weights.
+        keeps_untrained = (
+            bool(self.student.fresh)
+            or config.model.layers is not None
+            or self.prepared.test_units is not None
+        )
+        parts = RunParts(
+            config=config,
+            workers=worker.workers,
+            device=worker.device,
+            total_steps=self.total_steps,
+            progress=self.progress,
+            data=self.data,
             model=TrainedModel(
-                model.state, model.distilled.objective, replica, update, latent, model.parameters
+                self.state, self.distilled.objective, self.replica, update, latent, self.parameters
             ),
-            telemetry=_telemetry(worker, sized, prepared, model, noise, range(progress.step, total_steps)),
-            checkpoints=RunCheckpoints(
-                attempt.checkpoints, attempt.newest, _only_here(config, model.student, prepared)
+            telemetry=self._telemetry(),
+            checkpoints=RunCheckpoints(self.checkpoints, self.newest, keeps_untrained),
+            forget_micro_size=self.forget_micro_size,
+        )
+        trainer = Trainer(parts, worker.sink, stop)
+        if self.saved is not None:
+            trainer.continue_from(self.saved)
+        return trainer
+
+    def _telemetry(self) -> RunTelemetry:
+        worker, wanted = self.worker, self.config.telemetry
+        return RunTelemetry(
+            timeline=worker.timeline,
+            noise=self.noise,
+            figures=RunFigures(
+                self.config,
+                worker.instruments,
+                flop_count_of(self.student.model.config, self.prepared.head),
+                teacher_precision=self.distilled.teacher_precision,
+                first=worker.workers.first,
+                timeline=worker.timeline,
+                truncated_pct=100.0 * float(self.prepared.train.cut.mean()),
             ),
-            forget_micro_size=forget_micro_size,
-        ),
-        worker.sink,
-        stop,
-    )
-    if taken is not None:
-        trainer.continue_from(taken)
-    return trainer
-
-
-def _require_room(config: RunConfig, prepared: Prepared) -> None:
-    limit, longest = config.batch.micro_tokens, int(prepared.train.lengths.max(initial=0))
-    if limit is not None and config.trains and longest > limit:
-        raise BadSpecError(
-            f"batch.micro_tokens {limit} is below the longest training example of {longest} tokens; raise it "
-            f"to at least {longest}, or lower task.max_length"
+            profiler=profiler_for(
+                wanted, self.total_steps, worker.device, worker.timeline, alone=worker.workers.world == 1
+            ),
+            tracer=tracer_for(
+                wanted.trace_steps,
+                profiled_steps=wanted.profile_steps,
+                steps_left=self.total_steps - self.progress.step,
+                timeline=worker.timeline,
+            ),
         )
-
-
-def _run_data(
-    worker: RunWorker,
-    sized: RunConfig,
-    task: Task,
-    prepared: Prepared,
-    distilled: Distilled,
-    checkpoints: CheckpointStore,
-) -> RunData:
-    config, workers = worker.config, worker.workers
-    identity = {**prepared.identity, **distilled.identity}
-    evaluator_of = partial(
-        Evaluator,
-        task,
-        replace(
-            prepared, transform=worker.laid_out(prepared.transform, prepared, config.evaluation.batch_size)
-        ),
-        batch_size=config.evaluation.batch_size,
-        workers=workers,
-        device=worker.device,
-        inference=worker.inference,
-        multiple=worker.multiple,
-        peak_within=worker.instruments.peak_within,
-        warn=worker.warn,
-    )
-    final_test = None
-    if prepared.test_units is not None:
-        final_test = FinalTest(
-            evaluator_of(part="test"),
-            prepared.test_units,
-            Path(config.workspace.checkpoints),
-            checkpoints.own_folder,
-            identity,
-            task.info.headline,
-            workers,
-        )
-    batches = TrainingBatches(
-        prepared.train,
-        seed=config.seed,
-        global_size=config.batch.global_size,
-        micro_size=sized.micro_size,
-        replica=workers.replica,
-        replicas=workers.replicas,
-        pad_id=prepared.pad_id,
-        multiple=worker.multiple,
-        transform=worker.trained_as(distilled.transform, prepared, sized),
-        micro_tokens=sized.batch.micro_tokens,
-        packs=worker.encoder.packs,
-    )
-    return RunData(task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity)
-
-
-def _restore(
-    worker: RunWorker, attempt: _Attempt, taken: Snapshot | None, state: ModelState, data: RunData
-) -> Progress:
-    progress = Progress()
-    if taken is not None:
-        progress = snapshot.restore(taken, state, data.identity)
-        worker.timeline.carry_over(taken.state["spent_s"])
-    elif attempt.before is not None:
-        progress = replace(progress, **attempt.before.counters)
-        progress.usage = Usage(**attempt.before.usage)
-        worker.timeline.carry_over(attempt.before.spent_s)
-    _restore_best(attempt.checkpoints, progress, data.task.info.headline, worker.workers)
-    before = attempt.heartbeat.look_back(
-        kept_until_s=_kept_until_s(attempt, taken), submitted_s=attempt.submitted_s
-    )
-    worker.timeline.carry_over({Phase.lost_since_checkpoint: before.lost_s})
-    progress.usage.queue_s += before.queue_s
-    return progress
-
-
-def _kept_until_s(attempt: _Attempt, taken: Snapshot | None) -> float | None:
-    if taken is not None:
-        return float(taken.state["taken_s"])
-    return None if attempt.before is None else attempt.before.ended_s
-
-
-def _worker_facts(worker: RunWorker) -> dict[str, object]:
-    config = worker.config
-    return {
-        **environment_facts(worker.device),
-        **worker.instruments.facts(),
-        "config": json.loads(config.model_dump_json()),
-        "device_shared": config.rates.shared,
-        "workers": worker.workers.world,
-        "compression": config.parallel.compression,
-        "precision_implementation": worker.arithmetic.name,
-        "evaluation_precision": worker.inference.name,
-    }
-
-
-def _data_facts(prepared: Prepared, identity: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "data": identity,
-        "train_examples": len(prepared.train),
-        "validation_examples": len(prepared.validation),
-        "test_examples": 0 if prepared.test is None else len(prepared.test),
-        "vocabulary_size": prepared.vocabulary_size,
-    }
-
-
-def _model_facts(worker: RunWorker, model_origin: Origin, model: RunModel) -> dict[str, object]:
-    workspace = worker.config.workspace
-    return {
-        "student_sha256": (
-            origin.digest(model_origin, workspace, tokenizer=True)
-            if isinstance(model_origin, origin.Folder)
-            else None
-        ),
-        "compiled": worker.config.model.compile,
-        "attention": model.student.attention,
-        **({} if model.parity is None else {"encoder_parity": model.parity.as_dict()}),
-        "parameters": model.parameters,
-        **model.distilled.facts,
-    }
-
-
-def _telemetry(
-    worker: RunWorker,
-    sized: RunConfig,
-    prepared: Prepared,
-    model: RunModel,
-    noise: GradientNoise,
-    steps: range,
-) -> RunTelemetry:
-    timeline, wanted = worker.timeline, sized.telemetry
-    return RunTelemetry(
-        timeline=timeline,
-        noise=noise,
-        figures=RunFigures(
-            sized,
-            worker.instruments,
-            flop_count_of(model.student.model.config, prepared.head),
-            teacher_precision=model.distilled.teacher_precision,
-            first=worker.workers.first,
-            timeline=timeline,
-            truncated_pct=100.0 * float(prepared.train.cut.mean()),
-        ),
-        profiler=profiler_for(wanted, steps.stop, worker.device, timeline, alone=worker.workers.world == 1),
-        tracer=tracer_for(
-            wanted.trace_steps,
-            profiled_steps=wanted.profile_steps,
-            steps_left=steps.stop - steps.start,
-            timeline=timeline,
-        ),
-    )
-
-
-def _only_here(config: RunConfig, model: Student, data: Prepared) -> bool:
-    """Returns whether a run that does not train needs a checkpoint of its model.
-
-    It does where the source file is not the whole model, and where predictions of the test part refer to the
-    hash of the weights.
-    """
-    return bool(model.fresh) or config.model.layers is not None or data.test_units is not None
-
-
-def _noise_of(sized: RunConfig, worker: RunWorker, model: RunModel) -> GradientNoise:
-    source = source_for(
-        wanted=sized.telemetry.gradient_noise and sized.trains,
-        optimizer=model.built.optimizer,
-        module=model.distilled.module,
-        replicas=worker.workers.replicas,
-        whole_model=worker.workers.stages == 1,
-        # Micro-batches of a number of tokens are no equal parts of a step.
-        accumulation=sized.accumulation if sized.batch.micro_tokens is None else 1,
-        device=worker.device,
-    )
-    return GradientNoise(source, sized.batch.global_size / sized.batch.base_size)
-
-
-def _newest(checkpoints: CheckpointStore, worker: RunWorker) -> Path | None:
-    chosen = checkpoints.newest(worker.warn) if worker.workers.rank == 0 else None
-    shared: Path | None = worker.workers.broadcast(chosen)
-    return shared
-
-
-def _restore_best(checkpoints: CheckpointStore, progress: Progress, headline: str, workers: Workers) -> None:
-    kept = False
-    if workers.rank == 0:
-        if progress.best is not None:
-            best = CheckpointId(progress.best_attempt, progress.best_step)
-            kept = checkpoints.mark_best(best, headline, progress.best)
-        if not kept:
-            checkpoints.forget_best()
-    if not workers.broadcast(kept):
-        progress.best, progress.best_step, progress.best_attempt = None, -1, 0
