@@ -24,19 +24,15 @@ class StrategyInfo:
     """How a step is spread over workers.
 
     Attributes:
-        name: Value of `parallel.strategy`.
         replicate: Returns the `trainers.parallel.replica.Replica` of a `trainers.parallel.replica.Setup`.
-        several: May have several workers.
-        exchanges: Workers average gradients by the exchange that `parallel.compression` names.
-        staged: The layers of a model are divided among workers.
     """
 
-    name: str
+    name: str  # Value of `parallel.strategy`
     summary: str
     replicate: Callable[[Any], Any]
-    several: bool = True
-    exchanges: bool = False
-    staged: bool = False
+    several: bool = True  # May have several workers
+    exchanges: bool = False  # Workers average gradients by the exchange that `parallel.compression` names
+    staged: bool = False  # The layers of a model are divided among workers
 
 
 STRATEGIES: dict[str, StrategyInfo] = by_name(
@@ -100,30 +96,22 @@ class CompressionInfo:
     """How a bucket of gradients is exchanged after the warm-up.
 
     Attributes:
-        name: Value of `parallel.compression`.
         exchange: Returns the `trainers.parallel.exchange.GradientExchange` for a run, its trained module, its
             optimizer and the steps of its warm-up.
-        payload: Payload of one tensor; see `Payload`.
-        messages: Collectives of one bucket.
-        waits: The backward pass stands still until a bucket is reduced.
-        answers_last: The second half of every bucket's exchange begins with the last bucket.
         passes: Bytes of memory traffic per byte of gradients, to compress and to decompress.
-        after_passes: Can exchange all gradients after the passes, as `model.cuda_graphs` does.
-        rounds: Does nothing to gradients that are in half precision already.
-        freezes_second_moment: Needs an optimizer that can do so.
     """
 
-    name: str
+    name: str  # Value of `parallel.compression`
     summary: str
     exchange: Callable[[Any, torch.nn.Module, torch.optim.Optimizer, int], Any]
-    payload: Payload
-    messages: int = 1
-    waits: bool = False
-    answers_last: bool = False
+    payload: Payload  # Payload of one tensor; see `Payload`
+    messages: int = 1  # Collectives of one bucket
+    waits: bool = False  # The backward pass stands still until a bucket is reduced
+    answers_last: bool = False  # The second half of every bucket's exchange begins with the last bucket
     passes: tuple[float, float] = (0.0, 0.0)
-    after_passes: bool = True
-    rounds: bool = False
-    freezes_second_moment: bool = False
+    after_passes: bool = True  # Can exchange all gradients after the passes, as `model.cuda_graphs` does
+    rounds: bool = False  # Does nothing to gradients that are in half precision already
+    freezes_second_moment: bool = False  # Needs an optimizer that can do so
 
 
 NONE = CompressionInfo(

@@ -33,17 +33,14 @@ class Figure:
     """A figure that a run reports.
 
     Attributes:
-        unit: Empty for words.
-        provenance: None = recorded by the run (energy).
-        better: Winning direction; None = neither, or it depends on the question.
         share: A mean over values between 0 and 1 for each unit of the evaluated part: over `all` of
             them, or over `some`, such as the questions that have an answer; None = not such a mean.
     """
 
-    unit: str
-    provenance: Provenance | None = Provenance.counter
+    unit: str  # Empty for words
+    provenance: Provenance | None = Provenance.counter  # None = recorded by the run (energy)
     scope: str = "run"
-    better: Better | None = None
+    better: Better | None = None  # Winning direction; None = neither, or it depends on the question
     share: Share | None = None
 
 
@@ -52,17 +49,14 @@ class Measurement:
     """A quantity with a unit over a window.
 
     Attributes:
-        name: Ends with its unit, such as `train_time_s`.
-        unit: `s`, `kWh`, `MiB`, `USD`, `1/s`, ...
-        scope: Extent that it covers: `run`, `worker:0`, `device:0`, ...
         start_s, end_s: The window, in Unix time.
     """
 
-    name: str
+    name: str  # Ends with its unit, such as `train_time_s`
     value: float
-    unit: str
+    unit: str  # `s`, `kWh`, `MiB`, `USD`, `1/s`,
     provenance: Provenance
-    scope: str
+    scope: str  # Extent that it covers: `run`, `worker:0`, `device:0`,
     start_s: float
     end_s: float
 
@@ -79,15 +73,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When things happened before `train` was called; the run's own time begins later.
+    """When things happened before `train` was called; the run's own time begins later."""
 
-    Attributes:
-        opened_s: When the attempt was opened, Unix time.
-        submitted_s: When the run was submitted; None = not known.
-    """
-
-    opened_s: float = field(default_factory=time.time)
-    submitted_s: float | None = None
+    opened_s: float = field(default_factory=time.time)  # When the attempt was opened, Unix time
+    submitted_s: float | None = None  # When the run was submitted; None = not known
 
 
 class StopReason(StrEnum):
@@ -189,17 +178,12 @@ class TrainingOutcome:
     """How a call of `train` ended; returned on every rank, figures on rank 0.
 
     Attributes:
-        status: `completed` when the whole length was trained, else `stopped`.
-        stop_reason: Set when stopped.
-        step: The last finished step.
-        total_steps: Steps of the whole run.
         summary: Final figures by name with unit (`accuracy`, `total_time_s`, ...), see `docs/metrics.md`.
-        checkpoint: Path of the last verified checkpoint, if any.
     """
 
-    status: Literal["completed", "stopped"]
-    stop_reason: StopReason | None
-    step: int
-    total_steps: int
+    status: Literal["completed", "stopped"]  # `completed` when the whole length was trained, else `stopped`
+    stop_reason: StopReason | None  # Set when stopped
+    step: int  # The last finished step
+    total_steps: int  # Steps of the whole run
     summary: Mapping[str, float | int | str | None]
-    checkpoint: str | None
+    checkpoint: str | None  # Path of the last verified checkpoint, if any

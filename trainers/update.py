@@ -46,15 +46,10 @@ class LossScale:
 
 @dataclass(slots=True)
 class DynamicLossScale(LossScale):
-    """The scale of fp16.
+    """The scale of fp16."""
 
-    Attributes:
-        growth_steps: Applied steps in a row after which the scale doubles.
-        clean_steps: Applied steps since the last change.
-    """
-
-    growth_steps: int = 2000
-    clean_steps: int = 0
+    growth_steps: int = 2000  # Applied steps in a row after which the scale doubles
+    clean_steps: int = 0  # Applied steps since the last change
 
     @property
     @override

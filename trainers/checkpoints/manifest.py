@@ -50,17 +50,12 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best evaluation of a run whose checkpoint exists.
+    """The best evaluation of a run whose checkpoint exists."""
 
-    Attributes:
-        path: The checkpoint that was evaluated.
-        score: Value of the metric.
-    """
-
-    path: Path
+    path: Path  # The checkpoint that was evaluated
     step: int
     metric: str
-    score: float
+    score: float  # Value of the metric
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:

@@ -80,20 +80,16 @@ class Record:
     """How the test part was scored.
 
     Attributes:
-        data: Hash of the data's identity.
-        step: Step of the scored checkpoint.
         carried: Thresholds and other scores of the checkpoint's evaluation on the validation part.
-        figures: By name, as in the run's summary.
-        labels: None = the task has no labels.
     """
 
     weights_sha256: str
-    data: str
+    data: str  # Hash of the data's identity
     headline: str
-    step: int
+    step: int  # Step of the scored checkpoint
     carried: Mapping[str, float]
-    figures: Mapping[str, float]
-    labels: LabelCounts | None = None
+    figures: Mapping[str, float]  # By name, as in the run's summary
+    labels: LabelCounts | None = None  # None = the task has no labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +97,11 @@ class Prediction:
     """The prediction for a unit.
 
     Attributes:
-        unit: Its stable name.
-        score: Its share of the headline.
         prediction, truth: JSON-able values.
     """
 
-    unit: str
-    score: float
+    unit: str  # Its stable name
+    score: float  # Its share of the headline
     prediction: Any
     truth: Any
 

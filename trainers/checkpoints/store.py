@@ -40,15 +40,10 @@ MODEL_FILE = "model"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Contents of a checkpoint.
+    """Contents of a checkpoint."""
 
-    Attributes:
-        tensors: By file name without suffix, then by tensor name.
-        state: Everything else, JSON-able.
-    """
-
-    tensors: Mapping[str, Mapping[str, torch.Tensor]]
-    state: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]  # By file name without suffix, then by tensor name
+    state: Mapping[str, Any]  # Everything else, JSON-able
 
 
 class CheckpointStore:

@@ -35,20 +35,17 @@ class Distilled:
     """The distillation of a run.
 
     Attributes:
-        module: Module being trained; the student, or a `ProjectedStudent` around it.
         projections: Its parameters that are not the student's.
-        transform: Transform of training batches; None = identity.
         identity: Facts that must be the same when a run resumes.
-        facts: Facts recorded with the attempt.
         teacher_precision: Precision whose published peak bounds the teacher's products; None = no teacher.
     """
 
-    module: nn.Module
+    module: nn.Module  # Module being trained; the student, or a `ProjectedStudent` around it
     objective: Objective
-    transform: Transform | None
+    transform: Transform | None  # Transform of training batches; None = identity
     projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     identity: Mapping[str, str | int | float] = field(default_factory=dict)
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)  # Facts recorded with the attempt
     teacher_precision: Precision | None = None
 
 

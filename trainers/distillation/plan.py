@@ -68,16 +68,14 @@ class LayerShares:
     """Factors of the student's layers in the losses inside the model.
 
     Attributes:
-        relation: 0 = not compared.
         embedding, logits: Factors of the embeddings' output and of the logits.
-        by_layer: Whether the distance of each layer's hidden states is reported.
     """
 
     hidden: tuple[float, ...]
-    relation: tuple[float, ...]
+    relation: tuple[float, ...]  # 0 = not compared
     embedding: float = 1.0
     logits: float = 1.0
-    by_layer: bool = False
+    by_layer: bool = False  # Whether the distance of each layer's hidden states is reported
 
     @property
     def related(self) -> tuple[int, ...]:

@@ -51,18 +51,12 @@ def locate(text: str, workspace: Workspace) -> Folder:
 
 @dataclass(frozen=True, slots=True)
 class TeacherFormat:
-    """The number format that a teacher computes in.
+    """The number format that a teacher computes in."""
 
-    Attributes:
-        name: Description of what really runs, for the record.
-        precision: Precision whose published peak bounds its products.
-        rounded: Products of operands rounded to bf16 in fp32 arithmetic.
-    """
-
-    name: str
-    precision: Precision = Precision.fp32
+    name: str  # Description of what really runs, for the record
+    precision: Precision = Precision.fp32  # Precision whose published peak bounds its products
     dtype: torch.dtype = torch.float32
-    rounded: bool = False
+    rounded: bool = False  # Products of operands rounded to bf16 in fp32 arithmetic
 
 
 def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> TeacherFormat:

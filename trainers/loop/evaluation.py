@@ -36,19 +36,12 @@ PERCENTILES = (50, 95)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Observations of a whole part.
+    """Observations of a whole part."""
 
-    Attributes:
-        rows: (N, K) inputs of the scoring for each example, in the order of the part.
-        loss: Mean over examples.
-        spent_s: Time of forward pass, loss and observation, summed over workers.
-        costs: Time per example, and memory of the worker with the most, by name.
-    """
-
-    rows: npt.NDArray[np.float32]
-    loss: float
-    spent_s: float
-    costs: Mapping[str, float]
+    rows: npt.NDArray[np.float32]  # (N, K) inputs of the scoring for each example, in the order of the part
+    loss: float  # Mean over examples
+    spent_s: float  # Time of forward pass, loss and observation, summed over workers
+    costs: Mapping[str, float]  # Time per example, and memory of the worker with the most, by name
 
     @property
     def lost(self) -> int:
@@ -58,19 +51,13 @@ class Observed:
 
 @dataclass(slots=True)
 class _Share:
-    """Results of one worker.
-
-    Attributes:
-        observed: (B, K) for each batch.
-        spent_s: Includes batches whose logits are on another stage.
-        example_ms: Time per example of each batch that it observed.
-    """
+    """Results of one worker."""
 
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    observed: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    observed: list[npt.NDArray[np.float32]] = field(default_factory=list)  # (B, K) for each batch
     loss: float = 0.0
-    spent_s: float = 0.0
-    example_ms: list[float] = field(default_factory=list)
+    spent_s: float = 0.0  # Includes batches whose logits are on another stage
+    example_ms: list[float] = field(default_factory=list)  # Time per example of each batch that it observed
     weight_mib: float = 0.0
     peak_mib: float = 0.0
 

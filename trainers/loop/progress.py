@@ -18,28 +18,15 @@ class Progress:
     """Counters of a run over all attempts up to now.
 
     Attributes:
-        step: Finished optimizer updates.
-        evaluated_step: Step of the last evaluation; -1 = none yet.
         samples, tokens, padded_tokens: Over all workers; padded ones include padding.
         epoch_loss, epoch_samples: Sums over the current epoch.
         costs: Time per example and memory of the last evaluation.
-        best: Headline metric of the best evaluation; None = none yet.
-        best_attempt: Attempt that saved the checkpoint of the best step.
         best_scores: All scores of the best evaluation, thresholds included.
-        skipped_steps: Steps that were not applied because of non-finite numbers.
-        not_finite_in_a_row: Skipped steps since the last applied one that no loss scale explains.
-        roll_backs: Returns to a checkpoint; the data order changes with each.
-        loss_scale: State of the dynamic loss scale.
         timed_samples, timed_tokens: Of steps that count in the rates; others were profiled.
-        bytes_sent: Gradient bytes sent by rank 0.
-        hidden_communication_s: Time in which gradients were in flight while rank 0 computed.
-        checkpoint_write_s: Time of rank 0's writing thread.
-        noise: State of the averages of the gradient noise.
-        usage: Over all workers.
     """
 
-    step: int = 0
-    evaluated_step: int = -1
+    step: int = 0  # Finished optimizer updates
+    evaluated_step: int = -1  # Step of the last evaluation; -1 = none yet
     samples: int = 0
     tokens: int = 0
     padded_tokens: int = 0
@@ -47,21 +34,21 @@ class Progress:
     epoch_samples: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     costs: dict[str, float] = field(default_factory=dict)
-    best: float | None = None
+    best: float | None = None  # Headline metric of the best evaluation; None = none yet
     best_step: int = -1
-    best_attempt: int = 0
+    best_attempt: int = 0  # Attempt that saved the checkpoint of the best step
     best_scores: dict[str, float] = field(default_factory=dict)
-    skipped_steps: int = 0
-    not_finite_in_a_row: int = 0
-    roll_backs: int = 0
-    loss_scale: dict[str, float] = field(default_factory=dict)
+    skipped_steps: int = 0  # Steps that were not applied because of non-finite numbers
+    not_finite_in_a_row: int = 0  # Skipped steps since the last applied one that no loss scale explains
+    roll_backs: int = 0  # Returns to a checkpoint; the data order changes with each
+    loss_scale: dict[str, float] = field(default_factory=dict)  # State of the dynamic loss scale
     timed_samples: int = 0
     timed_tokens: int = 0
-    bytes_sent: float = 0.0
-    hidden_communication_s: float = 0.0
-    checkpoint_write_s: float = 0.0
-    noise: dict[str, float] = field(default_factory=dict)
-    usage: Usage = field(default_factory=Usage)
+    bytes_sent: float = 0.0  # Gradient bytes sent by rank 0
+    hidden_communication_s: float = 0.0  # Time in which gradients were in flight while rank 0 computed
+    checkpoint_write_s: float = 0.0  # Time of rank 0's writing thread
+    noise: dict[str, float] = field(default_factory=dict)  # State of the averages of the gradient noise
+    usage: Usage = field(default_factory=Usage)  # Over all workers
 
     @property
     def train_loss(self) -> float | None:

@@ -29,21 +29,14 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Data of a run.
-
-    Attributes:
-        evaluator: Scores the validation part.
-        final_test: Scores the test part once; None = the data has no test part.
-        tokenizer: Tokenizer file, copied into checkpoints.
-        identity: Hashes and sizes that must be unchanged when the run resumes.
-    """
+    """Data of a run."""
 
     task: Task
     batches: TrainingBatches
-    evaluator: Evaluator
-    final_test: FinalTest | None
-    tokenizer: Path
-    identity: Mapping[str, str | int | float]
+    evaluator: Evaluator  # Scores the validation part
+    final_test: FinalTest | None  # Scores the test part once; None = the data has no test part
+    tokenizer: Path  # Tokenizer file, copied into checkpoints
+    identity: Mapping[str, str | int | float]  # Hashes and sizes that must be unchanged when the run resumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +62,11 @@ class RunTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoints:
-    """Where a run's state is kept.
-
-    Attributes:
-        resumed_from: None = the attempt starts the run.
-        keep_untrained: Whether a run that does not train writes the model that it evaluates.
-    """
+    """Where a run's state is kept."""
 
     store: CheckpointStore
-    resumed_from: Path | None
-    keep_untrained: bool
+    resumed_from: Path | None  # None = the attempt starts the run
+    keep_untrained: bool  # Whether a run that does not train writes the model that it evaluates
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +74,14 @@ class RunParts:
     """All parts of a run on one worker.
 
     Attributes:
-        config: With the resolved micro-batch size.
-        total_steps: Optimizer updates of the whole run.
         forget_micro_size: Called when a step runs out of memory, so that no later run reuses its
             micro-batch size.
     """
 
-    config: RunConfig
+    config: RunConfig  # With the resolved micro-batch size
     workers: Workers
     device: torch.device
-    total_steps: int
+    total_steps: int  # Optimizer updates of the whole run
     progress: Progress
     data: RunData
     model: TrainedModel

@@ -22,22 +22,17 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """This process's place in a run.
-
-    Attributes:
-        sink: The null sink on all workers but rank 0.
-        multiple: Batch widths are rounded up to a multiple of this.
-    """
+    """This process's place in a run."""
 
     config: RunConfig
-    sink: Sink
+    sink: Sink  # The null sink on all workers but rank 0
     workers: Workers
     device: torch.device
     timeline: Timeline
     instruments: Instruments
     arithmetic: Arithmetic
     inference: Inference
-    multiple: int
+    multiple: int  # Batch widths are rounded up to a multiple of this
 
     @classmethod
     def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> RunWorker:

@@ -64,18 +64,12 @@ EXCHANGE = "exchange"
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One worker's part of the model and of the optimizer; the schedule is a function of the step alone.
-
-    Attributes:
-        projections: Trained with the model, and in no model folder.
-        optimizer: Over the trained parameters of both.
-        names: Names of these parameters, in the optimizer's order.
-    """
+    """One worker's part of the model and of the optimizer; the schedule is a function of the step alone."""
 
     student: Student
-    projections: nn.ModuleDict
-    optimizer: torch.optim.Optimizer
-    names: tuple[str, ...]
+    projections: nn.ModuleDict  # Trained with the model, and in no model folder
+    optimizer: torch.optim.Optimizer  # Over the trained parameters of both
+    names: tuple[str, ...]  # Names of these parameters, in the optimizer's order
 
     def tensors(self) -> Tensors:
         state = {

@@ -31,25 +31,15 @@ _SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of a completed stage.
+    """Result of a completed stage."""
 
-    Attributes:
-        checkpoint: Folder of its best checkpoint.
-        steps: Its optimizer updates.
-        total_steps: Optimizer updates of the run.
-        counters: Counters of `trainers.loop.progress.Progress` that the whole run sums up.
-        usage: Its own and that of the stages before, see `trainers.telemetry.usage.Usage`.
-        spent_s: Likewise, time by phase.
-        ended_s: Unix time; work before it is kept.
-    """
-
-    checkpoint: str
-    steps: int
-    total_steps: int
-    counters: Mapping[str, Any]
-    usage: Mapping[str, Any]
-    spent_s: Mapping[str, float]
-    ended_s: float
+    checkpoint: str  # Folder of its best checkpoint
+    steps: int  # Its optimizer updates
+    total_steps: int  # Optimizer updates of the run
+    counters: Mapping[str, Any]  # Counters of `trainers.loop.progress.Progress` that the whole run sums up
+    usage: Mapping[str, Any]  # Its own and that of the stages before, see `trainers.telemetry.usage.Usage`
+    spent_s: Mapping[str, float]  # Likewise, time by phase
+    ended_s: float  # Unix time; work before it is kept
 
     def write(self, folder: Path, fence: Fence) -> None:
         """Writes the record; it survives a power cut.

@@ -21,28 +21,18 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class StepSums(Generic[N]):
-    """One worker's part of a step, or the sums over all workers, which are the same on each.
-
-    Attributes:
-        squares: Squared L2 norm of the gradients, which carry the loss scale.
-        noise: Sum of squared norms of the gradient's parts.
-        underflow_pct: Of rank 0's gradients, in a step that reports it.
-        checkpoint_due: Workers for which a checkpoint is due.
-        checkpoint_whole: Workers for which the checkpoint in flight is complete.
-        stops: Workers that ask to stop, by reason.
-        objective: See `Objective.local_sums`.
-    """
+    """One worker's part of a step, or the sums over all workers, which are the same on each."""
 
     loss_sum: N
-    squares: N
+    squares: N  # Squared L2 norm of the gradients, which carry the loss scale
     tokens: N
     padded_tokens: N
-    noise: N
-    underflow_pct: N
-    checkpoint_due: N
-    checkpoint_whole: N
-    stops: tuple[N, ...]
-    objective: tuple[N, ...]
+    noise: N  # Sum of squared norms of the gradient's parts
+    underflow_pct: N  # Of rank 0's gradients, in a step that reports it
+    checkpoint_due: N  # Workers for which a checkpoint is due
+    checkpoint_whole: N  # Workers for which the checkpoint in flight is complete
+    stops: tuple[N, ...]  # Workers that ask to stop, by reason
+    objective: tuple[N, ...]  # See `Objective.local_sums`
 
     def numbers(self) -> list[N]:
         return [
@@ -86,23 +76,15 @@ def stop_reason(sums: StepSums[float]) -> StopReason | None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step whose numbers the host may not have read yet.
-
-    Attributes:
-        rate: Learning rate.
-        timed: Whether its time counts in the rates.
-        sent: Returns the cost of its gradient exchange, once the host has waited for it.
-        sums: This worker's part, or the sums over all workers on the device.
-        transfer: The sums on their way to the host; None = they are read at once.
-    """
+    """A step whose numbers the host may not have read yet."""
 
     batch: StepBatch
-    rate: float
+    rate: float  # Learning rate
     reports_underflow: bool
-    timed: bool
-    sent: Callable[[], Sent]
-    sums: StepSums[Number]
-    transfer: Transfer | None = None
+    timed: bool  # Whether its time counts in the rates
+    sent: Callable[[], Sent]  # Returns the cost of its gradient exchange, once the host has waited for it
+    sums: StepSums[Number]  # This worker's part, or the sums over all workers on the device
+    transfer: Transfer | None = None  # The sums on their way to the host; None = they are read at once
 
 
 class Transfer:

@@ -30,12 +30,11 @@ class Arithmetic:
 
     Attributes:
         name: Description of what really runs, for the record.
-        half: The half precision that takes part; None = none.
         half_parameters: Parameters and gradients are stored in it, and the optimizer keeps masters.
     """
 
     name = "fp32"
-    half: torch.dtype | None = None
+    half: torch.dtype | None = None  # The half precision that takes part; None = none
     half_parameters = False
 
     def prepare(self, model: nn.Module) -> None:

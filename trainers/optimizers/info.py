@@ -28,17 +28,11 @@ class Implementation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Numbers that an optimizer keeps for each parameter.
+    """Numbers that an optimizer keeps for each parameter."""
 
-    Attributes:
-        moments: States in the format of `optimizer.moments`.
-        fp32: States always in fp32.
-        gradients: States in the format of the gradients.
-    """
-
-    moments: int
-    fp32: int = 0
-    gradients: int = 0
+    moments: int  # States in the format of `optimizer.moments`
+    fp32: int = 0  # States always in fp32
+    gradients: int = 0  # States in the format of the gradients
 
     def size_bytes(self, stored: str, masters: str, moments: str) -> int:
         """Returns bytes per parameter, including what completes 16-bit parameters to fp32.
@@ -67,22 +61,15 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Arguments of an optimizer, defaults filled in; weight decay is in the parameter groups.
+    """Arguments of an optimizer, defaults filled in; weight decay is in the parameter groups."""
 
-    Attributes:
-        implementation: `auto` = the fastest available.
-        learning_rate: Peak.
-        masters: Kind of masters of 16-bit parameters.
-        options: Values of the fields in `OptimizerInfo.options`.
-    """
-
-    implementation: Implementation
-    learning_rate: float
+    implementation: Implementation  # `auto` = the fastest available
+    learning_rate: float  # Peak
     betas: tuple[float, ...]
     eps: float
-    masters: str
+    masters: str  # Kind of masters of 16-bit parameters
     moments: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # Values of the fields in `OptimizerInfo.options`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +77,17 @@ class Built:
     """An optimizer and what really runs, for the record.
 
     Attributes:
-        implementation: The one that runs; None = no step is taken.
-        fallback: Why it is not the requested one; None = it is.
         parity: Comparison of the first steps with the float64 reference, when our own kernels run.
-        names: Parameter names in the optimizer's order.
-        masters: None = parameters are fp32.
-        moments: Format of the moments that may be kept in 16 bits.
     """
 
     optimizer: torch.optim.Optimizer
-    implementation: str | None
+    implementation: str | None  # The one that runs; None = no step is taken
     library: str | None
-    fallback: str | None = None
+    fallback: str | None = None  # Why it is not the requested one; None = it is
     parity: Mapping[str, object] | None = None
-    names: tuple[str, ...] = ()
-    masters: str | None = None
-    moments: str = "fp32"
+    names: tuple[str, ...] = ()  # Parameter names in the optimizer's order
+    masters: str | None = None  # None = parameters are fp32
+    moments: str = "fp32"  # Format of the moments that may be kept in 16 bits
 
     def facts(self) -> dict[str, object]:
         names = ("implementation", "library", "masters", "moments", "parity")
@@ -121,11 +103,7 @@ class OptimizerInfo:
     """An optimizer.
 
     Attributes:
-        build: Builds it over parameter groups; imports torch.
-        betas: Defaults of `optimizer.betas`.
-        implementations: Values of `optimizer.implementation` besides `auto`.
         masters: Kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
-        moments: Formats of `optimizer.moments`.
         options: Fields of the section `optimizer` that no other optimizer has, unless it lists them too.
         freezes_second_moment: Can be compressed to one bit; its class derives from `cuda_ext.Adan`.
         availability: Returns the implementations that run on this machine; None = all of them.
@@ -133,14 +111,14 @@ class OptimizerInfo:
 
     name: str
     summary: str
-    build: Callable[[Groups, Hyperparameters], Built]
-    betas: tuple[float, ...]
+    build: Callable[[Groups, Hyperparameters], Built]  # Builds it over parameter groups; imports torch
+    betas: tuple[float, ...]  # Defaults of `optimizer.betas`
     states: States
-    implementations: tuple[Implementation, ...]
+    implementations: tuple[Implementation, ...]  # Values of `optimizer.implementation` besides `auto`
     masters: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({"fp32": MASTERS["fp32"]})
     )
-    moments: tuple[str, ...] = ("fp32",)
+    moments: tuple[str, ...] = ("fp32",)  # Formats of `optimizer.moments`
     options: tuple[str, ...] = ()
     freezes_second_moment: bool = False
     availability: Callable[[], Sequence[Availability]] | None = None

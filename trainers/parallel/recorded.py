@@ -45,28 +45,21 @@ class _Recording:
 
     Attributes:
         first, further: The backward pass of a step's first micro-batch, and of others.
-        loss: Output of `forward`, summed over examples.
     """
 
     forward: Callable[[], None]
     first: Callable[[], None]
     further: Callable[[], None]
-    loss: torch.Tensor
+    loss: torch.Tensor  # Output of `forward`, summed over examples
 
 
 @dataclass(slots=True)
 class _Passes:
-    """Forward and backward pass for micro-batches of one shape.
+    """Forward and backward pass for micro-batches of one shape."""
 
-    Attributes:
-        batch: Memory of their tensors.
-        seeds: Number that a forward pass takes.
-        recording: None = not recorded yet.
-    """
-
-    batch: Batch
-    seeds: int = 0
-    recording: _Recording | None = None
+    batch: Batch  # Memory of their tensors
+    seeds: int = 0  # Number that a forward pass takes
+    recording: _Recording | None = None  # None = not recorded yet
 
 
 class RecordedReplica(Replica):

@@ -27,24 +27,16 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy wraps.
+    """What a strategy wraps."""
 
-    Attributes:
-        config: With the resolved micro-batch size.
-        module: Module being trained: the student, or a wrapper around it.
-        partition: This worker's layers; None = all.
-        noise: Sees gradients before they are averaged.
-        place: Workers, device, arithmetic and timeline, see `Replica`.
-    """
-
-    config: RunConfig
+    config: RunConfig  # With the resolved micro-batch size
     student: Student
-    module: nn.Module
-    partition: StagePartition | None
+    module: nn.Module  # Module being trained: the student, or a wrapper around it
+    partition: StagePartition | None  # This worker's layers; None = all
     optimizer: torch.optim.Optimizer
-    noise: NoiseSource
+    noise: NoiseSource  # Sees gradients before they are averaged
     total_steps: int
-    place: Mapping[str, Any]
+    place: Mapping[str, Any]  # Workers, device, arithmetic and timeline, see `Replica`
 
     @property
     def accumulates(self) -> bool:

@@ -31,17 +31,11 @@ Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """One of a model's layers.
+    """One of a model's layers."""
 
-    Attributes:
-        apply: Its forward pass; of the head: logits.
-        modules: Modules with its parameters.
-        tied: Parameter shared with another layer; None = none.
-    """
-
-    apply: Apply
-    modules: Sequence[nn.Module]
-    tied: nn.Parameter | None = None
+    apply: Apply  # Its forward pass; of the head: logits
+    modules: Sequence[nn.Module]  # Modules with its parameters
+    tied: nn.Parameter | None = None  # Parameter shared with another layer; None = none
 
     @property
     def parameters(self) -> int:
@@ -51,17 +45,11 @@ class ModelLayer:
 
 @dataclass(frozen=True)
 class Layout:
-    """Assignment of layers to stages.
+    """Assignment of layers to stages."""
 
-    Attributes:
-        chunks: The layers of each chunk, by number, in order.
-        places: The stage that has each chunk.
-        ties: Numbers of the layers that share a parameter.
-    """
-
-    chunks: tuple[range, ...]
-    places: tuple[int, ...]
-    ties: tuple[int, ...] = ()
+    chunks: tuple[range, ...]  # The layers of each chunk, by number, in order
+    places: tuple[int, ...]  # The stage that has each chunk
+    ties: tuple[int, ...] = ()  # Numbers of the layers that share a parameter
 
     def chunks_of(self, stage: int) -> list[int]:
         return [chunk for chunk, place in enumerate(self.places) if place == stage]
