@@ -1,1 +1,1 @@
-"""A running experiment: `driver` is its process, `sweep` decides, and `tuning` hands the runs to Ray Tune."""
+"""A running experiment: `driver` is its process, `sweep` decides, `ray_tune` hands runs to Ray Tune."""

@@ -31,7 +31,6 @@ from service.domain.failures import FailureCounts, decide_retry
 from service.domain.states import ExperimentState
 from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
-from service.driving.tuning import run_sweep
 from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.outages import Repeated, wait_out
 from service.recording.recorder import STALE_EXIT_CODE
@@ -203,8 +202,8 @@ class Driver:
         )
         _, canonical = wait_out(lambda: self._store.experiment_spec(self._id), "the sweep")
         actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
-        # Takes about as long as the actor does to start.
-        importlib.import_module("ray.tune")
+        # Imports Ray Tune, which takes about as long as the actor does to start.
+        importlib.import_module("service.driving.ray_tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         self._wait_until_stored(actor)
         wait_out(
@@ -228,6 +227,8 @@ class Driver:
         return actor, self._sweep
 
     def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
+        from service.driving.ray_tune import run_sweep
+
         assert self._stops is not None
         stops = self._stops
         watch = PlacementWatch(

@@ -309,6 +309,13 @@ class Searcher:
         self.metric, self.mode = metric, mode
 
 
+class SearchGenerator:
+    """As `ray.tune.search.SearchGenerator`."""
+
+    def __init__(self, searcher: Any) -> None:
+        self.searcher = searcher
+
+
 class Callback:
     """As `ray.tune.Callback`."""
 
@@ -343,12 +350,7 @@ class Tuner:
     _idle: list[socket.socket] = field(default_factory=list)
     _finished: bool = False
     _suggested_s: float = 0.0
-    _actor_cache: types.SimpleNamespace = field(default_factory=types.SimpleNamespace)
     _selector: selectors.BaseSelector = field(init=False)
-
-    @property
-    def _tune_controller(self) -> Tuner:
-        return self
 
     def fit(self) -> None:
         """Run until the searcher has finished and no trial lives."""
@@ -382,7 +384,7 @@ class Tuner:
             self._selector.unregister(trial.worker)
             trial.worker.close()
         self._release(trial)
-        self.tune_config.search_alg.on_trial_complete(trial.trial_id, result=trial.last)
+        self.tune_config.search_alg.searcher.on_trial_complete(trial.trial_id, result=trial.last)
 
     def _suggest(self) -> None:
         now = time.monotonic()
@@ -392,7 +394,7 @@ class Tuner:
             and sum(trial.status == "PENDING" for trial in self._trials) < _PENDING_TRIALS
         ):
             id = f"{len(self._trials):05d}"
-            config = self.tune_config.search_alg.suggest(id)
+            config = self.tune_config.search_alg.searcher.suggest(id)
             if config == Searcher.FINISHED:
                 self._finished = True
             elif config is None:
@@ -430,7 +432,7 @@ class Tuner:
             kind, content = messages.receive(trial.worker)
         except (EOFError, OSError):
             kind, content = "died", None
-        searcher = self.tune_config.search_alg
+        searcher = self.tune_config.search_alg.searcher
         if kind == "result":
             trial.last = content
             searcher.on_trial_result(trial.trial_id, content)
@@ -511,7 +513,7 @@ def install() -> None:
             "with_parameters": with_parameters,
             "with_resources": with_resources,
         },
-        "ray.tune.search": {"Searcher": Searcher},
+        "ray.tune.search": {"Searcher": Searcher, "SearchGenerator": SearchGenerator},
         "ray.tune.schedulers": {"FIFOScheduler": FIFOScheduler},
         "ray.tune.stopper": {"Stopper": Stopper},
     }

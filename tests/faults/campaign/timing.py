@@ -17,7 +17,7 @@ _SHORTER = {
     "service.driving.driver": {"BEAT_S": 0.3, "JUDGE_S": 0.2, "GRACE_S": 5.0},
     "service.db.sqlite": {"LONGEST_PAUSE_S": 0.004},  # Longer: many wait for two processors.
     "service.driving.choosing": {"LIST_EVERY_S": 0.3},
-    "service.driving.tuning": {"REMIND_S": 0.2, "STORED_S": 1800.0},  # As of a checkpoint, below.
+    "service.driving.ray_tune": {"REMIND_S": 0.2, "STORED_S": 1800.0},  # As of a checkpoint, below.
     "service.recording.recorder": {"GATHER_S": 0.02, "RETRY_S": 0.2},
     "service.recording.outages": {"RETRY_S": 0.05},
     "service.recording.experiment_actor": {"_CALL_TIMEOUT_S": 5.0, "_UNAVAILABLE_S": 0.05},

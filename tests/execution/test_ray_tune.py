@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from service.driving import tuning
-from service.driving.tuning import OnlyHere
+from service.driving.choosing import Wait
 from service.recording.mailbox import Ending, Ready
 from trainers.errors import FailureClass
 
@@ -53,11 +53,17 @@ class Recording:
         self.calls.append("ended")
 
 
+def ray_tune() -> Any:
+    """Ray reads how it authenticates when it is imported: not before the tests that start it."""
+    return importlib.import_module("service.driving.ray_tune")
+
+
 def calls_of(result: dict[str, Any], stored: Exception | str | None = None, attempt: int = 1) -> list[str]:
     recording: Any = Recording(stored, attempt)
-    searcher = tuning._searcher(OnlyHere(recording), OnlyHere(recording), OnlyHere(recording))
-    searcher.suggest("trial")
-    searcher.on_trial_result("trial", result)
+    trials = ray_tune().Trials(recording, recording, recording)
+    search = ray_tune().Search(ray_tune().OnlyHere(trials))
+    search.searcher.suggest("trial")
+    search.on_trial_result("trial", result)
     return recording.calls
 
 
@@ -76,7 +82,6 @@ def test_an_attempt_after_another_opens_behind_the_points_of_that() -> None:
 
 
 def test_a_run_ends_although_its_points_cannot_be_stored() -> None:
-    # Ray reads how it authenticates when it is imported: not before the tests that start it.
     from ray.exceptions import RayActorError
 
     ending = {"ending": Ending("completed")}
@@ -92,7 +97,6 @@ class Controller:
             SimpleNamespace(status=status, config={"turn": number}) for number, status in enumerate(statuses)
         ]
         self._live = {id(trial): trial for trial in self.trials}
-        self._tune_controller = SimpleNamespace(_actor_cache=SimpleNamespace(_may_keep_one=True))
 
     def get_live_trials(self) -> Any:
         return self._live.values()
@@ -109,8 +113,8 @@ class Controller:
 def test_runs_that_are_not_wanted_any_more_leave_those_that_train_alone(waiting: int) -> None:
     """After a pause, a cancellation or a preemption; trials that wait for a place are taken back."""
     controller = Controller(["RUNNING", *["PENDING"] * waiting, "RUNNING"])
-    sweep: Any = SimpleNamespace(may_start_more=True, wanted=lambda turn: False)
-    tuning._in_order(OnlyHere(sweep)).choose_trial_to_run(controller)
+    trials: Any = SimpleNamespace(sweep=SimpleNamespace(wanted=lambda turn: False))
+    ray_tune().InOrder(ray_tune().OnlyHere(trials)).choose_trial_to_run(controller)
     assert [trial.status for trial in controller.trials] == [
         "RUNNING", *["TERMINATED"] * waiting, "RUNNING",
     ]  # fmt: skip
@@ -118,11 +122,23 @@ def test_runs_that_are_not_wanted_any_more_leave_those_that_train_alone(waiting:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) -> None:
-    """By the names of Tune's own cache, which has no public ones."""
-    from ray.tune.utils.object_cache import _ObjectCache
+    """Tune ends idle processes when its search has finished, and asks in every step."""
+    turns = [turn(), Wait.later, Wait.later]
+    sweep: Any = SimpleNamespace(
+        next_turn=lambda: turns.pop(0), may_start_more=keep, ended=lambda turn, ending: None
+    )
+    actor: Any = SimpleNamespace(wait_until_stored=lambda timeout_s: None, grant=lambda grants: None)
+    from ray.tune.experiment import Experiment
 
-    cache: Any = _ObjectCache(may_keep_one=True)
-    cache.cache_object("shape", "process")
-    tuning._keep_idle_process(SimpleNamespace(_tune_controller=SimpleNamespace(_actor_cache=cache)), keep)
-    assert list(cache.flush_cached_objects()) == ([] if keep else ["process"])
-    assert cache.num_cached_objects == keep
+    trials = ray_tune().OnlyHere(ray_tune().Trials(sweep, actor, actor))
+    search, steps = ray_tune().Search(trials), ray_tune().Steps(trials)
+    search.add_configurations(Experiment("sweep", lambda config: None, num_samples=9))
+    search.searcher.suggest("trial")
+    assert not search.is_finished()
+    assert search.next_trial() is None
+    assert search.is_finished() is not keep
+    steps.on_step_begin(1, [])
+    assert not search.is_finished(), "the next step asks for more"
+    assert search.next_trial() is None
+    search.on_trial_result("trial", {"ending": Ending("completed")})
+    assert not search.is_finished(), "the sweep is not over when its last run has ended"
