@@ -75,7 +75,9 @@ class QueuedRuns:
         queued = self._context.store.queued_runs(self._context.experiment_id)
         self._live.keep_queued({run.id for run in queued})
         waiting = [run for run in queued if run.id not in self._live]
-        self._read_cells({run.cell: run.id for run in waiting})
+        unknown = {run.cell: run.id for run in waiting if run.cell not in self._cells}
+        for first in self._context.store.runs_by_id(list(unknown.values())):
+            self._cells[first.cell] = first, self._decides(first)  # The axis values of a cell never change.
         waiting.sort(key=lambda run: self._places[run.place_in_grid])
         groups: dict[tuple[object, ...], Group] = {}
         for run in waiting:
@@ -88,27 +90,18 @@ class QueuedRuns:
 
     def ready(self) -> list[tuple[QueuedRun, Group]]:
         """Returns the first run of each group whose delay is over, in the order of measurement."""
-        first = ((next(self._ready(group), None), group) for group in self._groups)
-        found = [(run, group) for run, group in first if run is not None]
-        return sorted(found, key=lambda pair: self._places[pair[0].place_in_grid])
-
-    def ready_of(self, group: Group) -> tuple[QueuedRun, ...]:
-        """Returns all runs of a group whose delay is over, in the order of measurement."""
-        return tuple(self._ready(group))
+        firsts = ((next(self.ready_of(group), None), group) for group in self._groups)
+        ready = [(run, group) for run, group in firsts if run is not None]
+        return sorted(ready, key=lambda pair: self._places[pair[0].place_in_grid])
 
     def remove(self, run_id: int) -> None:
         for group in self._groups:
             group.runs.pop(run_id, None)
 
-    def _ready(self, group: Group) -> Iterator[QueuedRun]:
+    def ready_of(self, group: Group) -> Iterator[QueuedRun]:
+        """Yields the runs of a group whose delay is over, in the order of measurement."""
         age_s = self.age_s
         return (run for run in group.runs.values() if run.delay_s <= age_s)
-
-    def _read_cells(self, ids: dict[str, int]) -> None:
-        """Reads a run of each unknown cell; its axis values never change."""
-        unknown = [id for cell, id in ids.items() if cell not in self._cells]
-        for run in self._context.store.runs_by_id(unknown):
-            self._cells[run.cell] = run, self._decides(run)
 
 
 class SourceModels:
@@ -432,7 +425,7 @@ class RunChooser:
         self._fail_ready(group, missing)
 
     def _fail_ready(self, group: Group, why: str) -> None:
-        for run in self._queued.ready_of(group):
+        for run in tuple(self._queued.ready_of(group)):
             self._fail(run, why)
 
     def _fail(self, run: QueuedRun, why: str, kind: FailureClass = FailureClass.bad_spec) -> None:

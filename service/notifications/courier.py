@@ -65,14 +65,14 @@ class Courier:
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
-                did = self.run_once()
+                outcome = self.run_once()
             except StoreError as error:
                 logger.warning("messages wait for the database: %s", error)
             except Exception:
                 # Without this thread no one would be told anything, of this mistake either.
                 logger.exception("the courier failed; trying again")
             else:
-                if did.delivered or did.failed:
+                if outcome.delivered or outcome.failed:
                     continue  # More may wait.
             stop.wait(EVERY_S)
 
@@ -82,30 +82,30 @@ class Courier:
         After a `StoreError`, messages that were sent may be sent again.
         """
         addressed = self._store.address_notifications()
-        taken = self._store.take_deliveries(AT_ONCE, HELD_S)
-        arrived = asyncio.run(self._attempt_all(taken)) if taken else []
-        for each, well in zip(taken, arrived, strict=True):
+        deliveries = self._store.take_deliveries(AT_ONCE, HELD_S)
+        arrived = asyncio.run(self._attempt_all(deliveries)) if deliveries else []
+        ids: dict[bool, list[int]] = {True: [], False: []}
+        for delivery, well in zip(deliveries, arrived, strict=True):
+            ids[well].append(delivery.id)
             outcome = "delivered" if well else "failed"
-            self._figures.count("stillhouse_message_deliveries_total", channel=each.channel, outcome=outcome)
+            self._figures.count(
+                "stillhouse_message_deliveries_total", channel=delivery.channel, outcome=outcome
+            )
         now = self._store.monotonic()
         if now - self._forgotten_s >= FORGET_EVERY_S:
             self._store.forget_deliveries(KEPT_S)
             self._forgotten_s = now
-        return Round(
-            addressed,
-            tuple(each.id for each, well in zip(taken, arrived, strict=True) if well),
-            tuple(each.id for each, well in zip(taken, arrived, strict=True) if not well),
-        )
+        return Round(addressed, tuple(ids[True]), tuple(ids[False]))
 
-    async def _attempt_all(self, taken: list[Outgoing]) -> list[bool]:
-        return list(await asyncio.gather(*map(self._attempt, taken)))
+    async def _attempt_all(self, deliveries: list[Outgoing]) -> list[bool]:
+        return list(await asyncio.gather(*map(self._attempt, deliveries)))
 
     async def _attempt(self, outgoing: Outgoing) -> bool:
         """Attempts one delivery and records the outcome; returns whether it arrived."""
         try:
             answer = await CHANNELS[outgoing.channel].send(outgoing, self._settings)
         except Undeliverable as error:
-            pause_s = retry_in_s(outgoing.attempt) if error.again else None
+            failure = error
             logger.warning(
                 "message %s to subscription %d did not arrive (attempt %d): %s",
                 outgoing.message_id,
@@ -113,17 +113,16 @@ class Courier:
                 outgoing.attempt,
                 error,
             )
-            if error.gone:
-                await asyncio.to_thread(self._store.disable_subscription, outgoing, str(error))
-            else:
-                await asyncio.to_thread(self._store.not_delivered, outgoing, str(error), pause_s)
-            return False
         except Exception as error:
             # A mistake of ours with one message must not keep the others from their receivers.
+            failure = Undeliverable(f"{type(error).__name__}: {error}")
             logger.exception("message %s could not be sent", outgoing.message_id)
-            why = f"{type(error).__name__}: {error}"
-            pause_s = retry_in_s(outgoing.attempt)
-            await asyncio.to_thread(self._store.not_delivered, outgoing, why, pause_s)
-            return False
-        await asyncio.to_thread(self._store.delivered, outgoing, answer)
-        return True
+        else:
+            await asyncio.to_thread(self._store.delivered, outgoing, answer)
+            return True
+        if failure.gone:
+            await asyncio.to_thread(self._store.disable_subscription, outgoing, str(failure))
+        else:
+            pause_s = retry_in_s(outgoing.attempt) if failure.again else None
+            await asyncio.to_thread(self._store.not_delivered, outgoing, str(failure), pause_s)
+        return False

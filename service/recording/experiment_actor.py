@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from service.config import logs
 from service.config.process import freeze_loaded
-from service.recording.mailbox import Ending, Grant, Mailbox, OrderResult, WorkerAddress, WorkOrder
+from service.recording.mailbox import Mailbox
 from service.recording.recorder import Acknowledgement, Recorder, Report
 from service.recording.spool import spool_folder
 from service.scheduling import driver_settings
@@ -24,7 +24,8 @@ from trainers.reporting import StopReason
 
 _CALL_TIMEOUT_S = 60.0
 _UNAVAILABLE_S = 0.5
-Answered = TypeVar("Answered")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ExperimentActor:
@@ -62,31 +63,19 @@ class ExperimentActor:
     async def trouble(self) -> str | None:
         return self._recorder.trouble
 
-    async def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        return self._mailbox.ask(group, order)
-
-    async def grant(self, grants: Mapping[str, Grant]) -> None:
-        self._mailbox.grant(grants)
-
-    async def granted(self, trial: str) -> Grant | None:
-        return self._mailbox.granted(trial)
-
-    async def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        return self._mailbox.ready(group)
-
-    async def serve(
-        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
-    ) -> WorkOrder | None:
-        return self._mailbox.serve(group, worker, done, number)
-
-    async def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        return self._mailbox.arrive(group, worker)
-
-    async def forget(self, group: str) -> None:
-        self._mailbox.forget(group)
+    async def mail(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._mailbox, method)(*arguments)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._recorder.close)
+
+
+def _mail(method: Callable[Concatenate[Mailbox, P], R]) -> Callable[Concatenate[ExperimentActorClient, P], R]:
+    def call(client: ExperimentActorClient, /, *arguments: P.args, **named: P.kwargs) -> R:
+        answer: R = client._call("mail", method.__name__, *arguments)
+        return answer
+
+    return call
 
 
 class ExperimentActorClient:
@@ -135,41 +124,19 @@ class ExperimentActorClient:
         A killed actor is waited for: the one that replaces it reads the same spools.
         """
         deadline = time.monotonic() + timeout_s
-        while (trouble := self._trouble()) is not None and time.monotonic() < deadline:
+        while True:
+            trouble: str | None = patiently(lambda: self._call("trouble"))
+            if trouble is None or time.monotonic() >= deadline:
+                return trouble
             time.sleep(0.05)
-        return trouble
 
-    def _trouble(self) -> str | None:
-        trouble: str | None = patiently(lambda: self._call("trouble"))
-        return trouble
-
-    def ask(self, group: str, order: WorkOrder) -> Ending | None:
-        ending: Ending | None = self._call("ask", group, order)
-        return ending
-
-    def grant(self, grants: Mapping[str, Grant]) -> None:
-        self._call("grant", dict(grants))
-
-    def granted(self, trial: str) -> Grant | None:
-        grant: Grant | None = self._call("granted", trial)
-        return grant
-
-    def ready(self, group: str) -> tuple[WorkerAddress, ...]:
-        workers: tuple[WorkerAddress, ...] = self._call("ready", group)
-        return workers
-
-    def serve(
-        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
-    ) -> WorkOrder | None:
-        order: WorkOrder | None = self._call("serve", group, worker, done, number)
-        return order
-
-    def arrive(self, group: str, worker: WorkerAddress) -> tuple[WorkerAddress, ...]:
-        workers: tuple[WorkerAddress, ...] = self._call("arrive", group, worker)
-        return workers
-
-    def forget(self, group: str) -> None:
-        self._call("forget", group)
+    ask = _mail(Mailbox.ask)
+    grant = _mail(Mailbox.grant)
+    granted = _mail(Mailbox.granted)
+    ready = _mail(Mailbox.ready)
+    serve = _mail(Mailbox.serve)
+    arrive = _mail(Mailbox.arrive)
+    forget = _mail(Mailbox.forget)
 
     def close(self) -> None:
         """Like `Recorder.close`; waits for an actor that dies meanwhile."""
@@ -181,7 +148,7 @@ class ExperimentActorClient:
         return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
 
 
-def patiently(ask: Callable[[], Answered], patience_s: float = 120.0) -> Answered:
+def patiently(ask: Callable[[], R], patience_s: float = 120.0) -> R:
     """Repeats a call to the experiment's actor while it restarts."""
     import ray
 

@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from service.domain.events import EventKind
 from service.domain.process_metrics import MetricBuffer
-from service.domain.records import LogLine, MeasurementRow
 from service.recording.spool import (
     Spool,
     SpoolReader,
@@ -33,13 +34,9 @@ from service.recording.spool import (
     spooled_bytes,
 )
 from service.store import (
-    AliveRow,
-    CheckpointRow,
     Conflict,
     NotFound,
     OutOfRange,
-    PointBatch,
-    ProgressRow,
     RecordBatch,
     StaleAttempt,
     Store,
@@ -74,25 +71,12 @@ class Report:
         """Returns JSON in which NaN and infinities keep their names, and what JSON lacks becomes a string."""
         return json.dumps(asdict(self), separators=(",", ":"), default=str, skipkeys=True).encode()
 
-    @classmethod
-    def from_bytes(cls, text: bytes) -> Report:
-        document = json.loads(text)
-        rows, started = document["rows"], document["started"]
-        return cls(
-            document["run_id"],
-            document["attempt"],
-            Started(**started) if started else None,
-            RecordBatch(
-                points=[PointBatch(**row) for row in rows["points"]],
-                logs=[LogLine(**row) for row in rows["logs"]],
-                measurements=[MeasurementRow(**row) for row in rows["measurements"]],
-                progress=[ProgressRow(**row) for row in rows["progress"]],
-                checkpoints=[CheckpointRow(**row) for row in rows["checkpoints"]],
-                alive=[AliveRow(**row) for row in rows["alive"]],
-            ),
-        )
+    @staticmethod
+    def from_bytes(text: bytes) -> Report:
+        return _REPORT.validate_json(text)
 
 
+_REPORT = TypeAdapter(Report)
 STALE_EXIT_CODE = 70
 """Of a process that ends at once, because another attempt is current."""
 
@@ -113,12 +97,8 @@ class Acknowledgement:
 def merge(reports: list[Report]) -> RecordBatch:
     batch = RecordBatch()
     for report in reports:
-        batch.points.extend(report.rows.points)
-        batch.logs.extend(report.rows.logs)
-        batch.measurements.extend(report.rows.measurements)
-        batch.progress.extend(report.rows.progress)
-        batch.checkpoints.extend(report.rows.checkpoints)
-        batch.alive.extend(report.rows.alive)
+        for rows in fields(batch):
+            getattr(batch, rows.name).extend(getattr(report.rows, rows.name))
     return batch
 
 
@@ -352,7 +332,7 @@ class Recorder:
         for record in spool.records():
             try:
                 part.append(Report.from_bytes(record))
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 spool.reject(record)
             if len(part) == _REPLAY_REPORTS:
                 self._write(part)
