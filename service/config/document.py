@@ -229,9 +229,9 @@ class SpecError(ValueError):
     """A spec that cannot be accepted, with its first `MAX_PROBLEMS` problems."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        found = first_problems(problems)
-        self.problems = tuple(found[:MAX_PROBLEMS])
-        self.more = len(found) > MAX_PROBLEMS
+        first = first_problems(problems)
+        self.problems = tuple(first[:MAX_PROBLEMS])
+        self.more = len(first) > MAX_PROBLEMS
         super().__init__("; ".join(self.lines()))
 
     def lines(self) -> list[str]:
@@ -307,8 +307,8 @@ def _check_shape(document: JsonValue) -> None:
         if depth > MAX_DEPTH:
             raise Refused("too-deep", f"nested deeper than {MAX_DEPTH} levels")
         level = []
-        for found in collections:
-            level += found.values() if isinstance(found, dict) else found
-            values += 2 * len(found) if isinstance(found, dict) else len(found)
+        for collection in collections:
+            level += collection.values() if isinstance(collection, dict) else collection
+            values += 2 * len(collection) if isinstance(collection, dict) else len(collection)
         if values > MAX_NODES:
             raise Refused("too-large", f"more than {MAX_NODES:,} values")

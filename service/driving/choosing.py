@@ -109,7 +109,7 @@ class SourceModels:
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
-        self._found: dict[str, Path] = {}
+        self._paths: dict[str, Path] = {}
         """Checkpoint folder by `run:12`."""
 
     def of(self, run: Run) -> dict[str, Path] | None:
@@ -119,12 +119,12 @@ class SourceModels:
             number = reference(text)
             if number is None or text is None:
                 continue
-            found = self._found.get(text) or self._find(number)
-            if found is None:
+            path = self._paths.get(text) or self._find(number)
+            if path is None:
                 return None  # It had ended when the experiment was claimed, and is tried again.
-            if isinstance(found, str):
-                raise NoModel(found)  # Not for good: people can retry the source, and then this run.
-            models[text] = self._found[text] = found
+            if isinstance(path, str):
+                raise NoModel(path)  # Not for good: people can retry the source, and then this run.
+            models[text] = self._paths[text] = path
         return models
 
     def _find(self, number: int) -> Path | str | None:
@@ -238,11 +238,11 @@ class Suggestions:
         key = (run.id, run.attempt)
         if key not in self._values:
             metric = self._spec.search.metric
-            found = self._store.summary(run.id).get(metric)
-            if not isinstance(found, int | float):
+            value = self._store.summary(run.id).get(metric)
+            if not isinstance(value, int | float):
                 latest = {point.name: point.value for point in self._store.latest_points(run.id)}
-                found = latest.get(metric)
-            self._values[key] = None if found is None else float(found)
+                value = latest.get(metric)
+            self._values[key] = None if value is None else float(value)
         return self._values[key]
 
 

@@ -162,7 +162,7 @@ class Driver:
         self._folder = experiment_folder(settings, experiment_id)
         self._stops: StopRequests | None = None
         self._sweep: Sweep | None = None
-        self._asked_s: float | None = None
+        self._stopping_since_s: float | None = None
 
     def run(self) -> None:
         """Carries the attempt through to its end; after `StaleAttempt` nothing was written."""
@@ -296,16 +296,16 @@ class Driver:
             everything = StopReason.pause
         self._sweep.stopping = everything
         if everything is None:
-            self._asked_s = None
-        elif self._asked_s is None:
-            self._asked_s = time.monotonic()
+            self._stopping_since_s = None
+        elif self._stopping_since_s is None:
+            self._stopping_since_s = time.monotonic()
         self._sweep.allow(requests.allowances)
         self._stops.ask(everything, requests.cancel_attempts)
         self._stops.preempt(self._sweep.preempted)
 
     def _give_up(self) -> bool:
         """Whether runs are still active long after they were asked to stop."""
-        return self._asked_s is not None and time.monotonic() - self._asked_s > GRACE_S
+        return self._stopping_since_s is not None and time.monotonic() - self._stopping_since_s > GRACE_S
 
     def _lost(self) -> None:
         # Another attempt is current. Nothing of this one may write any more; its actors end with it.

@@ -115,18 +115,18 @@ class Allowances:
 
     def in_excess(self) -> list[LiveTurn]:
         """Returns the turns beyond the allowance; what cannot be interrupted counts as held."""
-        found = []
+        excess = []
         for hardware, allowance in self._by_hardware.items():
             live = [each for each in self._live if each.run.hardware == hardware]
-            kept = 0.0
+            held = 0.0
             for each in sorted(live, key=lambda each: self._order(each, allowance)):
                 devices = each.turn.shape.devices
-                allowed = allowance.covers(kept + devices) or (allowance.devices > 0 and not kept)
+                allowed = allowance.covers(held + devices) or (allowance.devices > 0 and not held)
                 if allowed or not _interruptible(each, allowance):
-                    kept += devices
+                    held += devices
                 else:
-                    found.append(each)
-        return found
+                    excess.append(each)
+        return excess
 
     def reason(self, hardware: str) -> str | None:
         allowance = self._by_hardware.get(hardware)

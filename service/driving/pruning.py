@@ -108,9 +108,9 @@ class EarlyStops:
 
     def _retried(self, run_id: int, attempt: int) -> bool:
         """Whether people have retried a run since it was stopped."""
-        asked = self._stopped.get(run_id, attempt)
-        return asked != attempt and any(
-            one.number >= asked and one.state is RunState.stopped for one in self._store.attempts(run_id)
+        stopped = self._stopped.get(run_id, attempt)
+        return stopped != attempt and any(
+            one.number >= stopped and one.state is RunState.stopped for one in self._store.attempts(run_id)
         )
 
     def _reason(self, run_id: int) -> str | None:

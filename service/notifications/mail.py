@@ -47,9 +47,9 @@ class Mail:
             await asyncio.to_thread(_send, composed(outgoing, settings), settings)
         except smtplib.SMTPRecipientsRefused as error:
             code, text = next(iter(error.recipients.values()))
-            raise Undeliverable(_said(code, text), again=code < _PERMANENT) from None
+            raise Undeliverable(_reply(code, text), again=code < _PERMANENT) from None
         except smtplib.SMTPResponseException as error:
-            raise Undeliverable(_said(error.smtp_code, error.smtp_error)) from None
+            raise Undeliverable(_reply(error.smtp_code, error.smtp_error)) from None
         except (OSError, smtplib.SMTPException) as error:
             raise Undeliverable(f"{settings.smtp_host}: {type(error).__name__}: {error}") from None
         return f"accepted by {settings.smtp_host}"
@@ -102,5 +102,5 @@ def _send(mail: EmailMessage, settings: Settings) -> None:
         server.send_message(mail)
 
 
-def _said(code: int, text: bytes | str) -> str:
+def _reply(code: int, text: bytes | str) -> str:
     return f"{code} {text.decode(errors='replace') if isinstance(text, bytes) else text}"

@@ -101,13 +101,13 @@ class Webhook:
             answer = await transport.handle_async_request(
                 httpx.Request("POST", at, content=body, headers=headers, extensions=extensions)
             )
-            said = b""
+            reply = b""
             async for chunk in answer.aiter_raw():
-                said += chunk
-                if len(said) >= _READ_BYTES:
+                reply += chunk
+                if len(reply) >= _READ_BYTES:
                     break
             await answer.aclose()
-        text = _without_secrets(said.decode(errors="replace"), outgoing)
+        text = _without_secrets(reply.decode(errors="replace"), outgoing)
         line = f"{answer.status_code} {text[:_READ_BYTES]}".strip()
         if answer.is_success:
             return line
@@ -173,10 +173,10 @@ async def _resolved(host: str, port: int, settings: Settings) -> Address:
     """Returns the checked address to connect to."""
     allowed = AllowedHosts.read(settings.webhook_hosts)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise Undeliverable(f"{host} cannot be resolved: {error.strerror or error}") from None
-    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     for address in addresses:
         # One that is refused refuses the name: a mixed answer is how a check is slipped past.
         if not allowed.takes_address(host, address):

@@ -129,7 +129,7 @@ class Recorder:
         self._inherited = left_behind(folder)
         self._look_again_s = 0.0
         """When the spools of recorders that still live are looked at again."""
-        self._told_of: set[tuple[int, int]] = set()
+        self._announced: set[tuple[int, int]] = set()
         """Attempts with an event about rows that were set aside."""
         self._lock = threading.Condition()
         self._waiting: list[tuple[Report, Future[Acknowledgement]]] = []
@@ -219,14 +219,14 @@ class Recorder:
         if not closing:
             time.sleep(GATHER_S)
         with self._lock:
-            taken = list(self._waiting)
-        if not self._keep([report for report, _ in taken]):
+            waiting = list(self._waiting)
+        if not self._keep([report for report, _ in waiting]):
             if not closing:
                 time.sleep(RETRY_S)
             return closing
         with self._lock:
-            del self._waiting[: len(taken)]
-            answers = [(future, self._answer(report)) for report, future in taken]
+            del self._waiting[: len(waiting)]
+            answers = [(future, self._answer(report)) for report, future in waiting]
         for future, answer in answers:
             if not future.cancelled():
                 future.set_result(answer)
@@ -321,14 +321,14 @@ class Recorder:
             own = self._spool.reader()
             try:
                 self._deliver(own)
-                kept = self._set_aside_damaged(own)
+                damaged = self._set_aside_damaged(own)
             finally:
                 own.close()
-            self._spool.close(remove=not kept)
+            self._spool.close(remove=not damaged)
             self._spool = None
 
     def _deliver(self, spool: SpoolReader) -> None:
-        before, part = spool.found.records, list[Report]()
+        before, part = spool.progress.records, list[Report]()
         for record in spool.records():
             try:
                 part.append(Report.from_bytes(record))
@@ -340,19 +340,21 @@ class Recorder:
                 part = []
         self._write(part)
         spool.delivered()
-        if spool.found.records > before:
-            logger.info("stored %d records of %s in the database", spool.found.records - before, spool.path)
+        if spool.progress.records > before:
+            logger.info(
+                "stored %d records of %s in the database", spool.progress.records - before, spool.path
+            )
 
     def _set_aside_damaged(self, spool: SpoolReader) -> bool:
         """Renames a damaged spool and writes an event; False = the spool is sound."""
-        found = spool.found
-        if found.torn_bytes:
-            logger.warning("%s ends in %d bytes of an unfinished append", spool.path, found.torn_bytes)
-        if found.first_damage is None:
+        progress = spool.progress
+        if progress.torn_bytes:
+            logger.warning("%s ends in %d bytes of an unfinished append", spool.path, progress.torn_bytes)
+        if progress.first_damage is None:
             return False
         message = (
-            f"{spool.path} is damaged at byte {found.first_damage}: {found.damaged_bytes} bytes could not be "
-            f"read, {found.records} records are stored; the file is kept with the suffix .damaged"
+            f"{spool.path} is damaged at byte {progress.first_damage}: {progress.damaged_bytes} bytes could "
+            f"not be read, {progress.records} records are stored; the file is kept with the suffix .damaged"
         )
         self._announce(EventKind.experiment_spool_damaged, message)
         spool.set_aside()
@@ -420,10 +422,10 @@ class Recorder:
         """
         path = rejected_file(self._folder, self._attempt)
         for run_id, attempt in attempts:
-            if (run_id, attempt) not in self._told_of:
+            if (run_id, attempt) not in self._announced:
                 message = f"rows of attempt {attempt} were refused and set aside in {path}: {_line(error)}"
                 self._announce(EventKind.run_rows_set_aside, message, run_id)
-                self._told_of.add((run_id, attempt))
+                self._announced.add((run_id, attempt))
         append_line(path, json.dumps({"error": _line(error), **rows}, default=str, skipkeys=True))
 
     def _announce(self, kind: EventKind, message: str, run_id: int | None = None) -> None:

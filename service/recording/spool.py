@@ -66,7 +66,7 @@ class SpoolReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.found = Progress()
+        self.progress = Progress()
         self._delivered = Progress()
         self._file = path.open("rb", buffering=0)
 
@@ -80,37 +80,37 @@ class SpoolReader:
 
     def records(self) -> Iterator[bytes]:
         """Yields the records after the delivered ones, oldest first."""
-        self.found = found = replace(self._delivered, torn_bytes=0)
-        while (left := (size := os.fstat(self._file.fileno()).st_size) - found.position) > 0:
-            length = self._length_at(found.position)
-            end = found.position + _HEADER_SIZE + (length or 0)
+        self.progress = progress = replace(self._delivered, torn_bytes=0)
+        while (left := (size := os.fstat(self._file.fileno()).st_size) - progress.position) > 0:
+            length = self._length_at(progress.position)
+            end = progress.position + _HEADER_SIZE + (length or 0)
             if length is not None and end <= size and (record := self._record(end - length, end)) is not None:
-                found.position = end
-                found.records += 1
+                progress.position = end
+                progress.records += 1
                 yield record
                 continue
-            following = self._next_header(found.position + 1, size)
+            following = self._next_header(progress.position + 1, size)
             if following is None and self._is_torn(length, left):
-                found.torn_bytes = left
+                progress.torn_bytes = left
                 return
             self._skip_to(size if following is None else following)
 
     def delivered(self) -> None:
         """Marks everything read so far as delivered; it is not read again."""
-        self._delivered = replace(self.found)
+        self._delivered = replace(self.progress)
 
     def reject(self, record: bytes) -> None:
         """Counts the record that was read last as damage."""
-        self.found.records -= 1
-        self.found.position -= len(record)
-        self._skip_to(self.found.position + len(record))
+        self.progress.records -= 1
+        self.progress.position -= len(record)
+        self._skip_to(self.progress.position + len(record))
 
     def set_aside(self) -> Path:
         """Renames the file, so that it is kept and not read again; returns its new path."""
-        kept = self.path.with_suffix(_DAMAGED)
-        self.path.rename(kept)
+        path = self.path.with_suffix(_DAMAGED)
+        self.path.rename(path)
         self._file.close()
-        return kept
+        return path
 
     def close(self, *, remove: bool = False) -> None:
         if remove:
@@ -118,10 +118,10 @@ class SpoolReader:
         self._file.close()
 
     def _skip_to(self, end: int) -> None:
-        if self.found.first_damage is None:
-            self.found.first_damage = self.found.position
-        self.found.damaged_bytes += end - self.found.position
-        self.found.position = end
+        if self.progress.first_damage is None:
+            self.progress.first_damage = self.progress.position
+        self.progress.damaged_bytes += end - self.progress.position
+        self.progress.position = end
 
     def _is_torn(self, length: int | None, left: int) -> bool:
         """Whether the bytes left after the last whole frame are an append that was cut off."""
@@ -130,7 +130,7 @@ class SpoolReader:
         if length is not None:
             return _HEADER_SIZE + length > left
         # The size of the file reached the disk before its content did.
-        return not any(self._read(self.found.position, self.found.position + left))
+        return not any(self._read(self.progress.position, self.progress.position + left))
 
     def _length_at(self, position: int) -> int | None:
         """Length of the record whose header is at a position; None = there is no intact header."""

@@ -18,12 +18,12 @@ from trainers.metrics import Better
 
 def rungs(first: float, reduction: int) -> tuple[float, ...]:
     """Shares of a run's length at which runs are judged: first, first x reduction, ... below 1."""
-    found = []
+    shares = []
     share = first
     while share < 1.0 - 1e-9:
-        found.append(share)
+        shares.append(share)
         share *= reduction
-    return tuple(found)
+    return tuple(shares)
 
 
 @dataclass(slots=True)

@@ -83,5 +83,5 @@ SEARCHES: dict[str, SearchInfo] = {}
 
 def names(wanted: Callable[[SearchInfo], bool]) -> str:
     """Returns the names of some searches, for messages: `random, asha or tpe`; empty if there are none."""
-    found = [search.name for search in SEARCHES.values() if wanted(search)]
-    return " or ".join(filter(None, [", ".join(found[:-1]), *found[-1:]]))
+    listed = [search.name for search in SEARCHES.values() if wanted(search)]
+    return " or ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))

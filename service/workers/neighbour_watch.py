@@ -93,13 +93,13 @@ class Machine:
         children: dict[int, list[int]] = {}
         for pid, process in self.processes.items():
             children.setdefault(process.parent, []).append(pid)
-        found = set(roots)
-        waiting = list(found)
+        family = set(roots)
+        waiting = list(family)
         while waiting:
-            fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
-            found.update(fresh)
+            fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in family]
+            family.update(fresh)
             waiting += fresh
-        return frozenset(found)
+        return frozenset(family)
 
 
 class ProcessTable:
@@ -133,8 +133,8 @@ class ProcessTable:
 
     def owners(self, pids: Collection[int]) -> dict[int, str | None]:
         """Returns owners of processes by number; None = foreign."""
-        found = {pid: self._read(pid) for pid in pids}
-        return {pid: process.owner if process else None for pid, process in found.items()}
+        processes = {pid: self._read(pid) for pid in pids}
+        return {pid: process.owner if process else None for pid, process in processes.items()}
 
     def _pids(self) -> set[int]:
         try:
@@ -204,7 +204,7 @@ LOOK_S = 5.0
 """Time between two looks."""
 SHORTEST_S = 0.25
 """CPU time is counted in hundredths of a second: a window shorter than this is not judged."""
-_LEAST_SAID_S, _SAID_SHARE = 30.0, 0.1
+_LEAST_REPORTED_S, _REPORTED_SHARE = 30.0, 0.1
 """A measurement covers at least so much time and such a share of what was told before: a week's run
 tells about a hundred times."""
 
@@ -260,8 +260,8 @@ def _spent(before: Machine, after: Machine, ours: frozenset[int]) -> Iterable[tu
         yield process.owner, pid in ours, process.cpu_s - (was.cpu_s if was else 0.0)
         # A parent is told the whole time of a child that ended: what it had used before is no news.
         ended = gone.get(pid, [])
-        told_s = process.reaped_s - (was.reaped_s if was else 0.0)
-        fresh_s = told_s - sum(child.cpu_s + child.reaped_s for _, child in ended)
+        reaped_s = process.reaped_s - (was.reaped_s if was else 0.0)
+        fresh_s = reaped_s - sum(child.cpu_s + child.reaped_s for _, child in ended)
         if fresh_s > 0.0:
             child_pid, child = max(ended, key=lambda of: of[1].cpu_s, default=(pid, process))
             yield child.owner, child_pid in ours, fresh_s
@@ -291,13 +291,13 @@ class Company:
 
     def measurements(self, scope: str, end_s: float) -> list[Measurement]:
         """Returns two per kind: share of the time, and mean share of the CPUs."""
-        said = []
+        measurements = []
         for kind in Neighbour:
             for name, seconds in ((of_time(kind), self.noticed_s[kind]), (of_cpus(kind), self.used[kind])):
                 share = min(100.0, 100.0 * seconds / self.time_s)
                 begin_s = end_s - self.time_s
-                said.append(Measurement(name, share, "%", Provenance.sampled, scope, begin_s, end_s))
-        return said
+                measurements.append(Measurement(name, share, "%", Provenance.sampled, scope, begin_s, end_s))
+        return measurements
 
 
 class NeighbourWatch:
@@ -320,7 +320,7 @@ class NeighbourWatch:
         self._look = look or self._table.look
         self._gpus = _Gpus() if DEVICE_KINDS[device].nvml else None
         self._scope = f"host:{socket.gethostname()}"
-        self._company, self._said_s = Company(), 0.0
+        self._company, self._reported_s = Company(), 0.0
         self._before = self._look()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neighbours", daemon=True)
@@ -336,7 +336,7 @@ class NeighbourWatch:
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
             self._advance()
-            if self._company.time_s >= max(_LEAST_SAID_S, _SAID_SHARE * self._said_s):
+            if self._company.time_s >= max(_LEAST_REPORTED_S, _REPORTED_SHARE * self._reported_s):
                 self._say()
 
     def _advance(self) -> None:
@@ -360,7 +360,7 @@ class NeighbourWatch:
 
     def _say(self) -> None:
         if self._company.time_s > 0.0:
-            self._said_s += self._company.time_s
+            self._reported_s += self._company.time_s
             self._report(self._company.measurements(self._scope, time.time()))
             self._company = Company()
 
@@ -399,16 +399,16 @@ class _Gpus:
 
     def pids_beside(self, ours: Collection[int]) -> set[int]:
         """Returns other processes on the GPUs that one of ours computes on; none if NVML renumbers them."""
-        found: set[int] = set()
+        others: set[int] = set()
         if self._nvml is None:
-            return found
+            return others
         try:
             for index in range(self._nvml.nvmlDeviceGetCount()):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 running = {of.pid for of in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
                 if not running.isdisjoint(ours):
-                    found |= running - set(ours)
+                    others |= running - set(ours)
         except self._nvml.NVMLError as error:
             logger.info("NVML no longer lists the processes on the GPU: %s", error)
             self._nvml = None
-        return found
+        return others

@@ -189,7 +189,7 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
     # The public table has neither whose a group is nor when it was created.
     own = ray.get_runtime_context().get_job_id()
     labels = {node["NodeID"]: dict(node["Labels"]) for node in ray.nodes()}
-    found = []
+    placements = []
     for serialised in state._connect_and_get_accessor().get_placement_group_table():
         group = PlacementGroupTableData.FromString(serialised)
         if group.creator_job_id.hex() != own or group.state != PlacementGroupTableData.CREATED:
@@ -197,7 +197,7 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
         created_ns = (
             group.stats.creation_request_received_ns + 1000 * group.stats.end_to_end_creation_latency_us
         )
-        found.append(
+        placements.append(
             PlacementGroup(
                 id=group.placement_group_id.hex(),
                 created_s=created_ns / 1e9,
@@ -205,7 +205,7 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
                 labels=labels.get(group.bundles[0].node_id.hex(), {}),
             )
         )
-    return tuple(found)
+    return tuple(placements)
 
 
 def own_node_resource() -> str:

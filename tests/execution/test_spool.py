@@ -41,7 +41,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     spool.close()
     records, reader = read(spool.path)
     assert records == [b"one", b"two", b"", b"three"]
-    assert (reader.found.first_damage, reader.found.torn_bytes) == (None, 0)
+    assert (reader.progress.first_damage, reader.progress.torn_bytes) == (None, 0)
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
@@ -50,7 +50,7 @@ def test_a_torn_end_is_not_damage(tmp_path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:-cut])
     records, reader = read(path)
     assert records == [b"kept"]
-    assert (reader.found.first_damage, reader.found.torn_bytes) == (None, 20 - cut)
+    assert (reader.progress.first_damage, reader.progress.torn_bytes) == (None, 20 - cut)
 
 
 def test_a_size_that_reached_the_disk_before_its_content_is_a_torn_end(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_size_that_reached_the_disk_before_its_content_is_a_torn_end(tmp_path:
     path.write_bytes(path.read_bytes() + bytes(5000))
     records, reader = read(path)
     assert records == [b"kept"]
-    assert (reader.found.first_damage, reader.found.torn_bytes) == (None, 5000)
+    assert (reader.progress.first_damage, reader.progress.torn_bytes) == (None, 5000)
 
 
 def test_a_flipped_bit_anywhere_costs_one_record(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_flipped_bit_anywhere_costs_one_record(tmp_path: Path) -> None:
         lost = [record for record in records if record not in found]
         assert len(lost) == 1, position
         assert found == [record for record in records if record not in lost]
-        assert reader.found.first_damage is not None
-        assert reader.found.damaged_bytes == 16 + len(lost[0])
+        assert reader.progress.first_damage is not None
+        assert reader.progress.damaged_bytes == 16 + len(lost[0])
 
 
 def test_a_part_cut_out_of_the_middle_is_damage(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_part_cut_out_of_the_middle_is_damage(tmp_path: Path) -> None:
     change(path, cut_out)
     found, reader = read(path)
     assert found == [b"first", b"third"]
-    assert reader.found.first_damage == 21
+    assert reader.progress.first_damage == 21
 
 
 def test_what_was_not_delivered_is_read_again(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_was_not_delivered_is_read_again(tmp_path: Path) -> None:
     reader.delivered()
     spool.append([b"three"])
     assert list(reader.records()) == [b"three"]
-    assert reader.found.records == 3
+    assert reader.progress.records == 3
     reader.close()
     spool.close()
 

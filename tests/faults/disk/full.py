@@ -157,7 +157,7 @@ class FullDisks:
         records = list(reader.records())
         reader.close()
         wrong = "" if records == [*kept, last] else f"{len(records)} records of {len(kept) + 1} are there"
-        if reader.found.first_damage is not None or reader.found.torn_bytes:
+        if reader.progress.first_damage is not None or reader.progress.torn_bytes:
             wrong = "a failed append left something behind"
         return Outcome(f"spool with {left} bytes left", wrong, True, tuple(lines))
 
