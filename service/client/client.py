@@ -59,8 +59,6 @@ _SLOWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event of the experiment."""
-
     event: Event
 
 
@@ -78,14 +76,12 @@ class RunChanged:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentChanged:
-    """The experiment as it is now."""
-
     experiment: ExperimentStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The experiment has ended; the last message."""
+    """The last message."""
 
     experiment: ExperimentStatus
 
@@ -99,14 +95,12 @@ class NewPoints:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A line of the log."""
-
     line: LogLine
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run has ended; the last message."""
+    """The last message."""
 
     run: Run
 
@@ -121,8 +115,6 @@ class LoginRefused(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCode:
-    """A device login that has begun."""
-
     device_code: str
     user_code: str
     verification_uri: str
@@ -333,15 +325,7 @@ class Client(Wire):
     def export_model(
         self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
     ) -> dict[str, Any]:
-        """Writes a run's model to a folder that transformers loads; whole and verified, or not at all.
-
-        Args:
-            id: the run.
-            folder: does not exist yet, or is empty.
-            checkpoint: that of the best evaluation, or the newest.
-
-        Returns:
-            The manifest: run, checkpoint, step, and each file's size and SHA-256.
+        """Writes a run's model, verified and whole, to a folder for transformers; returns its manifest.
 
         Raises:
             BrokenModel: what arrived is not what the manifest says.
@@ -375,12 +359,7 @@ class Client(Wire):
     def follow(
         self, id: int, *, after: int = 0
     ) -> Iterator[Happened | RunChanged | ExperimentChanged | Ended]:
-        """Yields what happens to an experiment until it ends, across reconnects; no event is left out.
-
-        Args:
-            id: the experiment.
-            after: number of the last event that the caller has seen.
-        """
+        """Yields every event after number `after`, and changes of runs, until the end, across reconnects."""
         for kind, payload in self._stream(f"/api/v1/experiments/{id}/stream", str(after) if after else None):
             if kind == "event":
                 yield Happened(read(Event, payload))
@@ -406,11 +385,7 @@ class Client(Wire):
     # -- Login by a code (RFC 8628) ----------------------------------------------------------------
 
     def begin_device_login(self, name: str, scope: Scope | None = None) -> DeviceCode:
-        """Asks for a code that someone approves on the server's page.
-
-        Args:
-            name: what this machine calls itself.
-            scope: most that the token may be used for; None = the server's default.
+        """Asks for a code that someone approves on the server's page; the name is that of this machine.
 
         Raises:
             LoginRefused: the server refused the name or the scope.

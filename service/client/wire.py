@@ -90,7 +90,6 @@ class Wire:
     """One connection pool to one server; thread-safe.
 
     Args:
-        url: base URL of the API.
         token: None = the server requires none.
         timeout_s: longest wait for an answer.
         attempts: number of tries for a repeatable call.
@@ -122,11 +121,7 @@ class Wire:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, attempts: int = _ATTEMPTS) -> Self:
-        """Connects to the server of the settings, with their token or the one kept by a login.
-
-        Raises:
-            UnsafeCredentials: the kept token may have been read by others.
-        """
+        """Connects to the server of the settings, with their token or the one kept by a login."""
         return cls(str(settings.url), token=token_for(settings), attempts=attempts)
 
     def __enter__(self) -> Self:
@@ -239,11 +234,7 @@ def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str | None, bytes]]
 
 
 def read(kind: type[T], answer: bytes) -> T:
-    """Reads the JSON of an answer into a record, or into a list where the answer wraps one in `items`.
-
-    Raises:
-        ClientError: it has another form, as between two versions.
-    """
+    """Reads the JSON of an answer into a record, or into a list where the answer wraps one in `items`."""
     value: Any
     try:
         if kind is bytes:
