@@ -103,8 +103,8 @@ def test_a_file_that_others_can_read_is_not_used(place: Place) -> None:
 
 
 def test_login_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "POLL_EVERY_S", 0.0)
-    monkeypatch.setattr(stored_sessions, "POLL_EVERY_S", 0.0)
+    monkeypatch.setattr(device, "GRANT_POLL_EVERY_S", 0.0)
+    monkeypatch.setattr(stored_sessions, "GRANT_POLL_EVERY_S", 0.0)
     begun = threading.Event()
     codes: list[str] = []
     begin = place.store.begin_device_login
@@ -134,8 +134,8 @@ def test_login_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_denied_login_ends_in_one_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "POLL_EVERY_S", 0.0)
-    monkeypatch.setattr(stored_sessions, "POLL_EVERY_S", 0.0)
+    monkeypatch.setattr(device, "GRANT_POLL_EVERY_S", 0.0)
+    monkeypatch.setattr(stored_sessions, "GRANT_POLL_EVERY_S", 0.0)
     begin = place.store.begin_device_login
 
     def denied(*arguments: object) -> object:
