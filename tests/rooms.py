@@ -1,4 +1,4 @@
-"""The tests of a room, for `make test ROOM=service/driving`: `python -m tests.rooms service/driving` prints them.
+"""Tests of a room, for `make test ROOM=service/driving`: `python -m tests.rooms service/driving` prints them.
 
 They are those of the room's own folder (`tests/service/fairness`), and every test file that imports the room
 and stands in no other room's folder.

@@ -89,7 +89,7 @@ def run_sweep(
     tune.Tuner(
         tune.with_resources(trainable, resources),
         tune_config=tune.TuneConfig(
-            search_alg=Search(trials),
+            search_alg=TuneSearch(trials),
             scheduler=InOrder(trials),
             num_samples=-1,
             reuse_actors=reuse,
@@ -228,7 +228,7 @@ class OnlyHere(Generic[Value]):
         return self
 
 
-class Search(SearchGenerator):  # type: ignore[misc, unused-ignore]
+class TuneSearch(SearchGenerator):  # type: ignore[misc, unused-ignore]
     """Makes trials of the turns, and lets Tune end idle processes when no further run may start.
 
     Tune keeps one idle process, and its devices, until its search has finished. It asks for that again in

@@ -61,7 +61,7 @@ def ray_tune() -> Any:
 def calls_of(result: dict[str, Any], stored: Exception | str | None = None, attempt: int = 1) -> list[str]:
     recording: Any = Recording(stored, attempt)
     trials = ray_tune().Trials(recording, recording, recording)
-    search = ray_tune().Search(ray_tune().OnlyHere(trials))
+    search = ray_tune().TuneSearch(ray_tune().OnlyHere(trials))
     search.searcher.suggest("trial")
     search.on_trial_result("trial", result)
     return recording.calls
@@ -131,7 +131,7 @@ def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) ->
     from ray.tune.experiment import Experiment
 
     trials = ray_tune().OnlyHere(ray_tune().Trials(sweep, actor, actor))
-    search, steps = ray_tune().Search(trials), ray_tune().Steps(trials)
+    search, steps = ray_tune().TuneSearch(trials), ray_tune().Steps(trials)
     search.add_configurations(Experiment("sweep", lambda config: None, num_samples=9))
     search.searcher.suggest("trial")
     assert not search.is_finished()
