@@ -143,7 +143,7 @@ def quantised(linear: nn.Linear) -> nn.Module | None:
 
 def layers(inputs: int, outputs: int) -> dict[str, nn.Module]:
     """Returns one Linear as it is, quantised and packed."""
-    from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
+    from trainers.models.binary.layers import FrozenInputs, FrozenLinear
     from trainers.models.binary.packed import PackedLinear
 
     linear = nn.Linear(inputs, outputs)
@@ -211,9 +211,9 @@ def encoder(model: str) -> nn.Module:
 
 def binarised(fp32: Any, ids: torch.Tensor) -> Any:
     """Returns a copy with binary weights and inputs, whose scales are set from data."""
-    from trainers.config.model import Binary
     from trainers.model_kinds.families import QUANTISED
     from trainers.models.binary import install
+    from trainers.models.binary.settings import Binary
 
     model = copy.deepcopy(fp32)
     settings = Binary(weights="sign", activations="elastic", activation_bits=1)

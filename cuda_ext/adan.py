@@ -44,36 +44,24 @@ _SETTINGS = (
 class Adan(torch.optim.Optimizer):
     """Adaptive Nesterov momentum (Xie et al., arXiv 2208.06677), fused into one pass over memory.
 
-    A parameter's state is `step` (its own count), `exp_avg`, `exp_avg_diff`, `exp_avg_sq`,
-    `g_prev` and, for 16-bit parameters, `master` or `remainder`. `.grad` is never written. A
-    parameter whose gradient is None is left alone, its step is not counted, and its next
-    difference is against the last gradient that it had.
-
-    Gradients that are NaN or infinite are used as they are, so the parameters show it at once;
-    a `torch.amp.GradScaler` skips such a step whole: parameters, state and step counts stay.
+    `.grad` is never written. A parameter whose gradient is None is left alone, its step is not counted, and
+    its next difference is against the last gradient that it had. Gradients that are NaN or infinite are used
+    as they are; a `torch.amp.GradScaler` skips such a step whole: parameters, state and step counts stay.
 
     Args:
-        params: parameters or parameter groups; a group may set lr, betas, eps, weight_decay,
-            no_prox and maximize.
+        params: parameters or groups; a group may set lr, betas, eps, weight_decay, no_prox and maximize.
         lr: learning rate; a tensor on the parameters' device is read by the kernel.
         betas: shares of m, v and n that are kept, each in [0, 1).
-        eps: added to the denominator after the bias correction.
         weight_decay: decoupled, per unit of learning rate.
         max_grad_norm: global norm over all groups that gradients are clipped to; 0: off.
         no_prox: decay as (1 - lr wd) theta before the step instead of the proximal division.
-        maximize: ascend.
-        implementation: `single_unfused`, `multi_unfused`, `single_fused`, `multi_fused` or
-            `auto`, the last one that can run. A fused one that cannot run here is replaced by
-            its unfused twin with one warning; `.implementation` names what really runs.
+        implementation: one of `IMPLEMENTATIONS`, or `auto`, the last one that can run. A fused one that
+            cannot run here is replaced by its unfused twin with one warning; `.implementation` names what
+            really runs.
         master_weights: for 16-bit parameters: `auto` or `fp32` keeps an fp32 master, `split`
             (bfloat16) 16 remainder bits, `none` rounds at every step.
         moments_dtype: torch.float32, or torch.bfloat16 for m and v; n stays fp32.
         capturable: the step may be captured in a CUDA graph (fused on CUDA only).
-
-    Raises:
-        HyperParameterError: a value is out of range.
-        ConfigurationError: options contradict each other or this machine.
-        TensorMismatchError: a parameter's dtype cannot be served.
     """
 
     def __init__(
@@ -128,8 +116,8 @@ class Adan(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The base class keeps groups and state only."""
-        kept: dict[str, Any] = super().__getstate__()
-        return {**kept, **{name: value for name, value in vars(self).items() if name in _SETTINGS}}
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, **{name: value for name, value in vars(self).items() if name in _SETTINGS}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Options that did not exist when the state was saved are off."""
@@ -210,23 +198,10 @@ class Adan(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Takes one step.
+        """Takes one step; returns the result of `closure`, which recomputes loss and gradients.
 
-        Honours `self.grad_scale` and `self.found_inf` (float32 tensors) when they are set, by a
-        GradScaler or by hand: gradients are divided by the one, the step is skipped when the
-        other is not 0. Neither attribute is changed.
-
-        Args:
-            closure: recomputes the loss and the gradients; called once.
-
-        Returns:
-            What the closure returned.
-
-        Raises:
-            SparseGradientError: a gradient is sparse.
-            TensorMismatchError: a gradient's dtype or device is not its parameter's, or the parameter was
-                cast since its first step.
-            LayoutError: a parameter has gaps in memory (fused only).
+        Honours `self.grad_scale` and `self.found_inf` (float32 tensors) when they are set, by a GradScaler or
+        by hand: gradients are divided by the one, the step is skipped when the other is not 0.
         """
         loss = None
         if closure is not None:
@@ -318,15 +293,9 @@ class Adan(torch.optim.Optimizer):
     def freeze_second_moment(self, floors: Mapping[Tensor, float]) -> None:
         """Keeps n as it is from now on; the step is then linear in the gradients.
 
-        n is stored with its bias correction applied, and `betas[2]` becomes 1 in every group, which
-        the state dict carries. An element that has seen no or hardly any gradient would divide by
-        `eps` for ever, so each is raised to a share of its tensor's mean.
-
-        Args:
-            floors: least n by parameter, as a share of the mean of that parameter's n; 0 where absent.
-
-        Raises:
-            ConfigurationError: a parameter has taken no step, so that there is nothing to freeze.
+        n is stored with its bias correction applied, and `betas[2]` becomes 1 in every group. An element
+        without gradients would divide by `eps` for ever, so each is raised to a share of its tensor's mean,
+        by parameter in `floors`.
         """
         for group in self.param_groups:
             b1, b2, b3 = group["betas"]
@@ -353,10 +322,7 @@ class Adan(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores state exactly, in the dtypes of the state rather than the parameters'.
 
-        Pre-hooks run before the check, post-hooks after the restore.
-
-        Raises:
-            StateDictError: Shapes differ, or a part such as `g_prev` is missing. Nothing is changed then.
+        A `StateDictError` (shapes differ, or a part is missing) leaves everything unchanged.
         """
         given = state_dict
 

@@ -138,10 +138,10 @@ def check(optimizer: Optimizer, state_dict: dict[str, Any], master_weights: str)
                     "same master_weights, or start with a fresh optimizer"
                 )
             shape = () if name == "step" else tuple(param.shape)
-            found = tuple(torch.as_tensor(state[name]).shape)
-            if found != shape:
+            saved_shape = tuple(torch.as_tensor(state[name]).shape)
+            if saved_shape != shape:
                 raise StateDictError(
-                    f"{name!r} of parameter {index} has shape {found} in the checkpoint "
+                    f"{name!r} of parameter {index} has shape {saved_shape} in the checkpoint "
                     f"and the parameter {shape}; load it into the model it was saved from"
                 )
 
@@ -155,9 +155,8 @@ def restore(
 ) -> None:
     """Copies saved state that `check` accepted into tensors laid out like the parameters.
 
-    The base class casts floating-point state to the parameter's dtype, which would cut fp32
-    moments and masters of a bfloat16 model down to bfloat16. Masters that the optimizer does not
-    keep are dropped; entries that are not Adan's stay as the base class has them.
+    The base class would cast fp32 moments and masters of a bfloat16 model down to bfloat16. Masters that the
+    optimizer does not keep are dropped; entries that are not Adan's stay.
     """
     for param, saved in _pairs(optimizer, state_dict):
         state = optimizer.state[param]

@@ -231,16 +231,16 @@ def _update(
 
     thetas = [adan_state.load(param, state) for param, state in zip(params, states, strict=True)]
     ms, vs = wide([state["exp_avg"] for state in states]), wide([state["exp_avg_diff"] for state in states])
-    ns, kept = [state["exp_avg_sq"] for state in states], [state["g_prev"] for state in states]
+    ns, previous_gs = [state["exp_avg_sq"] for state in states], [state["g_prev"] for state in states]
 
     gs = wide(grads)
     if factor is not None:
         gs = list(torch._foreach_mul(gs, factor.to(gs[0].dtype)))
     if group["maximize"]:
         gs = list(torch._foreach_neg(gs))
-    previous = [g if step == 1 else old for g, old, step in zip(gs, wide(kept), steps, strict=True)]
+    previous = [g if step == 1 else old for g, old, step in zip(gs, wide(previous_gs), steps, strict=True)]
     ds = list(torch._foreach_sub(gs, previous))
-    torch._foreach_copy_(kept, gs)
+    torch._foreach_copy_(previous_gs, gs)
 
     torch._foreach_mul_(ms, b1)
     torch._foreach_add_(ms, gs, alpha=1.0 - b1)

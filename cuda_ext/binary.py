@@ -5,18 +5,13 @@
 | `binary_linear` | compared with a threshold: {-a, a} or {0, a} | XNOR and popcount |
 | `binary_weight_linear` | float32 or bfloat16 | additions and subtractions |
 
-Weights are -1 and +1 with one scale, or one for each output. `pack` lays them out in panels of 16 outputs,
-(panels, words, 16) int32: bit j of word w of an output is its weight of input 32 w + j, 1 for +1, and bits
-beyond the inputs or the outputs are 0. Every kernel reads this layout.
+`pack` lays weights of -1 and +1 out in panels of 16 outputs, (panels, words, 16) int32: bit j of word w of an
+output is its weight of input 32 w + j, 1 for +1.
 
-Results are y = sum * scale + bias in fp32, rounded twice, then stored in the format of the activations. With
-binary activations the sum is an integer, so that y is bit for bit what fp32 products of the same values give
-in any order, as long as there are fewer than 2^24 inputs. Sums of float activations have one order in every
-kernel, that of `reference_weight_linear`: the 32 inputs of a word in eight groups of four, a group from left
-to right, the groups as a tree, and then word after word. No result depends on the number of threads.
-
-On the CPU the fastest kernels that the processor has are chosen when an operator is called; the environment
-variable `STILLHOUSE_CPU_CAPABILITY` names others: `scalar`, `neon`, `avx2` or `avx512` (with VPOPCNTDQ).
+Results are y = sum * scale + bias in fp32, rounded twice, then stored in the format of the activations.
+Integer sums are exact below 2^24 inputs; sums of float activations have one order in every kernel, that of
+`reference_weight_linear`. The fastest CPU kernels run, or those named in `STILLHOUSE_CPU_CAPABILITY`:
+`scalar`, `neon`, `avx2` or `avx512` (with VPOPCNTDQ).
 """
 
 from __future__ import annotations
@@ -40,8 +35,11 @@ def require(device_type: str) -> None:
         raise BuildError(f"there are no kernels for binary weights on {device_type}; use cpu or cuda")
     native.require("cuda" if device_type == "cuda" else "cpu")
     if not _registered:
-        torch.library.register_fake("stillhouse::binary_linear", _fake_linear)
-        torch.library.register_fake("stillhouse::binary_weight_linear", _fake_weight_linear)
+        for operator in ("binary_linear", "binary_weight_linear"):
+            torch.library.register_fake(
+                f"stillhouse::{operator}",
+                lambda x, *others: x.new_empty((*x.shape[:-1], others[-1])),  # the last is `outputs`
+            )
         _registered = True
 
 
@@ -72,14 +70,14 @@ def calls() -> dict[str, dict[str, int]]:
     names = torch.ops.stillhouse.binary_capabilities()
     counts = torch.ops.stillhouse.binary_counters()
     operators = ("binary_linear", "binary_weight_linear")
-    found = {
+    counts_of = {
         operator: dict(zip(names, counts[len(names) * i :], strict=False))
         for i, operator in enumerate(operators)
     }
     if native.is_loaded("cuda"):
         for operator, count in zip(operators, torch.ops.stillhouse.binary_cuda_counters(), strict=True):
-            found[operator]["cuda"] = count
-    return found
+            counts_of[operator]["cuda"] = count
+    return counts_of
 
 
 def pack(signs: Tensor) -> Tensor:
@@ -119,12 +117,9 @@ def binary_linear(
 
     Args:
         x: (..., K) float32 or bfloat16.
-        weight: Panels of `pack`.
         scale: (1,) or (N,) fp32: the weights' scale times the activations'.
         threshold: (1,) or (K,) fp32.
-        outputs: N.
-        bias: (N,) fp32; None = 0.
-        positives: of `positives_of`, for activations of {0, 1}; None = {-1, 1}.
+        positives: Of `positives_of`, for activations of {0, 1}; None = {-1, 1}.
     """
     result: Tensor = torch.ops.stillhouse.binary_linear(x, weight, positives, scale, bias, threshold, outputs)
     return result
@@ -154,21 +149,3 @@ def reference_weight_linear(x: Tensor, signs: Tensor, scale: Tensor, bias: Tenso
         total = total + (halves[..., word, 0] + halves[..., word, 1])
     scaled = total * scale
     return (scaled if bias is None else scaled + bias).to(x.dtype)
-
-
-def _fake_linear(
-    x: Tensor,
-    weight: Tensor,
-    positives: Tensor | None,
-    scale: Tensor,
-    bias: Tensor | None,
-    threshold: Tensor,
-    outputs: int,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], outputs))
-
-
-def _fake_weight_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, outputs: int
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], outputs))

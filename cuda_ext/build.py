@@ -4,10 +4,8 @@
     python -m cuda_ext.build --in-package    # next to the package, for images that other users run
 
 The cache is `$STILLHOUSE_KERNEL_CACHE`, else `$XDG_CACHE_HOME/stillhouse/kernels`, else
-`~/.cache/stillhouse/kernels`. A library is found again by the hash of its sources, flags,
-compiler and torch version, so that a start where nothing changed costs about a millisecond.
-`TORCH_CUDA_ARCH_LIST` chooses targets as it does for PyTorch's own extensions; `FORCE_CUDA=1`
-builds the CUDA library where no GPU is.
+`~/.cache/stillhouse/kernels`. A library is found by the hash of its sources, flags, compiler and torch
+version. `TORCH_CUDA_ARCH_LIST` chooses targets; `FORCE_CUDA=1` builds the CUDA library where no GPU is.
 """
 
 from __future__ import annotations
@@ -112,8 +110,8 @@ def compiler() -> str:
 def compiler_version(command: str) -> str:
     """Part of a library's key: a compiler upgraded in place makes another library."""
     try:
-        asked = [*shlex.split(command), "--version"]
-        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+        query = [*shlex.split(command), "--version"]
+        return subprocess.run(query, capture_output=True, text=True, check=False).stdout
     except OSError as error:
         raise BuildError(f"{command} does not run ({error}); set CXX or CUDA_HOME") from error
 

@@ -1,17 +1,8 @@
 """The encoder's elementwise work, fused: operators with autograd, C++ on the CPU, Triton on CUDA.
 
-| function | forward |
-|---|---|
-| `bias_gelu` | gelu(x + bias), with erf |
-| `dropout_add_norm` | LayerNorm(residual + dropout(x + bias)) |
-| `embed_norm` | dropout(LayerNorm(word + type + position)) |
-| `cross_entropy` | log(sum(exp(x))) - x[label] |
-| `segment_attention` | dropout(softmax(scale Q K^T)) V within each segment; CPU only |
-
 The backward passes recompute what is cheap: gelu's argument, a row's normalised values, dropout's mask. A
 mask is Philox4x32-10 with the seed as key and (element, offset) as counter (`csrc/philox.h`), the same
-on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations. The operators are
-`stillhouse::...`, declared in `csrc/encoder_cpu.cpp` and `csrc/attention_cpu.cpp`; `require` loads them.
+on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations.
 """
 
 from __future__ import annotations
@@ -149,13 +140,9 @@ def embed_norm(
     offset: int = 0,
     padding: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> Tensor:
-    """Returns dropout(LayerNorm(word + type + position)), shaped (*ids.shape, H).
+    """Returns dropout(LayerNorm(word + type + position)), (*ids.shape, H), of int64 ids and (rows, H) tables.
 
-    Args:
-        ids, types, positions: int64 rows of the tables, of one shape.
-        words, position_table, type_table: (rows, H).
-        rate, seed, offset: As for `dropout_add_norm`.
-        padding: Rows of words, positions and types without a gradient (`padding_idx`); None = all have one.
+    `padding` has the rows of words, positions and types without a gradient; None = all have one.
     """
     seed = _NO_SEED if seed is None else seed
     rows = [-1 if row is None else row for row in padding]
@@ -184,15 +171,9 @@ def segment_attention(
 ) -> Tensor:
     """Returns dropout(softmax(scale Q K^T)) V within each segment of a row, (T, heads, D), on the CPU.
 
-    No score is kept: the backward pass computes a few queries' at a time again.
-
-    Args:
-        query, key, value: (T, heads, D), such as parts of one product; read in place where only the first
-            dimension is strided.
-        cu_seqlens: (K + 1,) int32 on the CPU; segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`.
-        scale: Of the scores; None = 1 / sqrt(D).
-        rate, seed, offset: As for `dropout_add_norm`; the mask's row is (token, head), and its width the
-            longest segment.
+    No score is kept: the backward pass computes a few queries' at a time again. Segment k of the (T, heads,
+    D) operands is `[cu_seqlens[k], cu_seqlens[k + 1])`, int32 on the CPU. A mask's row is (token, head), and
+    its width the longest segment.
     """
     seed = _NO_SEED if seed is None else seed
     scale = query.shape[-1] ** -0.5 if scale is None else scale

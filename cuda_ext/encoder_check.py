@@ -1,4 +1,4 @@
-"""Registers and spills of the encoder's Triton kernels, compiled without a GPU, and the bytes they move.
+"""Registers and spills of the encoder's Triton kernels, compiled without a GPU.
 
 python -m cuda_ext.encoder_check           # every target
 python -m cuda_ext.encoder_check sm_90     # one of them
@@ -123,7 +123,7 @@ def kernel_resources(
     targets: Sequence[str] = tuple(TARGETS), widths: Sequence[int] = WIDTHS
 ) -> list[KernelResources]:
     """Compiles every kernel for every target as a step in bfloat16 does, from a seed of either kind."""
-    found: dict[int, KernelResources] = {}
+    resources: dict[int, KernelResources] = {}
     for target in targets:
         for width in widths:
             with compilation(target) as launches:
@@ -131,9 +131,11 @@ def kernel_resources(
                     seed = torch.full((), 2**62 + 1, device=device)
                     launch_all(rows=4096, width=width, dtype=torch.bfloat16, seed=seed)
             for name, compiled in launches:
-                if id(compiled) not in found:
-                    found[id(compiled)] = KernelResources(target, name, width, *_usage(compiled.asm["cubin"]))
-    return list(found.values())
+                if id(compiled) not in resources:
+                    resources[id(compiled)] = KernelResources(
+                        target, name, width, *_usage(compiled.asm["cubin"])
+                    )
+    return list(resources.values())
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
@@ -146,51 +148,24 @@ def _usage(cubin: bytes) -> tuple[int, int]:
         done = subprocess.run(
             [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=False
         )
-    found = _USED.search(done.stdout)
-    if found is None:
+    usage = _USED.search(done.stdout)
+    if usage is None:
         raise BuildError(f"cuobjdump reports no registers: {(done.stdout + done.stderr).strip()[-200:]}")
-    return int(found["registers"]), int(found["stack"]) + int(found["local"])
-
-
-def bytes_moved(operator: str, *, rows: int, width: int, element: int) -> int:
-    """Returns the bytes that a fused operator reads and writes in memory, each array once.
-
-    Parameters, indices and sums over rows are left out: they do not grow with rows x width.
-    """
-    return ARRAYS[operator] * rows * width * element
-
-
-ARRAYS: Mapping[str, int] = MappingProxyType(
-    {
-        "bias_gelu": 2,
-        "bias_gelu_backward": 3,
-        "dropout_add_norm": 4,
-        "dropout_add_norm_backward": 4,
-        "embed_norm": 4,
-        "embed_norm_backward": 5,
-        "cross_entropy": 1,
-        "cross_entropy_backward": 2,
-        "bias_gelu_backward_sums": 3,
-        "dropout_add_norm_backward_sums": 4,
-        "column_totals": 0,
-        "joint_gradient": 6,
-    }
-)
-"""Arrays of rows x width that an operator reads or writes."""
+    return int(usage["registers"]), int(usage["stack"]) + int(usage["local"])
 
 
 def main() -> int:
     """Exit code 1 when a kernel spills or takes too many registers."""
     targets = tuple(sys.argv[1:]) or tuple(TARGETS)
-    found = kernel_resources(targets)
+    resources = kernel_resources(targets)
     for target in targets:
-        rows = [row for row in found if row.target == target]
+        rows = [row for row in resources if row.target == target]
         worst = max(rows, key=lambda row: row.registers)
         print(
             f"{target}: {len(rows)} kernels, at most {worst.registers} registers ({worst.kernel}, width "
             f"{worst.width}), {sum(row.spill_bytes for row in rows)} bytes spilled"
         )
-    return 0 if all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found) else 1
+    return 0 if all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in resources) else 1
 
 
 if __name__ == "__main__":

@@ -1,18 +1,10 @@
 """A layer of the encoder in two operations around its attention, with few kernels in the backward pass.
 
-| function | forward |
-|---|---|
-| `projections` | x [W1 W2 W3]^T + [b1 b2 b3], one product; and x, as the residual |
-| `after_attention` | LayerNorm(h + dropout(gelu(h W2^T + b2) W3^T + b3)) of |
-| | h = LayerNorm(residual + dropout(x W1^T + b1)) |
-
-The elementwise work is that of `cuda_ext.encoder`. What the two save over its single operators: a gradient
-that reaches a tensor twice is added by the product that computes its second part, sums over rows of a
-whole layer (biases and LayerNorms) are added up by one kernel, and the gradients of queries, keys and
-values are joined by the kernel that sums them for the biases. Weights are converted to the dtype of the
-products by one kernel for each of the two, under autocast, and their gradients back by another.
-
-Both are `torch.autograd.Function`s; dtypes of gradients are those of the parameters.
+What they save over the single operators of `cuda_ext.encoder`: a gradient that reaches a tensor twice is
+added by the product that computes its second part, sums over rows of a whole layer are added up by one
+kernel, and the gradients of queries, keys and values are joined by the kernel that sums them for the biases.
+Under autocast, weights and their gradients are converted by one kernel each. Dtypes of gradients are those of
+the parameters.
 """
 
 from __future__ import annotations
@@ -78,15 +70,15 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _converted(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    found = list(tensors)
+    converted = list(tensors)
     others = [
         i for i, (tensor, dtype) in enumerate(zip(tensors, dtypes, strict=True)) if tensor.dtype != dtype
     ]
     for i in others:
-        found[i] = torch.empty_like(tensors[i], dtype=dtypes[i])
+        converted[i] = torch.empty_like(tensors[i], dtype=dtypes[i])
     if others:
-        torch._foreach_copy_([found[i] for i in others], [tensors[i] for i in others])
-    return found
+        torch._foreach_copy_([converted[i] for i in others], [tensors[i] for i in others])
+    return converted
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -145,12 +137,7 @@ def projections(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) 
 
 @dataclass(frozen=True, slots=True)
 class NormAfter:
-    """A product (H, I) that is followed by bias, dropout, residual and LayerNorm.
-
-    Attributes:
-        rate: Of dropout; 0 = off.
-        seed: One int64 on the CPU or on the device of the weights; unset with rate 0.
-    """
+    """A product (H, I) that is followed by bias, dropout, residual and LayerNorm; `seed`: see `encoder`."""
 
     weight: Tensor
     bias: Tensor

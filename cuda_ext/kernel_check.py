@@ -50,7 +50,7 @@ _USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) byte
 
 
 def parse(log: str) -> list[KernelResources]:
-    found: list[KernelResources] = []
+    kernels: list[KernelResources] = []
     kernel = target = ""
     spill = 0
     for line in log.splitlines():
@@ -59,11 +59,11 @@ def parse(log: str) -> list[KernelResources]:
         elif spilled := _SPILL.search(line):
             spill = int(spilled["stores"]) + int(spilled["loads"])
         elif (used := _USED.search(line)) and kernel:
-            found.append(
+            kernels.append(
                 KernelResources(target, kernel, int(used["registers"]), spill, int(used["shared"] or 0))
             )
             kernel = ""
-    return found
+    return kernels
 
 
 def kernel_resources(
@@ -87,36 +87,36 @@ def kernel_resources(
         for unit in build.cuda_units(nvcc, (architecture,), "-Xptxas=-v", units=units)
     ]
     with ThreadPoolExecutor(cpu_count() or 1) as pool:
-        found = list(pool.map(lambda job: _resources_of(*job), jobs))
-    return [resources for part in found for resources in part]
+        parts = list(pool.map(lambda job: _resources_of(*job), jobs))
+    return [resources for part in parts for resources in part]
 
 
 def _resources_of(unit: build.Unit, cached: Path) -> list[KernelResources]:
     if cached.exists():
         return [KernelResources(**row) for row in json.loads(cached.read_text())]
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        found = parse(build.assemble_unit(unit, Path(folder) / "kernels.cubin"))
+        kernels = parse(build.assemble_unit(unit, Path(folder) / "kernels.cubin"))
         note = Path(folder) / "note.json"
-        note.write_text(json.dumps([asdict(resources) for resources in found]))
+        note.write_text(json.dumps([asdict(resources) for resources in kernels]))
         note.replace(cached)
-    return found
+    return kernels
 
 
-def summary(found: list[KernelResources]) -> str:
+def summary(kernels: list[KernelResources]) -> str:
     lines = []
     for target in sorted(
-        {resources.target for resources in found}, key=lambda name: int(name.removeprefix("sm_"))
+        {resources.target for resources in kernels}, key=lambda name: int(name.removeprefix("sm_"))
     ):
-        rows = [resources for resources in found if resources.target == target]
+        rows = [resources for resources in kernels if resources.target == target]
         most = max(resources.registers for resources in rows)
         spills = sum(resources.spill_bytes for resources in rows)
         lines.append(f"{target}: {len(rows)} kernels, at most {most} registers, {spills} bytes spilled")
     return "\n".join(lines)
 
 
-def within_limits(found: list[KernelResources]) -> bool:
+def within_limits(kernels: list[KernelResources]) -> bool:
     """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
-    return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in found)
+    return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in kernels)
 
 
 # There are no host headers. Functions that launch are compiled for the device as well, and never called: they
@@ -206,9 +206,9 @@ def _nvrtc() -> ctypes.CDLL:
 
 def main() -> int:
     """Exit code 1 when a kernel spills or takes too many registers."""
-    found = kernel_resources(tuple(sys.argv[1:]) or build.ARCHITECTURES)
-    print(summary(found))
-    return 0 if within_limits(found) else 1
+    kernels = kernel_resources(tuple(sys.argv[1:]) or build.ARCHITECTURES)
+    print(summary(kernels))
+    return 0 if within_limits(kernels) else 1
 
 
 if __name__ == "__main__":

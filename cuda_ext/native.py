@@ -74,9 +74,8 @@ def why_unavailable(device_type: str) -> str | None:
 def counters() -> dict[str, int]:
     """Returns what ran in this process so far.
 
-    `cpu_calls`, `cpu_tensors`, `cpu_elements`, `cpu_norms` are counted in the CPU kernel's
-    launcher, `cuda_launches`, `cuda_tensors`, `cuda_norms`, `cuda_tables` in CUDA's after each
-    successful launch; `single_unfused` and `multi_unfused` are tensors updated by PyTorch code.
+    Counts of `cpu_*` and `cuda_*` are from the kernels' launchers; `single_unfused` and `multi_unfused` are
+    tensors updated by PyTorch code.
     """
     counts = {name: python_counts[name] for name in ("single_unfused", "multi_unfused")}
     if "cpu" in _loaded:

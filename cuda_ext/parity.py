@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,13 +147,16 @@ def measure_parity(
     begin = [draw(shape, 0.1) for shape in shapes]
     params = [torch.nn.Parameter(value.to(device, copy=True)) for value in begin]
     states = [ReferenceState(value) for value in begin]
+    hyper: dict[str, Any] = {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "no_prox": no_prox,
+    }
     optimizer = Adan(
         params,
-        lr=lr,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
-        no_prox=no_prox,
+        **hyper,
         max_grad_norm=max_grad_norm,
         implementation=implementation,
         master_weights=master_weights,
@@ -164,29 +168,12 @@ def measure_parity(
         factor = clip_coefficient(gradients, max_grad_norm)
         for param, state, gradient in zip(params, states, gradients, strict=True):
             param.grad = gradient.to(device)
-            reference_step(
-                state,
-                gradient,
-                lr=lr,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                no_prox=no_prox,
-                factor=factor,
-            )
+            reference_step(state, gradient, **hyper, factor=factor)
         optimizer.step()
+    kernels_ran = {name: count - before.get(name, 0) for name, count in native.counters().items()}
 
-    parameter_error = update_error = 0.0
-    for param, state, value in zip(params, states, begin, strict=True):
-        if value.numel() == 0:
-            continue
-        theta = adan_state.load(param.detach(), optimizer.state[param])
-        error = float((theta.cpu().double() - state.theta).abs().max())
-        movement = float((state.theta - value.double()).abs().max())
-        parameter_error = max(parameter_error, error / float(state.theta.abs().max()))
-        update_error = max(update_error, error / max(movement, 1e-30))
+    parameter_error, update_error = _errors(optimizer, params, states, begin)
     parameter_bound, update_bound = _bounds(dtype, steps, master_weights, moments_dtype, max_grad_norm)
-    after = native.counters()
     return ParityRecord(
         implementation=optimizer.implementation,
         requested=implementation,
@@ -204,10 +191,26 @@ def measure_parity(
         parameter_bound=parameter_bound,
         update_bound=update_bound,
         passed=parameter_error <= parameter_bound and update_error <= update_bound,
-        kernels_ran={name: count - before.get(name, 0) for name, count in after.items()},
+        kernels_ran=kernels_ran,
         torch_version=torch.__version__,
         recorded_at_s=time.time(),
     )
+
+
+def _errors(
+    optimizer: Adan, params: Sequence[Tensor], states: Sequence[ReferenceState], begin: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Largest errors of the parameters and of their movement, both relative."""
+    of_parameter = of_update = 0.0
+    for param, state, value in zip(params, states, begin, strict=True):
+        if value.numel() == 0:
+            continue
+        theta = adan_state.load(param.detach(), optimizer.state[param])
+        error = float((theta.cpu().double() - state.theta).abs().max())
+        movement = float((state.theta - value.double()).abs().max())
+        of_parameter = max(of_parameter, error / float(state.theta.abs().max()))
+        of_update = max(of_update, error / max(movement, 1e-30))
+    return of_parameter, of_update
 
 
 def _bounds(

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
+
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+
+
+class Section(BaseModel):
+    """A closed, frozen group of fields of a spec: unknown keys and NaN are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Entry(Protocol):
@@ -46,6 +54,17 @@ def deferred(path: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*args, **options)
 
     return call
+
+
+def entries_of(package: str) -> tuple[Any, ...]:
+    """Entries of an optional package, from `entries()` of its module `entry`; none where it was deleted."""
+    module = f"{package}.entry"
+    try:
+        return tuple(import_module(module).entries())
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        return ()
 
 
 class NameIn:

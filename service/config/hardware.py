@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.config.document import parse, shortened
 from trainers.config import DevicePricing, DeviceRates, Precision
+from trainers.device_kinds import DEVICE_KINDS
 
 FIGURES = ("memory_gib", "bandwidth_gb_s", "tdp_w", "peak_tflops")
 """What a data sheet is the source of."""
@@ -113,8 +114,9 @@ class Hardware(DeviceRates):
 
 
 CATALOGUE: Mapping[str, Hardware] = {
-    name: Hardware.model_validate({"name": name, **entry} if isinstance(entry, dict) else entry)
+    name: Hardware.model_validate({"name": name, **entry})
     for name, entry in parse(Path(__file__).with_name("hardware.yaml").read_bytes()).items()
+    if isinstance(entry, dict) and str(entry["device"]) in DEVICE_KINDS  # a kind's package may be deleted
 }
 
 

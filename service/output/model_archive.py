@@ -121,7 +121,11 @@ def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[
         OSError: the folder is not empty or cannot be written.
     """
     from trainers.errors import BadSpecError
-    from trainers.models.binary.packed_folder import write
+    from trainers.model_kinds.encoders import quantising
+
+    encoder = quantising()
+    if encoder is None or encoder.quantisation is None:
+        raise NotPackable("this installation has no binary models")
 
     whole, draft = (
         folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.{part}") for part in ("whole", "partial")
@@ -129,7 +133,7 @@ def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[
     try:
         fetch(whole)
         draft.mkdir()
-        listing = write(whole, draft)
+        listing = encoder.quantisation.write_packed(whole, draft)
         draft.rename(folder)  # Replaces an empty folder, and fails for one that is not.
         return listing
     except BadSpecError as error:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainers.config import Binary
-from trainers.model_kinds.binary import ACTIVATIONS, DERIVATIVES, WEIGHTS
 from trainers.model_kinds.heads import ClassHead
 from trainers.models.architectures import imported
+from trainers.models.binary.entry import BinaryModels
 from trainers.models.binary.layers import BinaryLinear, quantise
+from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.origin import Origin, Preset
 from trainers.models.student import Student, build
 
@@ -62,6 +62,6 @@ def student(origin: Origin | None = None, **settings: Any) -> Student:
     """A student with installed layers."""
     from trainers.models.binary import install
 
-    made = build(origin or Preset("tiny"), **SHAPE, binary=Binary(**settings))
+    made = BinaryModels().prepared(build(origin or Preset("tiny"), **SHAPE), Binary(**settings))
     install.install(made.model)
     return made

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.trainers import binary_models as made
-from trainers.model_kinds.binary import DERIVATIVES
-from trainers.models.binary.derivatives import sharpness_at
 from trainers.models.binary.layers import quantised
+from trainers.models.binary.quantisers import sharpness_at
+from trainers.models.binary.settings import DERIVATIVES
 
 U = torch.linspace(-1.9, 1.9, 78, dtype=torch.float64)
 """Without the corners at -1, 0 and 1."""

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainers import binary_models as made
-from trainers.model_kinds.binary import ACTIVATIONS
 from trainers.models.binary import install
 from trainers.models.binary.layers import BinaryLinear
+from trainers.models.binary.settings import ACTIVATIONS
 
 WEIGHT = torch.tensor([[0.9, -0.2, 0.0, -1.4], [0.05, 0.6, -0.1, 0.3]])
 

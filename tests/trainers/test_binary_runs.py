@@ -11,12 +11,14 @@ from safetensors.torch import load_file
 
 from tests.trainers import binary_models as made
 from tests.trainers.conftest import Recorder
-from trainers.config import Binary, RunConfig
+from trainers.config import RunConfig
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT
 from trainers.models.binary.course import latent_of
+from trainers.models.binary.entry import BinaryModels
 from trainers.models.binary.layers import BinaryLinear
+from trainers.models.binary.settings import Binary
 from trainers.models.fit import student_misfits
 from trainers.models.origin import Folder, Preset
 from trainers.models.student import build
@@ -139,7 +141,7 @@ def test_a_ternary_model_is_split_without_changing_what_it_computes(tmp_path):
     from safetensors.torch import save_file
 
     from trainers.models.binary import install
-    from trainers.models.binary.splitting import split
+    from trainers.models.binary.install import split
 
     ids = torch.randint(1, 50, (3, 7))
     with install.calibrating(half.model):
@@ -148,9 +150,8 @@ def test_a_ternary_model_is_split_without_changing_what_it_computes(tmp_path):
     folder.mkdir()
     save_file({name: tensor.clone() for name, tensor in half.weights().items()}, folder / "model.safetensors")
     half.write_config(folder)
-    wide = build(
-        Folder(folder), **made.SHAPE, binary=Binary(activations="elastic", activation_bits=8, split=True)
-    )
+    settings = Binary(activations="elastic", activation_bits=8, split=True)
+    wide = BinaryModels().prepared(build(Folder(folder), **made.SHAPE), settings)
     install.install(wide.model)
     half.eval(), wide.eval()
     assert wide.shape.hidden == 2 * half.shape.hidden

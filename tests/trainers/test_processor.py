@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers import device_kinds
 from trainers.config import Precision
-from trainers.device_kinds import CPU, backend, cpu
-from trainers.device_kinds.processor import has_bf16_units
+from trainers.device_kinds import CPU, backend, has_bf16_units
 from trainers.models.precision import Autocast, Rounded, arithmetic_for
 
 
@@ -37,8 +37,8 @@ def test_without_them_bf16_is_computed_by_fp32_products(monkeypatch: pytest.Monk
 
 
 def test_the_cpu_cautions_of_bf16_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "has_bf16_units", lambda: False)
+    monkeypatch.setattr(device_kinds, "has_bf16_units", lambda: False)
     assert "is slower than fp32 on processors without AMX" in str(CPU.caution("bf16"))
     assert CPU.caution("fp32") is None
-    monkeypatch.setattr(cpu, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(device_kinds, "has_bf16_units", lambda: True)
     assert CPU.caution("bf16") is None

@@ -6,7 +6,7 @@ neither torch nor transformers.
 
 from __future__ import annotations
 
-from trainers.config.model import LAYERS, Binary, Distillation, Model, require_layer_map
+from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import (
     MAX_WORKERS,
@@ -43,7 +43,6 @@ __all__ = [
     "MICRO_BATCHES_PER_STAGE",
     "SHARERS",
     "Batch",
-    "Binary",
     "Checkpointing",
     "DevicePricing",
     "DeviceRates",

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainers.config.sections import Section
 from trainers.optimizers import OPTIMIZERS, Implementation, OptimizerInfo
 from trainers.optimizers.adamw import ADAMW
 from trainers.optimizers.info import Hyperparameters
-from trainers.registry import NameIn, described
+from trainers.registry import NameIn, Section, described
 
 DEFAULT_WARMUP = 0.1
 """Share of the steps that are warm-up where nothing is set."""

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from trainers.config.sections import Section
 from trainers.parallel_kinds import COMPRESSIONS, NONE, STRATEGIES, CompressionInfo, StrategyInfo
-from trainers.registry import NameIn, described
+from trainers.registry import NameIn, Section, described
 
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""

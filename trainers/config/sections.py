@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)]
+from trainers.registry import Identifier, Section
 
-
-class Section(BaseModel):
-    """A closed, frozen group of fields: unknown keys and NaN are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+__all__ = ["Identifier", "Section"]
 
 
 class Batch(Section):

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
-from trainers.config.sections import Section
 from trainers.data.layouts import TEST, TRAIN, VALIDATION
-from trainers.registry import NameIn, described
+from trainers.registry import NameIn, Section, described
 from trainers.tasks import TASKS
 from trainers.tasks.info import OwnFields, TaskInfo
 

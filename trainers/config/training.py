@@ -73,7 +73,7 @@ def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, 
     found = dict(sections)
     for name, fields in stage.items():
         found[name] = fields if name in _REPLACED else _merged(found.get(name) or {}, fields)
-    if number > 1 and found["model"]["binary"]["split"]:
+    if number > 1 and found["model"]["binary"].get("split"):
         raise ValueError(
             f"stage {number} sets model.binary.split, which doubles the width of the stage before; split in "
             "the first stage, or in a run of its own"

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.profiler import ProfilerActivity
 
+from trainers.device_kinds import has_bf16_units
 from trainers.device_kinds.counters import Device
-from trainers.device_kinds.processor import has_bf16_units
 from trainers.errors import BadSpecError
 
 _CLEAR_PEAK = "5"

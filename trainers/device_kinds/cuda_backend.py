@@ -78,11 +78,11 @@ class CudaBackend(Backend):
 
     @override
     def counters(self, device: torch.device) -> Device:
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         # Not all of torch's versions that this runs on tell the place.
-        place = [getattr(found, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+        place = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
         bus_id = None if -1 in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
-        return nvml_device(index=device.index, uuid=str(getattr(found, "uuid", "")), bus_id=bus_id)
+        return nvml_device(index=device.index, uuid=str(getattr(properties, "uuid", "")), bus_id=bus_id)
 
     @override
     def has_instructions(self, precision: str, device: torch.device) -> bool:

@@ -16,26 +16,19 @@ class DeviceKind:
     """A kind of device; `name` is the value of `device` in the hardware catalogue and in a run's rates.
 
     Attributes:
-        noun: Word used in messages, as in "needs a GPU".
-        load: Returns the backend; imports torch.
         requires: Package that adds it to torch, an optional extra of the kind's name; None = torch has it.
         proven: A run has trained on such a device; else previews warn.
         static_shapes: Operations are compiled for each new shape, so all batches of a run have one.
         serves: Supported values of spec fields that it does not support in full.
-        counted_in_cpus: A device is one CPU: a worker occupies those that it reserves, and uses the CPU time
-            of its process. Otherwise a worker occupies one whole device.
-        ray_resource: Ray's name for the device, besides CPUs and what the catalogue's entry names.
+        counted_in_cpus: A device is one CPU, and a worker occupies several; else a worker occupies one
+            device.
         ray_scaling: Arguments of Ray Train's `ScalingConfig`, such as `use_gpu`.
-        process_group: Backend of `torch.distributed` between its workers.
-        link_gb_s: Assumed bandwidth between workers, where none was measured.
         behind_host: Computes asynchronously, so phases are timed by events on its stream.
         searches_micro_batch: `auto` searches for the largest micro-batch that fits in memory.
         width_multiple: Batches are padded to a multiple of this many tokens.
         caution: Returns why a supported precision is slower than fp32 on this machine, if known.
         emulates_halves: Half precisions without fast instructions are computed in fp32, on rounded operands.
         teacher_precisions: Values of `distillation.teacher_precision`, the preferred one of `auto` first.
-        autocast_widens_norms: Under autocast LayerNorm returns fp32.
-        host_dropout: Draws dropout by `trainers.models.dropout`.
         kernels: Device type of the kernels in `cuda_ext`; None = there are none.
     """
 

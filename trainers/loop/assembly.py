@@ -30,10 +30,11 @@ from trainers.loop.run_worker import RunWorker
 from trainers.loop.snapshot import ModelState
 from trainers.loop.stages import Ended
 from trainers.loop.trainer import Trainer
+from trainers.model_kinds.encoders import Quantisation
 from trainers.model_kinds.families import Attention
 from trainers.models import dropout, origin, parity, student
-from trainers.models.binary.course import latent_of
 from trainers.models.fit import student_misfits
+from trainers.models.latent import Latent
 from trainers.models.parity import EncoderParity
 from trainers.parallel import partition_stages, replicate
 from trainers.process import seed_all
@@ -156,8 +157,9 @@ class RunBuilder:
             pad_id=prepared.pad_id,
             layers=config.model.layers,
             attention_dropout=config.model.attention_dropout,
-            binary=config.model.binary if self.worker.encoder.quantises else None,
         )
+        if (quantisation := self.worker.encoder.quantisation) is not None:
+            self.student = quantisation.prepared(self.student, config.model.binary)
 
     def install_encoder(self) -> None:
         """Puts the student on the worker's device, with the encoder of the run."""
@@ -166,8 +168,9 @@ class RunBuilder:
             config.rates.kind.backend.attend_without_dropout(worker.device)
         self.parity = self._parity()
         worker.encoder.install(model.model)
-        if worker.encoder.quantises:
-            self._calibrate()
+        quantisation = worker.encoder.quantisation
+        if quantisation is not None and quantisation.awaits_data(model):
+            self._calibrate(quantisation)
         if not config.trains:
             # Before the model reaches the device, which never holds weights in another format.
             worker.arithmetic.prepare(model)
@@ -182,22 +185,18 @@ class RunBuilder:
         if config.trains:
             worker.arithmetic.prepare(model)
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, quantisation: Quantisation) -> None:
         """Sets learned scales without a value from the run's first examples.
 
         On the CPU, before the model has a number format of its own; the result is the same on all workers.
         """
-        from trainers.models.binary import install as binary
-
         config, worker, prepared, model = self.config, self.worker, self.prepared, self.student
-        if not binary.awaits_data(model):
-            return
         rows = epoch_order(prepared.train.lengths, config.seed, 0, config.batch.global_size)
         batch = collate(prepared.train, rows[: min(_CALIBRATED, len(rows))], prepared.pad_id, worker.multiple)
         transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
         if transform is not None:
             batch = transform(batch, seed=config.seed, epoch=0)
-        with preparing(), binary.calibrating(model):
+        with preparing(), quantisation.calibrating(model):
             model(batch)
 
     def _parity(self) -> EncoderParity | None:
@@ -452,7 +451,8 @@ class RunBuilder:
 
     def finish(self, stop: Stop) -> Trainer:
         config, worker = self.config, self.worker
-        latent = latent_of(self.student)
+        quantisation = worker.encoder.quantisation
+        latent = Latent() if quantisation is None else quantisation.latent_of(self.student)
         update = Update(
             self.distilled.module,
             self.built.optimizer,

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainers.model_kinds.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
-from trainers.registry import by_name, deferred
+from trainers.registry import Section, by_name, deferred, entries_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers.modeling_utils import PreTrainedModel
 
 
+class Quantisation(Protocol):
+    """Models whose layers compute with quantised copies of their weights. `section` is that of the run."""
+
+    @property
+    def settings(self) -> type[Section]:
+        """Section of the spec, with a default for each field."""
+
+    def misfits(self, section: Section, model: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Spec fields that do not fit a model's configuration, with the problem and its fix."""
+
+    def prepared(self, student: Any, section: Section) -> Any:
+        """Returns a student as the section describes it, before the layers are installed."""
+
+    def awaits_data(self, student: Any) -> bool:
+        """Whether a learned scale has no value yet."""
+
+    def calibrating(self, student: Any) -> AbstractContextManager[None]:
+        """Forward passes within it set such scales from their inputs."""
+
+    def latent_of(self, student: Any) -> Any:
+        """See `trainers.models.latent`."""
+
+    def inference(self, training: Any, device: torch.device) -> Any:
+        """Evaluation from packed weights, see `trainers.models.precision`."""
+
+    def write_packed(self, source: Path, target: Path) -> dict[str, Any]:
+        """Writes the packed form of a model folder; returns its manifest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInfo:
-    """An implementation of the encoder layers, a value of `model.encoder`.
+    """An implementation of the encoder layers, a value of `model.encoder`; None = no restriction.
 
     Attributes:
         install: Replaces the layers of a model that has its weights and is on the CPU; names and shapes of
             parameters stay, so that checkpoints and exported models are the same for all encoders.
-        devices: Supported device kinds; None = all.
-        precisions: Supported values of `precision`; None = all.
-        compiles: Works with `model.compile`.
         packs: Reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
             each attends to itself alone. Workers then have equally many tokens, and a run compares its first
             batch with `huggingface` (`trainers.models.parity`).
         host_dropout: Uses the dropout of its device kind, see `DeviceKind.host_dropout`.
-        attention: Supported kinds of attention in families; None = all.
-        blocks: Supported layouts of encoder layers, see `FamilyInfo.block`; None = all.
-        pipelines: Its layers can be divided among pipeline stages.
-        quantises: Its layers compute with quantised copies of their weights, as `model.binary` says; no other
-            encoder runs the folders of such models.
-        evaluations: Supported values of `numerics.evaluation`.
-        cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last;
-            None = torch's.
+        blocks: Supported layouts of encoder layers, see `FamilyInfo.block`.
+        quantisation: Its layers are quantised; no other encoder runs the folders of such models.
+        cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last.
     """
 
     name: str
@@ -49,9 +73,13 @@ class EncoderInfo:
     attention: tuple[Attention, ...] | None = None
     blocks: tuple[str, ...] | None = None
     pipelines: bool = True
-    quantises: bool = False
+    quantisation: Quantisation | None = None
     evaluations: tuple[str, ...] = ("same", "fp32", "half", "fp16", "bf16")
     cross_entropy: Callable[[Tensor, Tensor, int], Tensor] | None = None
+
+    @property
+    def quantises(self) -> bool:
+        return self.quantisation is not None
 
     def supports(self, family: FamilyInfo) -> bool:
         return (self.attention is None or family.attention in self.attention) and (
@@ -117,18 +145,12 @@ FUSED = EncoderInfo(
     blocks=(BERT_BLOCK,),
     cross_entropy=deferred("trainers.models.fused:cross_entropy"),
 )
-BINARY = EncoderInfo(
-    name="binary",
-    summary="weights, and as an option inputs, of one or a few bits (`model.binary`), from fp32 masters",
-    install=deferred("trainers.models.binary.install:install"),
-    devices=("cpu", "cuda"),
-    precisions=("fp32", "tf32"),
-    compiles=False,
-    blocks=(BERT_BLOCK,),
-    pipelines=False,
-    quantises=True,
-    evaluations=("same", "packed"),
-)
 
-ENCODERS: dict[str, EncoderInfo] = by_name(EAGER, HUGGINGFACE, PACKED, FUSED, BINARY)
+ENCODERS: dict[str, EncoderInfo] = by_name(
+    EAGER, HUGGINGFACE, PACKED, FUSED, *entries_of("trainers.models.binary")
+)
 """All values of `model.encoder`."""
+
+
+def quantising() -> EncoderInfo | None:
+    return next((encoder for encoder in ENCODERS.values() if encoder.quantises), None)

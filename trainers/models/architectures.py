@@ -120,9 +120,9 @@ class Bert:
     # Parts, for pipelines, taps and profiles
 
     def layers(self, model: PreTrainedModel) -> nn.ModuleList:
-        found = model.base_model.get_submodule(self.family.layers)
-        assert isinstance(found, nn.ModuleList)
-        return found
+        layers = model.base_model.get_submodule(self.family.layers)
+        assert isinstance(layers, nn.ModuleList)
+        return layers
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:
         """Modules between token ids and the first layer, by their names in the encoder."""
@@ -141,8 +141,8 @@ class Bert:
         ]
 
     def pooler(self, model: PreTrainedModel) -> nn.Module | None:
-        found = getattr(model.base_model, "pooler", None)
-        return found if isinstance(found, nn.Module) else None
+        pooler = getattr(model.base_model, "pooler", None)
+        return pooler if isinstance(pooler, nn.Module) else None
 
     # Weights
 

@@ -1,14 +1,11 @@
 """Dropout on the CPU, where drawing random numbers one by one is a quarter of a training step.
 
-torch draws for each element from a sequential generator (measured: 11 ns an element), and its
-attention leaves its fast kernel as soon as there is dropout in it: then all scores of a batch go
-through memory a dozen times. Here an element takes 16 random bits of a generator that fills
-arrays, and attention is computed for a few examples at a time, so that their scores stay in the
-cache; the backward pass computes them again, as flash attention does, and draws the same bits.
+torch draws for each element (measured: 11 ns), and its attention with dropout takes all scores through memory
+a dozen times. Here an element takes 16 random bits of a generator that fills arrays, and attention is
+computed for a few examples at a time, whose scores stay in the cache; the backward pass draws the same bits
+again.
 
-The rate is met to 2^-17: an element is dropped when its 16 bits are below `round(65536 rate)`, and
-the rest is scaled by exactly its share; at most 65535 of 65536 are dropped. Each draw is seeded
-from torch's generator, so that a checkpoint of that generator is enough to resume.
+The rate is met to 2^-17. Each draw is seeded from torch's generator, whose state in a checkpoint suffices.
 """
 
 from __future__ import annotations
@@ -314,9 +311,8 @@ class _Packed(_Padded):
 class _DroppedAttention(torch.autograd.Function):
     """O = (keep softmax(scale Q K^T)) V / (1 - rate), a few examples at a time.
 
-    With P the softmax, M what is kept, s the scale of what is kept, and dO the gradient of O:
-    dV = (M P)^T (s dO);  dP = M (s dO V^T);  dS = P (dP - rowsum(dP P));
-    dQ = scale dS K;  dK = scale dS^T Q.  The scale s goes with dO and V, which are smaller than P.
+    With P the softmax, M what is kept, s its scale, and dO the gradient of O: dV = (M P)^T (s dO);
+    dP = M (s dO V^T);  dS = P (dP - rowsum(dP P));  dQ = scale dS K;  dK = scale dS^T Q.
     """
 
     @staticmethod

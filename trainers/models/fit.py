@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainers.config import TrainingSections
-from trainers.model_kinds.binary import TERNARY_BITS, WEIGHTS
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.model_kinds.families import QUANTISED, FamilyInfo
 from trainers.parallel_kinds import STRATEGIES
@@ -18,12 +17,7 @@ from trainers.parallel_kinds import STRATEGIES
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Something that a model does not support.
-
-    Attributes:
-        field: Field of the spec to change.
-        reason: The problem and its fix, in one line.
-    """
+    """A field of the spec to change, and in one line the problem and its fix."""
 
     field: str
     reason: str
@@ -41,13 +35,14 @@ def student_misfits(
             f"{others}",
         )
     if QUANTISED in fields and not encoder.quantises:
-        able = " or ".join(other.name for other in ENCODERS.values() if other.quantises)
+        able = " or ".join(other.name for other in ENCODERS.values() if other.quantises) or "another model"
         yield Misfit(
             "model.encoder",
             f"'{model}' has quantised layers, which model.encoder {encoder.name} does not run; use {able}",
         )
-    if run.model.binary.split and encoder.quantises:
-        yield from _unsplittable(model, fields)
+    if encoder.quantisation is not None:
+        for field, reason in encoder.quantisation.misfits(run.model.binary, model, fields):
+            yield Misfit(field, reason)
     if run.parallel.strategy_info.staged and not family.pipelines:
         unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
         yield Misfit(
@@ -71,17 +66,6 @@ def teacher_misfits(
     if run.distillation.relation_weight and not family.relations:
         yield _without_relations(family, model)
     yield from _positions(run, model, family, fields)
-
-
-def _unsplittable(model: str, fields: Mapping[str, Any]) -> Iterator[Misfit]:
-    """Why a model cannot be split into one of twice its width."""
-    weights = WEIGHTS.get(str((fields.get(QUANTISED) or {}).get("weights")))
-    if weights is None or weights.bits != TERNARY_BITS:
-        yield Misfit(
-            "model.binary.split",
-            f"model.binary.split needs a student with ternary weights, which '{model}' does not have; train "
-            "it with model.binary.weights: ternary first, or set split: false",
-        )
 
 
 def _without_relations(family: FamilyInfo, model: str) -> Misfit:

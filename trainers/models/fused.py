@@ -1,13 +1,10 @@
 """The encoder `fused`: layers of BERT's kind with their elementwise work in kernels of `cuda_ext.encoder`.
 
-Modules keep their parameters and names and get another class: embeddings, layers, self attention (queries,
-keys and values as one product), the first linear layer with its GELU, and the layers that end in dropout,
-residual and LayerNorm. Attention is a kernel as well on the CPU, and that of `packed` elsewhere. Bias
-comes with the elementwise kernel, so the products have none. A seed is drawn from torch's CPU generator
-per kernel with dropout, so that a checkpoint of the generator replays every mask.
+Modules keep their parameters and names and get another class. Attention is a kernel as well on the CPU, and
+that of `packed` elsewhere. A seed is drawn from torch's CPU generator per kernel with dropout.
 
-A layer whose parts are plain and have no hooks computes all that follows its attention as one
-operation (`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
+A layer whose parts are plain and have no hooks computes all that follows its attention as one operation
+(`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class Folder:
         for name in family.sizes:
             size = fields.get(name)
             if type(size) is not int or size < 1:
-                found = repr(size) if name in fields else "missing"
-                raise BadSpecError(f"{file}: {name} is {found}; give a whole number of at least 1")
+                value = repr(size) if name in fields else "missing"
+                raise BadSpecError(f"{file}: {name} is {value}; give a whole number of at least 1")
         return dict(fields)
 
 
@@ -119,12 +119,12 @@ def locate(model: str, workspace: Workspace, field: str = "model.name") -> Origi
             fetched = _from_hub(model.removeprefix(HUB), offline=workspace.offline)
         return Folder(_with_weights(fetched))
     try:
-        found = resolve(model, workspace.model_roots, "model")
+        folder = resolve(model, workspace.model_roots, "model")
     except UnusablePath as error:
         raise BadSpecError(
             f"{field} '{model}' is not a preset ({', '.join(PRESETS)}), and as a folder: {error}"
         ) from None
-    return Folder(_with_weights(found))
+    return Folder(_with_weights(folder))
 
 
 def _with_weights(folder: Path) -> Path:

@@ -1,12 +1,9 @@
 """Attention within each segment of a row, for encoders that compute no padding.
 
-On the CPU it is the grouped attention of `trainers.models.dropout`; `fused` has its own there. On a GPU
-it is a kernel of torch that takes the segments' edges: flash attention in half precision, and the
-memory-efficient one in fp32 and tf32 and on GPUs that flash attention does not run on. Given edges, the
-latter drops other elements in its backward pass than in its forward pass (pytorch issue 115590), so with
-dropout it gets a padded batch instead. Kernels draw their dropout from the GPU's Philox generator and draw it
-again in the backward pass, so that no mask is stored. The edges are on the GPU, and the longest segment is a
-number on the host: no layer makes the host wait.
+On the CPU it is the grouped attention of `trainers.models.dropout`; `fused` has its own there. On a GPU it is
+flash attention in half precision, and else torch's memory-efficient kernel, whose backward pass drops other
+elements than its forward pass (pytorch issue 115590): with dropout it gets a padded batch instead. The
+segments' edges are on the GPU and the longest segment is a number on the host: no layer makes the host wait.
 """
 
 from __future__ import annotations

@@ -48,14 +48,12 @@ class EncoderParity:
     """Distance of an encoder from the default one in float64 without dropout, and that of rounding alone.
 
     Attributes:
-        arithmetic: Format that the run computes in.
         hidden_max_abs: Largest difference of a hidden state, the embeddings' output included.
         gradient_max_rel: Largest difference of a gradient's element, over the largest element of all.
         hidden_rounding, gradient_rounding: The same of the default encoder in the run's arithmetic.
-        dropout_mismatch: Error of the gradient of dropped attention, over the difference that another mask
-            makes: about 1 if the backward pass drops other elements, else rounding; None = it drops none.
-        passed: The differences are within four times what rounding does to the default encoder, and
-            the mismatch is below a quarter.
+        dropout_mismatch: Error of the gradient of dropped attention over that with another mask; None = no
+            dropout.
+        passed: Differences are within four times the rounding, and the mismatch is below a quarter.
     """
 
     encoder: str
@@ -130,7 +128,7 @@ def measure(
     other = copy.deepcopy(student).to(device)
     install(other)
     arithmetic.prepare(other)
-    found = exact.differences(_Passed.of(other, batch, loss_of, arithmetic))
+    distances = exact.differences(_Passed.of(other, batch, loss_of, arithmetic))
     mismatch = dropout_mismatch(other, batch, arithmetic)
     return EncoderParity(
         encoder=encoder,
@@ -138,13 +136,15 @@ def measure(
         device=str(device),
         examples=batch.examples,
         tokens=batch.tokens,
-        hidden_max_abs=found[0],
+        hidden_max_abs=distances[0],
         hidden_rounding=rounding[0],
-        gradient_max_rel=found[1],
+        gradient_max_rel=distances[1],
         gradient_rounding=rounding[1],
         dropout_mismatch=mismatch,
         passed=(mismatch is None or mismatch < _SAME_MASK)
-        and all(own <= max(_MARGIN * rounded, _FLOOR) for own, rounded in zip(found, rounding, strict=True)),
+        and all(
+            own <= max(_MARGIN * rounded, _FLOOR) for own, rounded in zip(distances, rounding, strict=True)
+        ),
     )
 
 
@@ -189,8 +189,8 @@ def dropout_mismatch(student: Student, batch: Batch, arithmetic: Arithmetic) -> 
     ]
     own, other = (
         sum(
-            (_inner(out.detach() - nothing, direction) - taken) ** 2
-            for direction, taken in zip(directions, dropped, strict=True)
+            (_inner(out.detach() - nothing, direction) - drop) ** 2
+            for direction, drop in zip(directions, dropped, strict=True)
         )
         for out in (ours, others)
     )
@@ -212,11 +212,11 @@ class _Passed:
     def of(cls, student: Student, batch: Batch, loss_of: LossOf, arithmetic: Arithmetic) -> _Passed:
         student.eval()
         with arithmetic.context():
-            said = student(batch, with_hidden=True)
-            loss = loss_of(said.logits, batch)
+            output = student(batch, with_hidden=True)
+            loss = loss_of(output.logits, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         real = batch.attention_mask
-        hidden = tuple(state.detach().double() for state in said.hidden)
+        hidden = tuple(state.detach().double() for state in output.hidden)
         if real is not None:
             hidden = tuple(state.masked_fill(~real[:, :, None], 0.0) for state in hidden)
         named: list[tuple[str, nn.Parameter]] = list(student.named_parameters())

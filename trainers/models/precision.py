@@ -19,6 +19,7 @@ from typing_extensions import override
 from trainers.config import Numerics, Precision
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError
+from trainers.model_kinds.encoders import quantising
 
 _HALF = {Precision.fp16: torch.float16, Precision.bf16: torch.bfloat16}
 _EVALUATED = {precision.value: half for precision, half in _HALF.items()}
@@ -237,46 +238,15 @@ class HalfInference(Inference):
         return nullcontext()
 
 
-class PackedInference(Inference):
-    """Binary layers computed from their bits; every other layer as in training.
-
-    Raises:
-        BadSpecError: There are no kernels for packed layers here, or not the required instructions.
-    """
-
-    def __init__(self, training: Arithmetic, device: torch.device) -> None:
-        from trainers.models.binary import packed
-
-        super().__init__(training)
-        packed.require(device.type)
-        self._packed = packed
-        self._kept: nn.Module | None = None
-        self.name = f"one bit a weight ({packed.kernels(device.type)} kernels), {training.name} elsewhere"
-
-    @override
-    def keep(self, model: nn.Module) -> None:
-        """Packs the layers; their latent weights are gone."""
-        self._packed.pack(model)
-        self._kept = model
-
-    @contextlib.contextmanager
-    @override
-    def on(self, model: nn.Module) -> Iterator[None]:
-        """Holds latent weights and bits in memory meanwhile, unless the bits are kept."""
-        if self._kept is model:
-            yield
-            return
-        with self._packed.packed(model):
-            yield
-
-
 def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:
     if numerics.evaluation == "fp32":
         return Fp32Inference(training)
     if numerics.evaluation == "half":
         return HalfInference(training, device)
-    if numerics.evaluation == "packed":
-        return PackedInference(training, device)
+    if numerics.evaluation == "packed" and (encoder := quantising()) is not None:
+        assert encoder.quantisation is not None
+        packed: Inference = encoder.quantisation.inference(training, device)
+        return packed
     if numerics.evaluation in _EVALUATED:
         return HalfInference(training, device, _EVALUATED[numerics.evaluation])
     return Inference(training)

@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from torch.nn import functional
 from torch.nn.attention import current_flash_attention_impl
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import PreTrainedModel
 
-from trainers.config.model import Binary
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
-from trainers.model_kinds.encoders import BINARY
+from trainers.model_kinds.encoders import quantising
 from trainers.model_kinds.families import QUANTISED, Shape
 from trainers.model_kinds.heads import ClassHead, Head, NumberHead, TokenHead
-from trainers.models import number_output
 from trainers.models.architectures import Bert, architecture_of, tied_to
 from trainers.models.origin import WEIGHTS, Folder, Origin
-from trainers.registry import deferred
 
 _NOT_KEPT = (
     "architectures", "transformers_version", "_name_or_path", "auto_map", "torch_dtype", "dtype",
@@ -41,18 +39,9 @@ _PROGRAMS = 64
 becomes two to six: with and without padding or gradients, and parts of those with hooks, each for itself."""
 
 
-_split = deferred("trainers.models.binary.splitting:split")
-
-
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Output of a forward pass.
-
-    Attributes:
-        logits: Shaped as in `trainers.model_kinds.heads`.
-        hidden: (B, S, H) the embeddings' output, then each layer's; empty unless requested.
-        relations: (B, S, H) queries, keys and values of one layer; empty unless requested.
-    """
+    """Logits as in `model_kinds.heads`; hidden states (B, S, H) and relations are empty unless requested."""
 
     logits: torch.Tensor
     hidden: tuple[torch.Tensor, ...] = ()
@@ -62,10 +51,7 @@ class Output:
 class Student(nn.Module):
     """An encoder with the head of its task.
 
-    Attributes:
-        model: transformers' model; its `state_dict` has the names that its folders have.
-        fresh: Names of weights that no file gave, in order; they start at random.
-        absent: Names of weights that other stages of a pipeline have.
+    Weights named in `fresh` start at random; those in `absent` belong to other stages of a pipeline.
     """
 
     def __init__(
@@ -155,8 +141,9 @@ class Student(nn.Module):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """This worker's parameters under the names of a model folder, each once."""
-        found = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self._tied}
-        return number_output.stored(self.model, found)
+        own = {name: tensor for name, tensor in self.model.state_dict().items() if name not in self._tied}
+        scales = _output_scales(self.model)
+        return {name: tensor * scales[name] if name in scales else tensor for name, tensor in own.items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Sets all parameters that this worker has from those of the whole model.
@@ -165,7 +152,7 @@ class Student(nn.Module):
             RuntimeError: Names or shapes differ.
         """
         own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
-        own = number_output.trained(self.model, own)
+        own |= {name: own[name] / scale for name, scale in _output_scales(self.model).items() if name in own}
         names = self.model.state_dict()
         tied = {name: own[source] for name, source in self._tied.items() if name in names and source in own}
         self.model.load_state_dict({**own, **tied})
@@ -173,6 +160,27 @@ class Student(nn.Module):
     def write_config(self, folder: Path) -> None:
         fields = {**self.model.config.to_dict(), "architectures": [type(self.model).__name__]}
         (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+
+
+class NumberOutput(nn.Linear):
+    """The output layer of a model that predicts a number, in whatever unit the number is.
+
+    The layer computes `scale (w x + b)` in fp32, `scale` being a power of two near the labels' standard
+    deviation, so that learning rates do not depend on the unit. Files hold `scale w` and `scale b`.
+    """
+
+    def __init__(self, features: int, head: NumberHead) -> None:
+        super().__init__(features, 1)
+        self.scale = head.scale
+        with torch.no_grad():
+            self.bias.fill_(head.mean / head.scale)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns (B, 1) in fp32, or in the parameters' format where that is wider."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(states.device.type, enabled=False):
+            number = functional.linear(states.to(wide), self.weight.to(wide), self.bias.to(wide))
+            return number * self.scale
 
 
 def parameter_name(name: str) -> str:
@@ -190,7 +198,6 @@ def build(
     pad_id: int,
     layers: Sequence[int] | None = None,
     attention_dropout: float | None = None,
-    binary: Binary | None = None,
 ) -> Student:
     """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
@@ -198,45 +205,23 @@ def build(
         vocabulary_size: One more than the tokenizer's largest id.
         layers: Layers taken from the folder, in this order; None = all.
         attention_dropout: None = the dropout of hidden states.
-        binary: How the encoder will be quantised; None = as the folder's model is.
 
     Raises:
         BadSpecError: The folder's model does not fit tokenizer, length or its own weights.
     """
-    if binary is not None and binary.split:
-        half = build(
-            origin,
-            head=head,
-            vocabulary_size=vocabulary_size,
-            dropout=dropout,
-            max_length=max_length,
-            pad_id=pad_id,
-            layers=layers,
-            attention_dropout=attention_dropout,
-        )
-        widened: Student = _split(half, binary)
-        return widened
-    fields: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
-    family = origin.family
-    architecture = architecture_of(family)
-    shape = family.shape(fields)
-    first_position = family.first_position(fields)
-    quantised = fields.get(QUANTISED)
-    for name in _NOT_KEPT:
-        fields.pop(name, None)
+    given: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    family, architecture = origin.family, architecture_of(origin.family)
+    shape, first_position = family.shape(given), family.first_position(given)
+    fields = {name: value for name, value in given.items() if name not in _NOT_KEPT}
     if layers is not None:
         fields[family.layer_count] = _kept(layers, origin, shape.layers)
-    fields.update(dict.fromkeys(family.hidden_dropouts, dropout))
-    within = dropout if attention_dropout is None else attention_dropout
-    fields.update(dict.fromkeys(family.attention_dropouts, within))
-    fields.update(pad_token_id=pad_id)
-    fields.update(_fields_of(head))
+    fields |= dict.fromkeys(family.hidden_dropouts, dropout)
+    fields |= dict.fromkeys(
+        family.attention_dropouts, dropout if attention_dropout is None else attention_dropout
+    )
+    fields |= {"pad_token_id": pad_id, **_fields_of(head)}
     try:
-        model = architecture.build(fields, head)
-        if isinstance(head, NumberHead):
-            number_output.install(model, architecture, head)
-        if quantised is not None:  # Before its weights, among which are learned scales.
-            BINARY.install(model)
+        model = _built(architecture, fields, head)
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
         lines = [line.strip() for line in str(error).splitlines()]
         reason = " ".join((type(error).__name__, *lines[:2]))
@@ -255,13 +240,38 @@ def build(
         raise BadSpecError(
             f"task.max_length {max_length} exceeds the model's {shape.positions} positions; lower it"
         )
-    if binary is not None:
-        setattr(model.config, QUANTISED, binary.model_dump(mode="json"))
-    if isinstance(origin, Folder):
-        fresh = _load(model, architecture, origin.path / WEIGHTS, layers, shape.layers)
-        number_output.adopt(model, fresh)
-        return Student(model, architecture, head, fresh)
-    return Student(model, architecture, head, list(model.state_dict()))
+    if not isinstance(origin, Folder):
+        return Student(model, architecture, head, list(model.state_dict()))
+    fresh = _load(model, architecture, origin.path / WEIGHTS, layers, shape.layers)
+    for name, scale in _output_scales(model).items():
+        if name not in fresh:
+            model.get_parameter(name).data.div_(scale)
+    return Student(model, architecture, head, fresh)
+
+
+def _built(architecture: Bert, fields: dict[str, Any], head: Head) -> PreTrainedModel:
+    model = architecture.build(fields, head)
+    if isinstance(head, NumberHead):
+        _install_number_output(model, architecture, head)
+    quantised = quantising() if fields.get(QUANTISED) is not None else None
+    if quantised is not None:  # Before its weights, among which are learned scales.
+        quantised.install(model)
+    return model
+
+
+def _install_number_output(model: PreTrainedModel, architecture: Bert, head: NumberHead) -> None:
+    of_head, module = architecture.head_modules(model)[-1]
+    within, layer = [part for part in module.named_modules() if isinstance(part[1], nn.Linear)][-1]
+    output = NumberOutput(layer.in_features, head)
+    with torch.no_grad():
+        output.weight.copy_(layer.weight)
+    model.set_submodule(f"{of_head}.{within}" if within else of_head, output)
+
+
+def _output_scales(model: nn.Module) -> dict[str, float]:
+    """Scaled parameters by name."""
+    parts = [(name, part) for name, part in model.named_modules() if isinstance(part, NumberOutput)]
+    return {f"{name}.{own}": part.scale for name, part in parts for own in ("weight", "bias")}
 
 
 def _fields_of(head: Head) -> dict[str, Any]:

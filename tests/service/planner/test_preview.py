@@ -107,7 +107,7 @@ def test_hardware_that_no_run_has_trained_on_is_noted(hardware: str, noted: bool
 
 
 def test_a_grids_notes_are_of_each_hardware_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.device_kinds.cpu.has_bf16_units", lambda: False)
+    monkeypatch.setattr("trainers.device_kinds.has_bf16_units", lambda: False)
     axes = {"hardware": ["cpu", "L4"], "precision": ["fp32", "bf16"]}
     document = {"name": "x", "task": {"name": "imdb"}, "search": {"name": "grid", "axes": axes}}
     notes = of_precisions(validate(document))

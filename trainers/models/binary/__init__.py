@@ -1,9 +1,9 @@
 """`model.encoder: binary`: encoder layers whose weights, and as an option inputs, have one or a few bits.
 
-The story: `kinds` lists what can be chosen, `quantisers` and `derivatives` are the arithmetic, `layers` a
-Linear that computes with it from latent fp32 weights, `install` puts it into a model. `course` follows the
-latent weights through training, `frozen` hands a trained layer on to be packed, `splitting` starts from a
-ternary model of half the width. `packed` computes from the bits, and `packed_folder` keeps them. Importing
+The story: `settings` is the section of the spec, `quantisers` the arithmetic, `layers` a Linear that computes
+with it from latent fp32 weights, `install` puts it into a model, or splits a ternary one of half the width.
+`course` follows the latent weights through training. `packed` computes from the bits of a trained layer, and
+`packed_folder` stores them. Other packages know this one by `entry` alone, and work without it. Importing
 this package imports no torch.
 """
 

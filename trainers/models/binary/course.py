@@ -8,12 +8,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from trainers.config.model import Binary
-from trainers.model_kinds.binary import WEIGHTS
-from trainers.models.binary.derivatives import Derivative, sharpness_at
 from trainers.models.binary.install import settings_of
 from trainers.models.binary.layers import BinaryLinear, has_signs
-from trainers.models.binary.quantisers import Scaled
+from trainers.models.binary.quantisers import Derivative, Scaled, sharpness_at
+from trainers.models.binary.settings import WEIGHTS, Binary
 from trainers.models.latent import Latent
 from trainers.models.student import Student
 
@@ -80,13 +78,13 @@ class BinaryLatent(Latent):
         rows, self._counted = self._counted.tolist(), None
         sizes = [sum(part.weight.numel() for part in layer) for layer in self._layers]
         numbers = [number for number, size in enumerate(sizes) if size]
-        found: dict[str, float] = {}
+        points: dict[str, float] = {}
         for column, name in enumerate(("flipped_signs_pct", "near_zero_pct")):
             each = [100.0 * row[column] / sizes[number] for number, row in zip(numbers, rows, strict=True)]
             total = sum(row[column] for row in rows)
-            found[name] = 100.0 * total / sum(sizes)
-            found |= {f"{name}_layer_{number}": share for number, share in zip(numbers, each, strict=True)}
-        return found
+            points[name] = 100.0 * total / sum(sizes)
+            points |= {f"{name}_layer_{number}": share for number, share in zip(numbers, each, strict=True)}
+        return points
 
     @override
     def figures(self) -> Mapping[str, float]:
@@ -114,7 +112,7 @@ def _near_zero(layer: Sequence[BinaryLinear]) -> torch.Tensor:
 
 
 def _derivatives(model: nn.Module) -> list[Derivative]:
-    found = {
+    derivatives = {
         id(linear.weights.derivative): linear.weights.derivative
         for linear in model.modules()
         if isinstance(linear, BinaryLinear) and isinstance(linear.weights, Scaled)
@@ -122,8 +120,8 @@ def _derivatives(model: nn.Module) -> list[Derivative]:
     for module in model.modules():
         derivative = getattr(module, "derivative", None)
         if derivative is not None:
-            found[id(derivative)] = derivative
-    return list(found.values())
+            derivatives[id(derivative)] = derivative
+    return list(derivatives.values())
 
 
 def _bits(student: Student, settings: Binary) -> tuple[float, float]:

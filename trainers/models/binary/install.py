@@ -1,4 +1,7 @@
-"""Installs quantised layers in a model, and sets their first scales from data."""
+"""Installs quantised layers in a model, sets their first scales from data, and splits ternary models.
+
+Splitting: BinaryBERT (Bai et al. 2021, arXiv 2012.15701, section 3).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,23 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from trainers.config.model import Binary
-from trainers.model_kinds.binary import ACTIVATIONS, DERIVATIVES, WEIGHTS
+from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED
 from trainers.models.architectures import imported
-from trainers.models.binary.attention import ELASTIC_ATTENTION, OPERANDS
-from trainers.models.binary.derivatives import Derivative
-from trainers.models.binary.layers import BinaryLinear, HalfEmbedding, SignEmbedding, learn, quantise
-from trainers.models.binary.quantisers import ElasticInputs, Inputs, Weights
+from trainers.models.binary.layers import (
+    ELASTIC_ATTENTION,
+    OPERANDS,
+    BinaryLinear,
+    HalfEmbedding,
+    SignEmbedding,
+    has_signs,
+    learn,
+    quantise,
+)
+from trainers.models.binary.quantisers import Derivative, ElasticInputs, Inputs, Ternary, Weights
+from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.dropout import TORCH_ATTENTION
+from trainers.models.student import Student
 
 
 def settings_of(model: PreTrainedModel) -> Binary | None:
@@ -121,3 +132,74 @@ def awaits_data(model: nn.Module) -> bool:
         name.endswith("_scale") and parameter.ndim == 0 and not bool(parameter)
         for name, parameter in model.named_parameters()
     )
+
+
+@torch.no_grad()
+def split(half: Student, settings: Binary) -> Student:
+    """Returns a binary model of twice the width (hidden size, heads, feed-forward) with the same outputs.
+
+    Hidden states become `[x, x]`, which LayerNorm preserves. A ternary layer W becomes `[[W1, W2], [W1, W2]]`
+    with `s sign(W1) + s sign(W2)` its ternary weight, see `two_signs`; other maps are divided by two.
+    """
+    before = settings_of(half.model)
+    if before is None or not any(isinstance(part, BinaryLinear) for part in half.modules()):
+        raise BadSpecError("model.binary.split needs a student with ternary weights; set split: false")
+    if settings.centred or settings.weight_scale != before.weight_scale:
+        raise BadSpecError(
+            f"model.binary.split needs centred: false and weight_scale: {before.weight_scale}, as its "
+            "ternary student has; change them, or set split: false"
+        )
+    if half.head.reads == "guessed":
+        raise BadSpecError(
+            "model.binary.split does not widen a head that guesses tokens; split a model of another task, or "
+            "set split: false"
+        )
+    fields: dict[str, Any] = half.model.config.to_dict()
+    family = half.architecture.family
+    for name in (family.hidden_size, family.attention_heads, family.feed_forward):
+        fields[name] *= 2
+    wide = half.architecture.build(fields, half.head)
+    setattr(wide.config, QUANTISED, fields[QUANTISED])
+    install(wide)
+    weights, modules = half.model.state_dict(), dict(half.model.named_modules())
+    shapes = {name: tensor.shape for name, tensor in wide.state_dict().items()}
+    widened = {
+        name: _widened(modules[name.rpartition(".")[0]], name, tensor, shapes[name])
+        for name, tensor in weights.items()
+    }
+    wide.load_state_dict(widened)
+    setattr(wide.config, QUANTISED, settings.model_dump(mode="json"))
+    return Student(wide, half.architecture, half.head, half.fresh)
+
+
+def two_signs(weights: Ternary, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns two latent weights (out, in) whose binary values add up to a ternary one.
+
+    Where the ternary value is not 0 both are w / 2, else `b + w, -b` (w > 0) and `b, -b + w`, w being
+    centred. The scale of both together has to be half the ternary s: `b = (s - mean|w|) / 2` over the zeros.
+    """
+    values, scale = weights.quantise(latent)
+    assert scale is not None
+    centred = weights.centre(latent)
+    zero = (values == 0).to(latent.dtype)
+    share = weights.mean(zero).clamp(min=0.5 / latent.numel())
+    offset = 0.5 * (scale - weights.mean(centred.abs() * zero) / share)
+    up, down = centred.clamp(min=0.0), centred.clamp(max=0.0)
+    nonzero = values != 0
+    first = torch.where(nonzero, 0.5 * centred, offset + up)
+    second = torch.where(nonzero, 0.5 * centred, down - offset)
+    return first, second
+
+
+def _widened(module: nn.Module, name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    if tensor.shape == shape:
+        return tensor
+    if tensor.ndim == 1 or isinstance(module, nn.Embedding):
+        return torch.cat([tensor, tensor], -1)  # Outputs come twice.
+    if isinstance(module, BinaryLinear) and name.endswith(".weight") and has_signs(module):
+        if not isinstance(module.weights, Ternary):
+            raise BadSpecError(f"model.binary.split needs ternary weights, but {name} has none")
+        row = torch.cat(two_signs(module.weights, tensor), 1)
+        return torch.cat([row, row], 0)
+    row = torch.cat([0.5 * tensor, 0.5 * tensor], 1)
+    return row if row.shape == shape else torch.cat([row, row], 0)

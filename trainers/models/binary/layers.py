@@ -1,17 +1,39 @@
-"""A Linear and an Embedding that compute with quantised copies of their latent fp32 weights."""
+"""Layers that compute with quantised copies of their latent fp32 weights: Linear, Embedding, attention."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.modeling_utils import AttentionInterface
 from typing_extensions import override
 
-from trainers.models.binary.derivatives import Derivative
-from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
-from trainers.models.binary.quantisers import SMALLEST_SCALE, Float, Inputs, Sign, Weights, signs
+from trainers.models.binary.quantisers import SMALLEST_SCALE, Derivative, Float, Inputs, Sign, Weights, signs
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenInputs:
+    """Levels of inputs: `bits` 0 = floating point, `signed` = on both sides of 0; see `quantisers.Inputs`."""
+
+    bits: int
+    signed: bool
+    scale: float
+    shift: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLinear:
+    """`y = sum(q t) (a s) + bias`, with t from `signs` (out, in); 0 where `nonzero` is False; fp32 s."""
+
+    signs: torch.Tensor
+    nonzero: torch.Tensor | None
+    scale: torch.Tensor
+    bias: torch.Tensor
+    inputs: FrozenInputs
+
 
 Learned = tuple[torch.Tensor, torch.Tensor]
 """Scale a and shift b of inputs, both of shape ()."""
@@ -74,8 +96,8 @@ def learn(module: nn.Module, name: str, inputs: Inputs | None, before: Inputs | 
         for parameter in (f"{name}_scale", f"{name}_shift"):
             module.register_parameter(parameter, None)
         return
-    kept = before is not None and before.learned
-    if kept and before is not None and (before.bits, before.signed) == (inputs.bits, inputs.signed):
+    stays = before is not None and before.learned
+    if stays and before is not None and (before.bits, before.signed) == (inputs.bits, inputs.signed):
         return
     for parameter in (f"{name}_scale", f"{name}_shift"):
         module.register_parameter(parameter, nn.Parameter(torch.zeros((), device=_device(module))))
@@ -186,8 +208,8 @@ class _Quantised(torch.autograd.Function):
 
 def quantised(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     """a q(x), for operands that are not the input of a Linear."""
-    found: torch.Tensor = _Quantised.apply(x, scale, shift, inputs)  # type: ignore[no-untyped-call]
-    return found
+    result: torch.Tensor = _Quantised.apply(x, scale, shift, inputs)  # type: ignore[no-untyped-call]
+    return result
 
 
 class SignEmbedding(nn.Embedding):
@@ -197,8 +219,8 @@ class SignEmbedding(nn.Embedding):
 
     @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _SignRows.apply(super().forward(input), self.derivative)  # type: ignore[no-untyped-call]
-        return found
+        rows: torch.Tensor = _SignRows.apply(super().forward(input), self.derivative)  # type: ignore[no-untyped-call]
+        return rows
 
 
 class _SignRows(torch.autograd.Function):
@@ -222,8 +244,8 @@ class HalfEmbedding(nn.Embedding):
 
     @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
-        return found
+        rows: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
+        return rows
 
 
 class _HalfRows(torch.autograd.Function):
@@ -238,3 +260,44 @@ class _HalfRows(torch.autograd.Function):
 
 def has_signs(linear: BinaryLinear) -> bool:
     return not isinstance(linear.weights, Float)
+
+
+ELASTIC_ATTENTION = "stillhouse_elastic"
+"""The name that this attention has among transformers' implementations."""
+
+OPERANDS = {"query": True, "key": True, "value": True, "probs": False}
+"""Operands of attention's products, and whether their levels are on both sides of 0."""
+
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Quantised attention in transformers' form: (B, heads, S, D) in, (B, S, heads, D) and None out.
+
+    `P = Q(softmax(Q(q) Q(k)^T / sqrt(D)))`, then dropout, and `P Q(v)`, each Q with a scale of its own: BiT,
+    arXiv 2205.13016. The mask is (B, 1, 1, S) bool, False on padding. Scores are whole in memory.
+    """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (_quantised(module, *one) for one in (("query", query), ("key", key), ("value", value)))
+    scores = (q @ k.transpose(2, 3)) * scale
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    probs = _quantised(module, "probs", torch.softmax(scores, -1))
+    probs = functional.dropout(probs, dropout, training=dropout > 0.0)
+    return (probs @ v).transpose(1, 2), None
+
+
+def _quantised(module: Any, name: str, x: torch.Tensor) -> torch.Tensor:
+    inputs: Inputs = module.operands[name]
+    scale, shift = learned_of(module, name, inputs, x)
+    return quantised(x, scale, shift, inputs)
+
+
+AttentionInterface.register(ELASTIC_ATTENTION, attention)

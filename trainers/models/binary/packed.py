@@ -1,11 +1,8 @@
 """Binary layers as bits: a Linear whose weights take one bit each, and a model that has them.
 
-A `PackedLinear` is made from a trained layer's `FrozenLinear`. Where inputs are quantised, its result equals
-that of the simulated layer bit for bit: `y = (sum(q t)) (a s) + bias` with an integer sum. Where they stay
-floating point, sums have the one order of `cuda_ext.binary`, and differ from the simulated layer's by the
-rounding of fp32. A `PackedTable` holds word embeddings of signs or of half precision, and gives the same rows
-as the simulated table. Layers without signs, such as heads and LayerNorms, are unchanged, and so is a
-table that is tied to another weight: the vocabulary's product reads it in full.
+Where inputs are quantised, a `PackedLinear` computes the simulated layer bit for bit, with an integer sum.
+Where they stay floating point, sums have the one order of `cuda_ext.binary`, and differ by fp32's rounding.
+Layers without signs are unchanged, and so is a word table that is tied to the vocabulary's product.
 """
 
 from __future__ import annotations
@@ -19,21 +16,20 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import override
 
 from cuda_ext import binary
 from cuda_ext.errors import BuildError, ConfigurationError
 from trainers.errors import BadSpecError
-from trainers.models.binary.frozen import FrozenLinear
-from trainers.models.binary.layers import HalfEmbedding, SignEmbedding
+from trainers.models.binary.layers import FrozenLinear, HalfEmbedding, SignEmbedding
+from trainers.models.precision import Arithmetic, Inference
 
 
 class PackedLinear(nn.Module):
     """A binary layer from its bits. It does not train.
 
     Attributes:
-        weight_bits: Panels of `cuda_ext.binary.pack`, int32.
-        weight_scale: s in fp32: one element, or one for each output.
-        factor: a s in fp32, the factor of sums.
+        factor: a s in fp32, the factor of sums; `weight_scale` is s.
         threshold: Of inputs of one bit, (1,) fp32; None = they have more, or stay floating point.
         positives: Number of weights +1 of each output, for inputs of {0, a}; else None.
     """
@@ -99,13 +95,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedTable(nn.Module):
-    """Word embeddings whose rows are widened, or made of signs and a scale, when they are looked up.
-
-    Attributes:
-        weight: (words, width) fp16; None = signs.
-        weight_bits: (words, ceil(width / 8)) uint8; bit j of byte i is 1 where element 8 i + j is +1.
-        weight_scale: (words, 1) fp32.
-    """
+    """Word embeddings as fp16 rows or scale and signs: bit j of byte i is 1 where element 8 i + j is +1."""
 
     weights_in = ("weight_bits",)
 
@@ -146,13 +136,13 @@ def packed_rows(signs: torch.Tensor) -> torch.Tensor:
 
 
 def _linear(*arguments: Any) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.stillhouse.binary_linear.default(*arguments)
-    return found
+    product: torch.Tensor = torch.ops.stillhouse.binary_linear.default(*arguments)
+    return product
 
 
 def _weight_linear(*arguments: Any) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.stillhouse.binary_weight_linear.default(*arguments)
-    return found
+    product: torch.Tensor = torch.ops.stillhouse.binary_weight_linear.default(*arguments)
+    return product
 
 
 def require(device_type: str) -> None:
@@ -199,16 +189,16 @@ def _layer_names(model: nn.Module) -> list[str]:
 
 
 def _layers(model: nn.Module) -> dict[str, PackedLinear]:
-    found: dict[str, PackedLinear] = {}
+    layers: dict[str, PackedLinear] = {}
     for name in _layer_names(model):
         layer: Any = model.get_submodule(name)
         try:
-            found[name] = PackedLinear(layer.frozen())
+            layers[name] = PackedLinear(layer.frozen())
         except ValueError as error:
             raise BadSpecError(f"{name}: {error}") from None
-    if not found:
+    if not layers:
         raise BadSpecError("the model has no binary layers to pack; train it with model.encoder: binary")
-    return found
+    return layers
 
 
 def _table_names(model: nn.Module) -> list[str]:
@@ -224,13 +214,43 @@ def _table_names(model: nn.Module) -> list[str]:
 
 
 def _tables(model: nn.Module) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+    owners: dict[str, nn.Module] = {}
     for name in _table_names(model):
         table: Any = model.get_submodule(name)
-        found[name] = PackedTable(table.embedding_dim, table_tensors(table))
-    return found
+        owners[name] = PackedTable(table.embedding_dim, table_tensors(table))
+    return owners
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)
+
+
+class PackedInference(Inference):
+    """Binary layers computed from their bits; every other layer as in training.
+
+    Raises:
+        BadSpecError: There are no kernels for packed layers here, or not the required instructions.
+    """
+
+    def __init__(self, training: Arithmetic, device: torch.device) -> None:
+        super().__init__(training)
+        require(device.type)
+        self._kept: nn.Module | None = None
+        self.name = f"one bit a weight ({kernels(device.type)} kernels), {training.name} elsewhere"
+
+    @override
+    def keep(self, model: nn.Module) -> None:
+        """Packs the layers; their latent weights are gone."""
+        pack(model)
+        self._kept = model
+
+    @contextlib.contextmanager
+    @override
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Holds latent weights and bits in memory meanwhile, unless the bits are kept."""
+        if self._kept is model:
+            yield
+            return
+        with packed(model):
+            yield

@@ -1,9 +1,5 @@
 """A model folder with one bit a weight: written from a run's model folder, and loaded without pickles.
 
-    from trainers.models.binary import load_packed
-    model = load_packed("my-model")          # a transformers model, ready to evaluate
-    logits = model(**tokenizer(text, return_tensors="pt")).logits
-
 Layout 1. `packed.safetensors` has three tensors for each binary layer, under its name:
 
 | tensor | dtype, shape | meaning |
@@ -12,11 +8,9 @@ Layout 1. `packed.safetensors` has three tensors for each binary layer, under it
 | `weight_scale` | float32 (1,) or (outputs,) | s, what -1 and +1 are multiplied by |
 | `bias` | float32 (outputs,) | added last |
 
-and every other parameter as the model has it; a word table that the model rounds to fp16 is float16, and one
-of signs has `weight_bits` and `weight_scale` by row. `config.json` is the model's, with the field `packed`:
-`layout`, and by the name of each layer its `inputs` and how they become levels (`bits`, 0 = they stay
-floating point; `signed`, `scale`, `shift`, as in `FrozenInputs`). `manifest.json` has the size and SHA-256
-of every other file. Tokenizer and model card are those of the model folder.
+Other parameters are the model's; a word table is float16, or has `weight_bits` and `weight_scale` by row.
+`config.json` has the field `packed`: `layout`, and the `inputs` of each layer (`FrozenInputs`).
+`manifest.json` has the size and SHA-256 of every other file.
 """
 
 from __future__ import annotations
@@ -39,8 +33,7 @@ from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED, family_of
 from trainers.models.architectures import architecture_of, imported, tied_to
 from trainers.models.binary import install
-from trainers.models.binary.frozen import FrozenInputs, FrozenLinear
-from trainers.models.binary.layers import HalfEmbedding, SignEmbedding
+from trainers.models.binary.layers import FrozenInputs, FrozenLinear, HalfEmbedding, SignEmbedding
 from trainers.models.binary.packed import (
     PackedLinear,
     PackedTable,
@@ -60,12 +53,7 @@ _CARD = "README.md"
 
 
 def write(source: Path, target: Path) -> dict[str, Any]:
-    """Writes the packed folder of a run's exported model; returns the manifest. `target` exists and is empty.
-
-    Raises:
-        BadSpecError: The model is not binary, or has weights that one bit does not hold.
-        OSError: A file cannot be read or written.
-    """
+    """Raises `BadSpecError` if one bit does not hold the model's weights. `target` is empty."""
     fields = _config(source)
     if QUANTISED not in fields:
         raise BadSpecError(
@@ -113,12 +101,7 @@ def write(source: Path, target: Path) -> dict[str, Any]:
 
 
 def load_packed(folder: Path | str, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """Returns the model of a packed folder, in evaluation mode.
-
-    Raises:
-        BadSpecError: The folder is not packed, damaged or of another layout, or the device has no kernels;
-            the message is one line.
-    """
+    """Returns the model in evaluation mode; `BadSpecError`: damaged, of another layout, or no kernels."""
     folder, device = Path(folder), torch.device(device)
     _verify(folder)
     fields = _config(folder)

@@ -1,7 +1,8 @@
 """Weights and inputs as few-valued numbers: the forward arithmetic and its surrogate gradients. Pure.
 
 A quantised weight is `s t` with t in {-1, 0, 1} and a quantised input `a q` with q a small integer, so that
-a product of both is `(a s) sum(q t)` with a sum of integers, which fp32 holds exactly.
+a product is `(a s) sum(q t)` with a sum of integers, which fp32 holds exactly. The derivative of sign is
+replaced by that of a surrogate phi(u), u being a weight, or an input in units of its scale.
 """
 
 from __future__ import annotations
@@ -12,7 +13,112 @@ from typing import Literal, Protocol
 
 import torch
 
-from trainers.models.binary.derivatives import Derivative, times, within
+_MARGIN = 1e-6
+"""Relative width by which an interval includes its ends."""
+
+
+class Derivative(Protocol):
+    """The derivative of a surrogate; the larger its sharpness k, the closer the surrogate is to sign."""
+
+    sharpness: float
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        """Returns phi'(u); None = 1 everywhere."""
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        """Returns phi(u)."""
+
+
+class Identity:
+    """phi(u) = u: the gradient passes straight through (Bengio et al. 2013, arXiv 1308.3432)."""
+
+    sharpness = 1.0
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        return u
+
+
+class Clipped:
+    """phi(u) = clip(u, -1, 1), phi'(u) = 1 where |u| <= 1, else 0 (arXiv 1602.02830, 1.3; 1603.05279)."""
+
+    sharpness = 1.0
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        return (u.abs() <= 1.0).to(u.dtype)
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        return u.clamp(-1.0, 1.0)
+
+
+class Polynomial:
+    """phi(u) = 2u - u|u| on [-1, 1], else sign(u); phi'(u) = 2 - 2|u| there, else 0 (arXiv 1808.00278)."""
+
+    sharpness = 1.0
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        return u.abs().mul_(-2.0).add_(2.0).clamp_(min=0.0)
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        inside = u.clamp(-1.0, 1.0)
+        return 2.0 * inside - inside * inside.abs()
+
+
+class Tanh:
+    """phi(u) = tanh(k u), with a sharpness k that grows over the run (arXiv 1908.05033, 1909.10788)."""
+
+    def __init__(self) -> None:
+        self.sharpness = 1.0
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        k = self.sharpness
+        return torch.tanh(k * u).square_().mul_(-k).add_(k)
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.sharpness * u)
+
+
+class Swish:
+    """SignSwish of BNN+ (arXiv 1812.11800): overshoots sign, so phi' is negative for large |u|."""
+
+    def __init__(self) -> None:
+        self.sharpness = 1.0
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
+        k = self.sharpness
+        # Beyond it the derivative is 0 in fp32, and cosh would leave the format.
+        scaled = (k * u).clamp_(-80.0, 80.0)
+        return (2.0 - scaled * torch.tanh(0.5 * scaled)).mul_(k).div_(1.0 + torch.cosh(scaled))
+
+    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
+        scaled = self.sharpness * u
+        logistic = torch.sigmoid(scaled)
+        return 2.0 * logistic * (1.0 + scaled * (1.0 - logistic)) - 1.0
+
+
+def times(derivative: Derivative, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """Returns grad phi'(u); may overwrite `grad`."""
+    if isinstance(derivative, Clipped):
+        return within(grad, u, -1.0, 1.0)
+    factor = derivative(u)
+    return grad if factor is None else grad.mul_(factor)
+
+
+def within(grad: torch.Tensor, u: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Returns grad where u is in [low, high], else 0, in one pass over memory."""
+    # torch's kernel excludes its bounds.
+    margin = _MARGIN * max(abs(low), abs(high))
+    passed: torch.Tensor = torch.ops.aten.hardtanh_backward(grad, u, low - margin, high + margin)
+    return passed
+
+
+def sharpness_at(start: float, end: float, step: int, total_steps: int) -> float:
+    """`start (end / start)^(step / (total_steps - 1))`, with `step` counted from 0."""
+    share = step / (total_steps - 1) if total_steps > 1 else 1.0
+    return float(start * (end / start) ** share)
+
 
 SMALLEST_SCALE = 1e-6
 """A learned scale counts as at least this."""
@@ -45,19 +151,16 @@ class Scaled:
     def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """`dL/dW = C(dL/d(s t) phi'(c))` with c the centred weights and C the centring.
 
-        The scale counts as constant and is left out of the product, as in BinaryBERT and BiT: the quantised
-        weight stands in for the latent one as a whole.
+        The scale counts as constant and is left out of the product, as in BinaryBERT and BiT.
         """
         grad = times(self.derivative, grad, self.centre(weight))
         return grad - self.mean(grad) if self.centred else grad
 
 
 class Sign(Scaled):
-    """`s sign(c)` with `s = mean|c|`, which minimises `||c - s t||^2` over s and t; sign(0) = 1.
+    """`s sign(c)` with `s = mean|c|`, which minimises `||c - s t||^2`; sign(0) = 1 (arXiv 1603.05279, 3.1).
 
-    XNOR-Net, Rastegari et al. 2016, arXiv 1603.05279, section 3.1. Centred, c = W - mean(W), as in
-    BiBERT (Qin et al. 2022, arXiv 2203.06390), which maximises the entropy of the signs; the
-    mean is not added again.
+    Centred, c = W - mean(W) as in BiBERT (arXiv 2203.06390); the mean is not added again.
     """
 
     __slots__ = ()
@@ -68,20 +171,16 @@ class Sign(Scaled):
 
 
 class Ternary(Scaled):
-    """`s t` with t = sign(c) where |c| > 0.7 mean|c|, else 0, and s the mean of these |c|.
-
-    Ternary Weight Networks, Li and Liu 2016, arXiv 1605.04711; the model that BinaryBERT (Bai et al. 2021,
-    arXiv 2012.15701) splits.
-    """
+    """`s t` with t = sign(c) where |c| > 0.7 mean|c|, else 0; s is the mean of these; arXiv 1605.04711."""
 
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         centred = self.centre(weight)
         sizes = centred.abs()
-        kept = (sizes > _TERNARY_SHARE * self.mean(sizes)).to(weight.dtype)
-        share = self.mean(kept).clamp_(min=0.5 / weight.numel())  # A tensor of zeros keeps none.
-        return signs(centred).mul_(kept), self.mean(sizes.mul_(kept)) / share
+        nonzero = (sizes > _TERNARY_SHARE * self.mean(sizes)).to(weight.dtype)
+        share = self.mean(nonzero).clamp_(min=0.5 / weight.numel())  # A tensor of zeros keeps none.
+        return signs(centred).mul_(nonzero), self.mean(sizes.mul_(nonzero)) / share
 
 
 class Float(Scaled):
@@ -96,13 +195,9 @@ class Float(Scaled):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A quantiser of inputs: `a q(u)` with `u = (x - b) / a`.
+    """A quantiser of inputs: `a q(u)`, `u = (x - b) / a`; a and b are parameters if `learned`, else 1 and 0.
 
-    Attributes:
-        derivative: Stands for the derivative of sign, for one bit.
-        bits: Of a level.
-        signed: Levels on both sides of 0; else from 0 on, after softmax and ReLU.
-        learned: Whether scale a and shift b are parameters; else 1 and 0.
+    Levels are on both sides of 0 if `signed`, else from 0 on, after softmax and ReLU.
     """
 
     derivative: Derivative
@@ -125,8 +220,8 @@ class Inputs:
     def levels(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         """Returns the integers q in the dtype of x, in the order of operations that packed layers share.
 
-        One bit: q = 1 where `x >= b` (signed) or `x >= b + a / 2`, else the lowest level. More bits:
-        `q = clamp(rint((x - b) (1 / a)), lowest, highest)`, ties to even. NaN stays NaN.
+        One bit: 1 where `x >= b` (signed) or `x >= b + a / 2`, else the lowest level. More: `rint((x - b) (1
+        / a))`.
         """
         if self.bits > 1:
             return (x - shift).mul_(scale.reciprocal()).round_().clamp_(self.lowest, self.highest)
@@ -144,10 +239,9 @@ class Inputs:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Returns the gradients of x, a and b from that of a q; may overwrite `grad` and `levels`.
 
-        With phi' the surrogate's derivative (for more than one bit 1 between the lowest and the highest
-        level, else 0): `dx = phi'`, `da = q - u phi'`, `db = -phi'`, as in LSQ, Esser et al. 2020, arXiv
-        1902.08153, section 2.1. The last two are summed over all elements and divided by
-        `sqrt(features highest)` (section 2.2), features being the width of x.
+        `dx = phi'`, `da = q - u phi'`, `db = -phi'`, as in LSQ (arXiv 1902.08153, 2.1); the last two are
+        summed and divided by `sqrt(features highest)` (2.2). For more than one bit phi' is 1 within the
+        levels, else 0.
         """
         if not self.learned:
             return self._passed(grad, x), None, None
@@ -165,10 +259,7 @@ class Inputs:
         return times(self.derivative, grad, u if self.signed else u.mul(2.0).sub_(1.0))
 
     def initial_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The scale that fits data: mean|x| for {-a, a}, which minimises the squared error.
-
-        Else `2 mean|x| / sqrt(highest)`, as in LSQ, section 2.1.
-        """
+        """mean|x| for {-a, a}, which minimises the squared error; else `2 mean|x| / sqrt(highest)` (LSQ)."""
         mean = x.abs().mean()
         if not (self.bits == 1 and self.signed):
             mean = mean * (2.0 / math.sqrt(self.highest))
@@ -182,11 +273,9 @@ class SignInputs(Inputs):
 
 
 class ElasticInputs(Inputs):
-    """Levels with a learned scale and shift: {0, a} or {-a, a} for one bit.
+    """Levels with a learned scale and shift: {0, a} or {-a, a} for one bit. BiT, arXiv 2205.13016.
 
-    BiT, Liu et al. 2022, arXiv 2205.13016: `a rint(clip((x - b) / a, 0, 1))` after softmax and
-    ReLU, and `a sign((x - b) / a)` elsewhere. The shift moves the threshold and is not added again.
-    Binary weights with inputs of a few more levels are also the subject of BWTA (arXiv 2604.03957).
+    The shift moves the threshold and is not added again.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Google's TPUs, through torch-tpu. No run has trained on one yet."""
+"""The device kind of TPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def _load() -> Backend:
-    from trainers.device_kinds.tpu_backend import TpuBackend
+    from trainers.device_kinds.tpu.backend import TpuBackend
 
     return TpuBackend()
 
@@ -50,3 +50,7 @@ TPU = DeviceKind(
     behind_host=True,
     teacher_precisions=("bf16", "fp32"),
 )
+
+
+def entries() -> tuple[DeviceKind, ...]:
+    return (TPU,)

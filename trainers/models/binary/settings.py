@@ -1,0 +1,156 @@
+"""Section `model.binary`: quantisers of weights and inputs, embeddings, and derivatives of sign.
+
+Imports no torch: the entries name the classes that compute, which `trainers.models.binary.install` loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, create_model, model_validator
+
+from trainers.registry import NameIn, Section, by_name, described
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsInfo:
+    """A quantiser of weights: class, bits of a packed weight, and whether weights lose anything."""
+
+    name: str
+    summary: str
+    made: str
+    bits: int
+    quantises: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsInfo:
+    """A quantiser of the inputs of binary layers: its class, None = inputs stay, and possible bits."""
+
+    name: str
+    summary: str
+    made: str | None
+    bits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivativeInfo:
+    name: str
+    summary: str
+    made: str
+
+
+TERNARY_BITS = 2
+"""Bits of a ternary weight."""
+BITS = (1, 2, 4, 8)
+"""Bits that inputs can be quantised to."""
+
+_QUANTISERS = "trainers.models.binary.quantisers"
+
+WEIGHTS: dict[str, WeightsInfo] = by_name(
+    WeightsInfo(name="sign", summary="-1 and +1 times the mean of |W|", made=f"{_QUANTISERS}:Sign", bits=1),
+    WeightsInfo(
+        name="ternary",
+        summary="-1, 0 and +1 times the mean of the |W| that are kept",
+        made=f"{_QUANTISERS}:Ternary",
+        bits=TERNARY_BITS,
+    ),
+    WeightsInfo(name="none", summary="as they are", made=f"{_QUANTISERS}:Float", bits=32, quantises=False),
+)
+"""All values of `model.binary.weights`."""
+
+ACTIVATIONS: dict[str, ActivationsInfo] = by_name(
+    ActivationsInfo(name="none", summary="as they are", made=None, bits=BITS),
+    ActivationsInfo(name="sign", summary="-1 and +1", made=f"{_QUANTISERS}:SignInputs", bits=(1,)),
+    ActivationsInfo(
+        name="elastic",
+        summary="levels with a learned scale and shift",
+        made=f"{_QUANTISERS}:ElasticInputs",
+        bits=BITS,
+    ),
+)
+"""All values of `model.binary.activations`."""
+
+DERIVATIVES: dict[str, DerivativeInfo] = by_name(
+    DerivativeInfo(name="identity", summary="1 everywhere", made=f"{_QUANTISERS}:Identity"),
+    DerivativeInfo(name="clipped", summary="1 on [-1, 1], else 0", made=f"{_QUANTISERS}:Clipped"),
+    DerivativeInfo(
+        name="polynomial",
+        summary="2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)",
+        made=f"{_QUANTISERS}:Polynomial",
+    ),
+    DerivativeInfo(name="tanh", summary="that of tanh(k u), k the sharpness", made=f"{_QUANTISERS}:Tanh"),
+    DerivativeInfo(
+        name="swish", summary="that of SignSwish, k the sharpness (BNN+)", made=f"{_QUANTISERS}:Swish"
+    ),
+)
+"""All values of `model.binary.derivative`."""
+
+_Sharpness = Annotated[float, Field(gt=0.0, le=1000.0)]
+
+# By a call, because `from` is a word of Python.
+Sharpness = create_model(
+    "Sharpness",
+    __base__=Section,
+    __module__=__name__,
+    __doc__="Sharpness k of the derivatives `tanh` and `swish` over the run; it grows geometrically.",
+    **{  # type: ignore[call-overload]
+        "from": (_Sharpness, Field(default=1.0, description="At the first step, dimensionless.")),
+        "to": (_Sharpness, Field(default=10.0, description="At the last step, dimensionless.")),
+    },
+)
+
+
+class Binary(Section):
+    """What an encoder with few bits quantises; used with `model.encoder: binary`."""
+
+    weights: Annotated[str, NameIn(WEIGHTS), described(WEIGHTS)] = "sign"
+    """Quantiser of the weights of the encoder's layers."""
+    weight_scale: Literal["row", "tensor"] = "row"
+    """Scale of quantised weights: one for each row (an output), or one for each tensor."""
+    centred: bool = False
+    """Subtract the mean (of the row, or the tensor) from weights before they are quantised."""
+    activations: Annotated[str, NameIn(ACTIVATIONS), described(ACTIVATIONS)] = "none"
+    """Quantiser of the inputs of the encoder's layers."""
+    activation_bits: int = 1
+    """Bits of elastic inputs: 1, 2, 4 or 8."""
+    derivative: Annotated[str, NameIn(DERIVATIVES), described(DERIVATIVES)] = "clipped"
+    """Derivative that stands for that of sign in the backward pass."""
+    sharpness: Sharpness = Sharpness()
+    """Sharpness of `tanh` and `swish`."""
+    attention: Literal["full", "elastic"] = "full"
+    """Products of attention: in full precision, or of elastic queries, keys, values and probabilities."""
+    embeddings: Literal["fp32", "fp16", "sign"] = "fp32"
+    """Word embeddings: in full, rounded to half precision, or -1 and +1 times a scale for each row."""
+    keep_first: bool = False
+    """Leave the first layer in full precision."""
+    keep_last: bool = False
+    """Leave the last layer in full precision."""
+    relu: bool = False
+    """Replace the feed-forward activation by ReLU, after which elastic inputs are {0, a} and not {-a, a}."""
+    clip: float | None = Field(default=None, gt=0.0, le=100.0)
+    """Latent weights are kept within [-clip, clip] after each step; unset = not clipped."""
+    split: bool = False
+    """Start from a ternary student of half the width: each of its weights becomes the sum of two signs."""
+
+    @model_validator(mode="after")
+    def _has_bits(self) -> Binary:
+        served, shown = ACTIVATIONS[self.activations].bits, ", ".join(map(str, BITS))
+        if self.activation_bits not in BITS:
+            raise ValueError(f"activation_bits {self.activation_bits} is not supported; use one of {shown}")
+        if self.activation_bits not in served:
+            raise ValueError(
+                f"activations {self.activations} has {served[0]} bit, but activation_bits is "
+                f"{self.activation_bits}; set activations: elastic, or activation_bits: {served[0]}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _splits_to_signs(self) -> Binary:
+        if self.split and WEIGHTS[self.weights].bits != 1:
+            raise ValueError(
+                f"split makes two signs of each ternary weight, but weights is {self.weights}; set weights: "
+                "sign, or split: false"
+            )
+        return self
