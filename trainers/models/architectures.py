@@ -55,7 +55,7 @@ class Bert:
         tokens = self.tokens(batch, model.config)
         if batch.segments is not None:
             return {**tokens, "segments": batch.segments}
-        return {**tokens, "attention_mask": self.mask(batch, model.config, stored_dtype(model))}
+        return {**tokens, "attention_mask": self.mask(batch, model.config, model.dtype)}
 
     def layer_arguments(self, hidden: torch.Tensor, batch: Batch, config: PreTrainedConfig) -> dict[str, Any]:
         """Arguments of a single layer besides its hidden states, (B, S, H) or (1, T, H)."""
@@ -212,7 +212,7 @@ class ModernBert(Bert):
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
         """Layers with a window have a mask of their own, (B, 1, S, S)."""
-        dtype, mask = stored_dtype(model), batch.attention_mask
+        dtype, mask = model.dtype, batch.attention_mask
         if mask is None:
             return {"input_ids": batch.input_ids}
         shaped = batch.input_ids.new_empty((*batch.input_ids.shape, 0), dtype=dtype)
@@ -288,11 +288,6 @@ def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Ten
         beyond = (torch.ceil(octaves * (middle - 1)) + middle) * distances.sign()
         distances = torch.where(sizes <= middle, distances, beyond).long()
     return distances[None]
-
-
-def stored_dtype(model: PreTrainedModel) -> torch.dtype:
-    dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-    return dtype
 
 
 def imported(place: str) -> Any:
