@@ -195,7 +195,8 @@ def _with_foreach(batches: list[TensorBatch], inputs: StepInputs, implementation
     if inputs.max_grad_norm > 0.0:
         norms: list[Tensor] = []
         for batch in batches:
-            norms += torch._foreach_norm(batch.grads, dtype=_wide_dtype(batch.grads[0]))
+            short = batch.grads[0].dtype in (torch.bfloat16, torch.float16)
+            norms += torch._foreach_norm(batch.grads, dtype=torch.float32 if short else None)
         norm = combined_norm(norms)
     factor = gradient_factor(inputs, norm)
     for batch in batches:
