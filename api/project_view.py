@@ -11,8 +11,7 @@ from api.problems import ProblemError
 from service.config.document import Problem, SpecError
 from service.domain.access import DEFAULT_POOL, UserKind
 from service.domain.shares import month_of
-from service.scheduling.cluster import ClusterSnapshot
-from service.scheduling.pools import require_pool
+from service.scheduling.cluster import ClusterSnapshot, require_pool
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
 from service.specs.project_limits import (

@@ -62,8 +62,8 @@ from service.domain.metrics import better_of
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from service.output.report import gather, html
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store

@@ -27,7 +27,7 @@ received halves in 7 days, as if devices could be split at will and runs moved a
 is entitled to more than they asked for, or before they asked; who was away catches up; and lumps,
 checkpoints, restarts, and the scheduler's own bounds on what counts are errors. Projects are divided among
 each other, users equally among those of what their project got. Each kind is divided by itself, for the
-reasons in `service.fairness.tree`. Those who never pause are taken to have endless work. What low priority
+reasons in `service.fairness.shares`. Those who never pause are taken to have endless work. What low priority
 got counts as asked for when it was got: it is not entitled to others' time. `share_error_pct` is the largest
 difference of what someone received from that, in percent of it, both in USD at list prices over all kinds; of
 the projects and users that have runs waiting in at least 99% of all passes after the first day: for the
@@ -63,10 +63,14 @@ import numpy as np
 from benchmarks.options import Benchmark
 from service.domain.access import DEFAULT_POOL
 from service.fairness.allowances import Division, divide
-from service.fairness.backlog import Backlog
-from service.fairness.eta import Calibration, Holder, Outlook, Seconds, Start, Waiter, starts
-from service.fairness.rules import PROMOTED_AFTER_S, PROMOTED_TO, USEFUL_S, may_yield
+from service.fairness.eta import Calibration, RunningRun, Seconds, Start, starts
+from service.fairness.lanes import Backlog
+from service.fairness.shares import HALF_LIFE_S, charge
 from service.fairness.state import (
+    PROMOTED_AFTER_S,
+    PROMOTED_TO,
+    USEFUL_RESTARTS,
+    USEFUL_S,
     Capacity,
     Claimant,
     Demand,
@@ -75,8 +79,8 @@ from service.fairness.state import (
     Situation,
     UsageTree,
     WaitingReason,
+    may_yield,
 )
-from service.fairness.usage import HALF_LIFE_S, charge
 
 BENCHMARK = Benchmark(
     "fairness",
@@ -469,48 +473,27 @@ class Fair(Cluster):
             run.stops = place < count
 
     def _forecast(self, division: Division, new: Sequence[Experiment]) -> None:
-        reclaimed = {each.for_experiment_id: each.by_s for each in division.preemptions}
-        reasons = {each.experiment_id: each.reason for each in division.waiting()}
-        waiters, holders = [], []
-        for each in self.experiments.values():
-            of = each.of
-            lane = Lane(DEFAULT_POOL, of.hardware)
-            for run in each.running:
-                if not run.stops:
-                    remaining = self._remaining(of, run)
-                    yields_s = max(
-                        run.next_checkpoint_s(self.now_s), run.started_s + USEFUL_S + of.checkpoint_s / 2
-                    )
-                    holders.append(
-                        Holder(
-                            of.project,
-                            of.user,
-                            lane,
-                            of.devices,
-                            remaining,
-                            of.priority,
-                            yields_s - self.now_s,
-                        )
-                    )
-            if each.waiting:
-                by_s = reclaimed.get(of.id)
-                waiters.append(
-                    Waiter(
-                        of.id,
-                        of.project,
-                        of.user,
-                        of.priority,
-                        of.at_s if each.served_s is None else each.served_s,
-                        lane,
-                        of.devices,
-                        each.waiting,
-                        of.forecast,
-                        None if by_s is None else by_s - self.now_s,
-                        USEFUL_S + of.checkpoint_s / 2,
-                    )
+        reasons = {each.experiment_id: each.reason for each in division.standings.waiting()}
+        situation = Situation(
+            self.now_s,
+            self._capacity,
+            [self._claimant(each) for each in self.experiments.values()],
+            self._terms,
+            self._usage,
+        )
+        running = {
+            (each.of.id, each.of.hardware): [
+                RunningRun(
+                    self._remaining(each.of, run),
+                    run.started_s + max(USEFUL_S, USEFUL_RESTARTS * each.of.restart_s) - self.now_s,
+                    run.next_checkpoint_s(self.now_s) - self.now_s,
                 )
-        outlook = Outlook(self.now_s, self._capacity, holders, waiters, self._terms, self._usage)
-        found = starts(outlook, {each.of.id for each in new})
+                for run in each.running
+            ]
+            for each in self.experiments.values()
+        }
+        times = {id: each.of.forecast for id, each in self.experiments.items()}
+        found = starts(situation, running, times, {each.of.id for each in new})
         for each in new:
             self._forecasts[each.of.id] = reasons[each.of.id], found[each.of.id]
 

@@ -48,8 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import Benchmark
-from service.planner.profiled import exchange_of, link_of, step_of
-from service.planner.step_time import estimate
+from service.planner.step_time import estimate, exchange_of, link_of, step_of
 from trainers.checkpoints.manifest import TRACE, attempt_folder
 from trainers.config import RunConfig
 from trainers.data.synthetic import write_corpus

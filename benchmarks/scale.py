@@ -50,8 +50,8 @@ from service.driving.driver import RENEWALS, LeaseRenewal
 from service.driving.sweep import Sweep
 from service.recording.mailbox import Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store

@@ -14,8 +14,8 @@ from service.config.hardware import Hardware
 from service.domain.records import Items, QueueListing
 from service.domain.shares import HeldDevices, Share
 from service.scheduling.cluster import Cluster
+from service.scheduling.fair_pass import shares
 from service.scheduling.queue import pools_of
-from service.scheduling.shares import shares
 
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 

@@ -26,9 +26,8 @@ from service.config.document import SpecError
 from service.config.examples import Example, examples
 from service.domain.records import Items
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
-from service.planner.notes import notes_of
-from service.planner.planned_start import planned_start
-from service.planner.preview import Preview, Validated, planned_runs
+from service.planner.preview import Preview, Validated, notes_of, planned_runs
+from service.planner.start_forecasts import planned_start
 from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
 from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable

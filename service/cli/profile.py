@@ -58,8 +58,8 @@ def profile(
 ) -> None:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
     from service.config.hardware import lookup
-    from service.planner.profiled import exchange_of
     from service.planner.step_time import estimate as estimated
+    from service.planner.step_time import exchange_of
 
     if on_cluster and estimate:
         raise Failure("--estimate measures nothing; give --estimate or --on-cluster", ExitCode.usage)
@@ -237,8 +237,7 @@ def _measured_on_cluster(
 def _of(
     measured: Profile, config: RunConfig, hardware: Hardware, link_gb_s: float | None
 ) -> tuple[Step, Link, list[str]]:
-    from service.planner.profiled import link_of, step_of
-    from service.planner.step_time import Link
+    from service.planner.step_time import Link, link_of, step_of
 
     exchange = measured.exchange
     step = step_of(measured.step, config.parallel)
@@ -261,8 +260,7 @@ def _of(
 
 def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tuple[Step, Exchange, list[str]]:
     from service.planner.forecast import CPU_GFLOPS, MFU
-    from service.planner.profiled import assumed_compression, exchange_of, payload_of
-    from service.planner.step_time import Rates, assumed
+    from service.planner.step_time import Rates, assumed, assumed_compression, exchange_of, payload_of
     from trainers.entrypoint import model_shape
     from trainers.errors import TrainingError
 

@@ -118,10 +118,10 @@ def scheduler(
         from service.local.local_service import watch_parent
 
         watch_parent()
-    from service.planner.foresight import Foresight
+    from service.planner.start_forecasts import StartForecasts
     from service.scheduling.scheduler import main as run_scheduler
 
-    run_scheduler(settings, [lambda store: Foresight(store, settings.pool)])
+    run_scheduler(settings, [lambda store: StartForecasts(store, settings.pool)])
 
 
 def demo(

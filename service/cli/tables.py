@@ -26,16 +26,16 @@ from service.domain.formats import (
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.states import RUN_STATES_WITH_RESULT
-from service.fairness.explanations import duration_in_words
-from service.scheduling.pools import start_command
+from service.fairness.eta import duration_in_words
+from service.scheduling.cluster import start_command
 from service.specs.project_limits import UNITS
 from trainers.parallel_kinds import STRATEGIES
 
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
-    from service.domain.outlook import StartForecast
     from service.domain.records import Attempt, Event, ExperimentDetail, ExperimentStatus, QueueListing, Run
     from service.domain.shares import ProjectUse, Share
+    from service.domain.start_forecasts import StartForecast
     from service.planner.forecast import Forecast, Span
     from service.planner.preview import PlannedRun
     from service.scheduling.cluster import Pool

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlencode
 from pydantic import computed_field
 
 from service.domain.grid import REFERENCE_CELL, Point
-from service.domain.outlook import StartForecast
 from service.domain.serialization import Number, Serializable
+from service.domain.start_forecasts import StartForecast
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 

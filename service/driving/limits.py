@@ -10,7 +10,7 @@ from service.domain.records import Run
 from service.domain.shares import DeviceAllowance
 from service.domain.states import RunState
 from service.driving.sweep_context import LiveTurn, LiveTurns, SweepContext
-from service.fairness.rules import may_yield
+from service.fairness.state import may_yield
 from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
 from service.specs.experiment import ExperimentSpec

@@ -1,72 +1,32 @@
-"""A pass over the devices: who may hold how many now, and who gives some back for whom.
+"""A pass over the devices: who may hold how many now. docs/scheduling.md has the rules and their reasons.
 
-Every pass starts from what is held, so that nothing moves without a reason, and gives out the free devices of
-each lane one run at a time; a run gets all its devices at once or none. The next run is chosen
-
-1. for projects that hold fewer devices than they are guaranteed, up to the guarantee,
-2. then by priority,
-3. then by share: the project with the lowest score in the lane, in it the user with the lowest (`tree`),
-4. then by age: which of the user's experiments has waited longest since it last got devices, or since it was
-   submitted. So a grid of 1,000 runs does not hold up the user's own small experiments.
-
-**Preemption.** A run that finds too few free devices takes those of preemptible runs, which stop at their
-next checkpoint; until then both count as gone, so that the next passes decide the same. It may take those of
-
-- runs that hold lent guarantees, where its project is guaranteed the devices;
-- runs of lower priority;
-- runs of another project (or another user of its own) whose score is no lower without the run than its own is
-  with it. Who has as much is therefore never preempted, and no pair of runs can preempt each other in turn.
-
-A project is not preempted below what it is guaranteed. Only runs that have worked for a useful time since
-they last started yield (`may_yield`), except to a newcomer, whose user holds nothing of the lane, and to a
-guarantee: those start within one checkpoint interval.
-
-**Handovers.** Where a run of higher priority waits that finds too few devices and may not preempt, those of
-lower priority start no further runs on devices that it could use (`handovers`): it gets them as runs end.
-
-**Large runs.** What is free goes to whoever can use it at once, so that small runs would pass a large one
-forever. So a large run (of more devices than the smallest run there) whose turn it is and which has waited
-for `PATIENCE_S` is not passed by others of its project, within a guarantee or beyond, whose score sinks until
-it comes first in the lane.
-Then the run may take the devices of all whose score is higher even without them than its own, also of
-smaller runs that have just started: those come after it once they have stopped, and do not start again in
-its place. Where others' runs are in its way that do not yield, whoever fits
-passes, until it has waited for `DRAINED_AFTER_S`: from then on devices that become free are kept for it. When
-a large run ends early, the next one of its experiment goes on with its devices, unless a run that waits could
-take them from it.
-
-**Old runs.** An experiment of which nothing has started for `PROMOTED_AFTER_S` counts with at least the
-priority `PROMOTED_TO` for its turn, though not for preempting others, except as a large run: low priority
-waits longer, not forever.
-
-A pass costs O(1) for each project in each lane, and O(log n) for each run that starts; a `Backlog` saves the
-rest.
+Each pass starts from what is held and gives out free devices one run at a time, so that nothing moves without
+a reason. It costs O(1) for each project in each lane, and O(log n) for each run that starts.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from operator import itemgetter
 
-from service.fairness.backlog import Backlog, Entry
-from service.fairness.handovers import handovers
-from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
-from service.fairness.preemptions import Preemptions
-from service.fairness.rules import DRAINED_AFTER_S, PATIENCE_S, ROUNDING, lane_of, waits_since_s
+from service.fairness.lanes import Backlog, Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
+from service.fairness.preemptions import Preemptions, handovers
 from service.fairness.standings import Standings
 from service.fairness.state import (
+    DRAINED_AFTER_S,
+    PATIENCE_S,
+    ROUNDING,
     Allowance,
     Claimant,
     Handover,
     Lane,
     Preemption,
-    ShareScore,
     Situation,
-    Waiting,
     WaitingReason,
+    waits_since_s,
 )
 
 
@@ -75,7 +35,7 @@ class Division:
     """What a pass decided.
 
     Attributes:
-        allowances: what experiments may hold, by id; who is missing may hold nothing.
+        allowances: what experiments may hold, by id; those missing may hold nothing.
         preemptions: runs that stop at a checkpoint, and for whom.
         free: devices that stay free, by lane; those kept for a large run are not among them.
         reserved_for: experiments for which free devices are kept, by lane.
@@ -85,73 +45,24 @@ class Division:
     preemptions: tuple[Preemption, ...]
     free: Mapping[Lane, float]
     reserved_for: Mapping[Lane, int]
-    _standings: Standings
+    standings: Standings
     _lanes: Lanes
 
     def handovers(self) -> tuple[Handover, ...]:
         """Returns the experiments that start no more runs, because runs of higher priority come first."""
         return tuple(handovers(self._lanes, self.preemptions))
 
-    def project_score(self, project: str, lane: Lane | None = None) -> ShareScore:
-        """Returns the score of an active project after the pass.
-
-        Args:
-            project: its name.
-            lane: whose score is asked for; None = the sum over all lanes in which it is active.
-
-        Raises:
-            KeyError: it neither holds nor wants anything.
-        """
-        return self._standings.project_score(project, lane)
-
-    def share_errors(self) -> dict[str, float]:
-        """Returns how far each active project's part of recent use is from what its weight entitles it to.
-
-        Parts are of what the active projects have used in the lanes in which it is active; positive = more
-        than entitled.
-        """
-        return self._standings.share_errors()
-
-    def user_score(self, project: str, user: str, lane: Lane | None = None) -> ShareScore:
-        """Returns the score of an active user inside the project after the pass.
-
-        Args:
-            project: of the user.
-            user: their name.
-            lane: whose score is asked for; None = the sum over all lanes in which the user is active.
-
-        Raises:
-            KeyError: the user neither holds nor wants anything.
-        """
-        return self._standings.user_score(project, user, lane)
-
-    def waiting(self, limit: int | None = None) -> Iterator[Waiting]:
-        """Yields the experiments with runs that wait, in the order of their turns, each with why.
-
-        The order is what it is now: it changes with what ends and what is submitted.
-
-        Args:
-            limit: most experiments; None = all.
-        """
-        return self._standings.waiting(limit)
-
 
 def divide(situation: Situation, backlog: Backlog | None = None) -> Division:
     """Returns who may hold how many devices from now on.
 
-    The result depends on who claims alone: not on the order of claimants, nor on which of them that never
-    started a run are in the backlog.
-
-    Args:
-        situation: what there is, who runs, and who waits.
-        backlog: further ones that wait.
+    The result depends neither on the order of the claimants, nor on which of those that never started a run
+    are in the backlog.
     """
     return _Pass(Lanes(situation, backlog or Backlog())).run()
 
 
 class _Outcome(Enum):
-    """What became of a run whose turn it was."""
-
     starts = auto()
     """It has its devices, or will have them at others' checkpoints."""
     waits = auto()
@@ -163,19 +74,14 @@ class _Outcome(Enum):
 
 
 class _Pass:
-    """One pass while it is made."""
-
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._preemptions = Preemptions(lanes)
 
     def run(self) -> Division:
-        """Returns what this pass decides; called once."""
         for name in sorted(self._lanes.terms):
             for hardware in sorted(self._lanes.terms[name].guaranteed):
                 self._give_guaranteed(name, hardware)
-        for entry, priority, user in sorted(self._lanes.recent, key=lambda each: each[0][:3]):
-            self._go_on(entry, priority, user)
         priorities = {
             priority
             for state in self._lanes.states.values()
@@ -204,7 +110,6 @@ class _Pass:
         )
 
     def _give_guaranteed(self, name: str, hardware: str) -> None:
-        """Gives a project the devices of a kind that it is guaranteed and has a use for."""
         places = [
             (lane, state, state.projects[name])
             for lane, state in self._lanes.states.items()
@@ -257,42 +162,9 @@ class _Pass:
             and self._lanes.now_s - since_s >= PATIENCE_S
         )
 
-    def _go_on(self, entry: Entry, priority: int, user: UserLane) -> None:
-        """Lets a large experiment that started a moment ago use the devices of its last run for its next one.
-
-        Otherwise every short run of many devices would have to wait until they are free together again. It
-        goes on unless a run that waits could take the devices from it.
-        """
-        *_, claimant, demand = entry
-        lane, devices, project = lane_of(claimant, demand), demand.devices, user.project
-        state = self._lanes.states[lane]
-        project.open()  # Before its users are looked at one by one: that adds those of the backlog.
-        least = min((min(each.sizes.values()) for each in state.projects.values() if each.sizes), default=0.0)
-        more = least * state.price
-        if (
-            least + ROUNDING < devices <= state.free + ROUNDING
-            and self._lanes.limit(user, lane.hardware, devices) is None
-            and (demand.room is None or demand.room > 0)
-            and not any(
-                max(each.sizes) > priority or (each is not project and each.score(more) <= project.score())
-                for each in state.projects.values()
-                if each.sizes
-            )
-            and not any(
-                each is not user and each.buckets and each.score(more) <= user.score()
-                for each in project.users.values()
-            )
-        ):
-            self._start(lane, state, user, claimant, devices)
-            left = None if demand.room is None else demand.room - 1
-            demand = replace(demand, waiting=demand.waiting - 1, room=left)
-        if demand.waiting:
-            user.bucket(priority, devices).add((*entry[:4], demand))
-
     def _start(
         self, lane: Lane, state: LaneState, user: UserLane, claimant: Claimant, devices: float
     ) -> None:
-        """Gives one run devices that are free."""
         state.free -= devices
         state.smallest = min(state.smallest, devices)
         given = self._lanes.given.setdefault(claimant.id, {})
@@ -301,7 +173,6 @@ class _Pass:
         self._lanes.change(user, state, devices, 1)
 
     def _give_by_share(self, lane: Lane, state: LaneState, priority: int) -> None:
-        """Gives out a lane's devices at one priority, one run at a time."""
         projects = [
             (project.score(), name, project)
             for name, project in state.projects.items()
@@ -383,17 +254,11 @@ class _Pass:
         """Gives the first run of a bucket its devices, or closes the bucket with the reason.
 
         Args:
-            lane, state: where.
-            user: whose run it is.
-            priority: what its priority counts as.
-            devices: that it needs.
-            bucket: where it waits.
-            mode: by which rule it takes devices of others.
             is_first: it comes first of all that wait in the lane and may have devices.
         """
         entry = bucket.first()
         assert entry is not None
-        _, id, _, claimant, demand = entry
+        *_, claimant, demand = entry
         reason = self._lanes.limit(user, lane.hardware, devices)
         if reason is None and devices > state.capacity + ROUNDING:
             reason = WaitingReason.no_capacity
@@ -415,7 +280,7 @@ class _Pass:
                 first and self._preemptions.reclaim(state, user, priority, claimant, devices, Mode.large)
             ):
                 if first and waited_s >= DRAINED_AFTER_S:
-                    state.reserved_for = id
+                    state.reserved_for = claimant.id
                 bucket.closed = self._lanes.no_turn(lane, user)
                 return _Outcome.saves if is_large else _Outcome.waits
         self._lanes.change(user, state, devices, 1)

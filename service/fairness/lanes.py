@@ -1,41 +1,113 @@
-"""The state of the lanes while a pass is made: who holds what in each, who waits there, and who may stop.
+"""Who holds what in each lane while a pass is made, who waits there, and who may stop.
 
 A lane has projects, a project has users, and a user has buckets of waiting runs; yielders are running runs
-that may stop for others. `Lanes` fills all of them from a situation and a backlog, and keeps count of what is
-given out and taken back. It makes no choice: the pass does (`allowances`, `preemptions`).
+that may stop for others. `Lanes` counts what is given out and taken back; `allowances` and `preemptions`
+choose.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum, auto
 from operator import itemgetter
 
-from service.fairness.backlog import Backlog, Entry
-from service.fairness.rules import (
+from service.fairness.shares import by_project, decayed, excesses, score_of
+from service.fairness.state import (
     OVERDUE_AFTER_S,
     PROMOTED_AFTER_S,
     PROMOTED_TO,
     ROUNDING,
-    USEFUL_S,
+    Claimant,
+    Demand,
+    Lane,
+    ProjectTerms,
+    Situation,
+    WaitingReason,
     lane_of,
     permitted,
     waits_since_s,
 )
-from service.fairness.state import Claimant, Demand, Lane, ProjectTerms, Situation, WaitingReason
-from service.fairness.tree import excesses, score_of
-from service.fairness.usage import by_project, decayed
+
+Entry = tuple[float, int, int, Claimant, Demand]
+"""Age, id, number of the demand; claimant, demand."""
+Queues = dict[tuple[int, float], list[Entry]]
+"""Waiting runs of a user in a lane by age, by priority and devices of one."""
+_AGE = itemgetter(0, 1, 2)
+
+
+class Backlog:
+    """Experiments that have never started a run, kept in order between passes.
+
+    A pass reads only the heads of the queues whose turn comes, so its time does not grow with them.
+    """
+
+    def __init__(self) -> None:
+        self._claimants: dict[int, Claimant] = {}
+        self._lanes: dict[Lane, dict[str, dict[str, Queues]]] = {}
+        self._sizes: dict[tuple[Lane, str], Counter[tuple[int, float]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._claimants)
+
+    def __iter__(self) -> Iterator[Claimant]:
+        return iter(self._claimants.values())
+
+    def put(self, claimant: Claimant) -> None:
+        """Adds or replaces an experiment.
+
+        Raises:
+            ValueError: one of its runs has started; it belongs to the situation's claimants.
+        """
+        if claimant.served_s is not None or any(demand.running for demand in claimant.demands):
+            raise ValueError(f"experiment {claimant.id} has started; pass it among the claimants")
+        self.remove(claimant.id)
+        self._claimants[claimant.id] = claimant
+        for number, demand in enumerate(claimant.demands):
+            if demand.waiting:
+                lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
+                users = self._lanes.setdefault(lane, {}).setdefault(claimant.project, {})
+                queue = users.setdefault(claimant.user, {}).setdefault(key, [])
+                insort(queue, (claimant.queued_s, claimant.id, number, claimant, demand), key=_AGE)
+                self._sizes.setdefault((lane, claimant.project), Counter())[key] += 1
+
+    def remove(self, experiment_id: int) -> None:
+        claimant = self._claimants.pop(experiment_id, None)
+        if claimant is None:
+            return
+        for number, demand in enumerate(claimant.demands):
+            if demand.waiting:
+                lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
+                users = self._lanes[lane][claimant.project]
+                queue = users[claimant.user][key]
+                del queue[bisect_left(queue, (claimant.queued_s, claimant.id, number), key=_AGE)]
+                sizes = self._sizes[lane, claimant.project]
+                sizes[key] -= 1
+                if not sizes[key]:
+                    del sizes[key]
+                if not queue:
+                    del users[claimant.user][key]
+                if not users[claimant.user]:
+                    del users[claimant.user]
+                if not users:
+                    del self._lanes[lane][claimant.project], self._sizes[lane, claimant.project]
+
+    def projects(self) -> Iterator[tuple[Lane, str, Collection[tuple[int, float]]]]:
+        """Yields (lane, project, which priorities and sizes its runs have)."""
+        for (lane, project), sizes in self._sizes.items():
+            yield lane, project, sizes.keys()
+
+    def users(self, lane: Lane, project: str) -> Mapping[str, Queues]:
+        return self._lanes.get(lane, {}).get(project, {})
+
 
 _DEFAULT = ProjectTerms()
 
 
 class UserLane:
-    """A user of one project in one lane, while a pass is made."""
-
     __slots__ = ("buckets", "excess", "held", "name", "project", "rate", "runs")
 
     def __init__(self, project: ProjectLane, name: str, runs: Counter[tuple[str, str]]) -> None:
@@ -52,13 +124,10 @@ class UserLane:
         return score_of(self.rate + more, self.excess, 1.0)
 
     def bucket(self, priority: int, devices: float) -> Bucket:
-        """Returns where runs of one priority and size wait."""
         return self.buckets.setdefault(priority, {}).setdefault(devices, Bucket())
 
 
 class ProjectLane:
-    """A project in one lane, while a pass is made."""
-
     __slots__ = ("_open", "excess", "held", "name", "rate", "sizes", "terms", "users")
 
     def __init__(
@@ -88,11 +157,9 @@ class ProjectLane:
         return score_of(self.rate + more, self.excess, self.terms.weight)
 
     def guaranteed(self, hardware: str) -> float:
-        """Returns how many devices the project is guaranteed."""
         return self.terms.guaranteed.get(hardware, 0.0)
 
     def waits(self, priority: int, devices: float) -> None:
-        """Notes that a run waits."""
         self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
 
 
@@ -111,7 +178,6 @@ class Bucket:
         self.closed: WaitingReason | None = None
 
     def add(self, entry: Entry) -> None:
-        """Adds an experiment of the situation."""
         heapq.heappush(self._new, entry)
 
     def set_backlog(self, queue: list[Entry], start: int, stop: int) -> None:
@@ -132,7 +198,6 @@ class Bucket:
         return self._new[0] if old is None or self._new[0][:3] < old[:3] else old
 
     def take(self) -> None:
-        """Counts one run of the first experiment as started."""
         entry = self.first()
         assert entry is not None
         demand = entry[4]
@@ -141,7 +206,6 @@ class Bucket:
             self.drop()
 
     def drop(self) -> None:
-        """Leaves the first experiment out."""
         if self._new and self.first() is self._new[0]:
             heapq.heappop(self._new)
         else:
@@ -150,8 +214,6 @@ class Bucket:
 
 
 class Yielder:
-    """Running runs of an experiment that may stop for others."""
-
     __slots__ = ("claimant", "demand", "early", "left", "priority", "rate", "user")
 
     def __init__(self, claimant: Claimant, demand: Demand, user: UserLane, rate: float) -> None:
@@ -176,8 +238,6 @@ class Yielder:
 
 
 class LaneState:
-    """The devices of one lane, while a pass is made."""
-
     __slots__ = (
         "capacity", "free", "hardware", "least", "pending", "price", "projects", "reserved_for", "smallest",
         "weight", "yielders",
@@ -201,7 +261,6 @@ class LaneState:
         """The lowest priority of those, and the lowest price per hour, by project."""
 
     def add(self, yielder: Yielder) -> None:
-        """Adds running runs that may stop."""
         name = yielder.user.project.name
         self.yielders.setdefault(name, []).append(yielder)
         priority, rate = self.least.get(name, (yielder.priority, yielder.rate))
@@ -211,10 +270,8 @@ class LaneState:
         """Returns whether a project may have runs to give; False = surely none.
 
         Args:
-            name: of the project.
             base: priority of the run that asks.
             own: score of its project, with it where shares decide.
-            mode: by which rule it asks.
         """
         priority, rate = self.least[name]
         if mode is Mode.guaranteed or priority < base:
@@ -234,13 +291,6 @@ class Mode(Enum):
 
 
 class Lanes:
-    """All lanes of a pass, with what its users hold at the moment.
-
-    Args:
-        situation: what there is, who runs, and who waits.
-        backlog: further ones that wait.
-    """
-
     def __init__(self, situation: Situation, backlog: Backlog) -> None:
         self.now_s = situation.now_s
         self.terms = situation.terms
@@ -262,8 +312,6 @@ class Lanes:
         self.started: Counter[tuple[int, Lane, float]] = Counter()
         """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
         self.claimants, self.backlog = situation.claimants, backlog
-        self.recent: list[tuple[Entry, int, UserLane]] = []
-        """Those of which a run started a moment ago, with what their priority counts as."""
         holders: list[tuple[int, int, Claimant, Demand, UserLane]] = []
         for claimant in situation.claimants:
             self._enter(claimant, holders)
@@ -285,7 +333,6 @@ class Lanes:
                 project.excess = found[name]
 
     def _enter(self, claimant: Claimant, holders: list[tuple[int, int, Claimant, Demand, UserLane]]) -> None:
-        """Adds an experiment to its user's queues, and to the holders."""
         for number, demand in enumerate(claimant.demands):
             if not (demand.running or demand.waiting):
                 continue  # Not active: its project and user take no part unless they have others.
@@ -295,13 +342,8 @@ class Lanes:
             if demand.waiting:
                 priority = self.priority(claimant, user.project.terms)
                 entry = waits_since_s(claimant), claimant.id, number, claimant, demand
-                user.bucket(priority, demand.devices)
                 user.project.waits(priority, demand.devices)
-                is_recent = claimant.served_s is not None and self.now_s - claimant.served_s < USEFUL_S
-                if is_recent and not user.project.guaranteed(demand.hardware):
-                    self.recent.append((entry, priority, user))
-                else:
-                    user.bucket(priority, demand.devices).add(entry)
+                user.bucket(priority, demand.devices).add(entry)
 
     def _project(self, lane: Lane, name: str) -> ProjectLane:
         state = self.states.get(lane)
@@ -344,7 +386,6 @@ class Lanes:
                 user.excess = min(found.values())
 
     def _is_overdue(self, lane: Lane, user: UserLane) -> bool:
-        """Returns whether a user has waited for `OVERDUE_AFTER_S` and held nothing of the lane meanwhile."""
         usage = self._usage.by_user.get((user.project.name, user.name, lane))
         first = [bucket.first() for buckets in user.buckets.values() for bucket in buckets.values()]
         since_s = min((entry[0] for entry in first if entry is not None), default=math.inf)
@@ -352,7 +393,6 @@ class Lanes:
         return user.held <= ROUNDING and self.now_s - since_s >= OVERDUE_AFTER_S
 
     def used_by(self, lane: Lane, project: str, user: str) -> float:
-        """Returns what a user has used lately in a lane, in USD."""
         usage = self._usage.by_user.get((project, user, lane))
         return 0.0 if usage is None else decayed(usage, self.now_s)
 
@@ -389,9 +429,9 @@ class Lanes:
         self.runs[user.project.name, user.name] += runs
 
     def no_turn(self, lane: Lane, user: UserLane) -> WaitingReason:
-        """Returns why a run that is not limited by itself has no devices."""
-        state, project = self.states[lane], user.project
-        if state.reserved_for is not None:
+        """Returns why a run that no limit holds back has no devices."""
+        project = user.project
+        if self.states[lane].reserved_for is not None:
             return WaitingReason.reserved
         entitled = self.entitled(lane, project)
         project.open()

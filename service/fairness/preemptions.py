@@ -1,23 +1,28 @@
-"""Which runs stop for a run that finds too few free devices.
-
-The rules, and why no two runs can preempt each other in turn, are in the docstring of `allowances`.
-"""
+"""Which runs stop for a run that finds too few free devices, and which start no more as theirs end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from service.fairness.lanes import Lanes, LaneState, Mode, UserLane, Yielder
-from service.fairness.rules import ROUNDING, permitted
-from service.fairness.state import Claimant, Preemption
+from service.fairness.state import (
+    ROUNDING,
+    Claimant,
+    Demand,
+    Handover,
+    Lane,
+    Preemption,
+    WaitingReason,
+    lane_of,
+    permitted,
+)
 
 
 class Preemptions:
-    """The preemptions of one pass.
-
-    Args:
-        lanes: where devices are taken; they are counted as given back there.
-    """
+    """The preemptions of one pass."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -49,11 +54,7 @@ class Preemptions:
         devices: float,
         mode: Mode,
     ) -> list[tuple[Yielder, bool]]:
-        """Takes runs one by one until there are enough devices, or none is left that it may take.
-
-        Returns:
-            Whose runs, and whether each had worked for a useful time.
-        """
+        """Returns the runs taken, one by one until there are enough devices, and whether each was useful."""
         rate = devices * state.price
         own, own_user = user.project.score(rate), user.score(rate)
         if mode is Mode.large:
@@ -105,7 +106,6 @@ class Preemptions:
 
     @staticmethod
     def _user_yields(each: Yielder, user: UserLane, base: int, own: float, mode: Mode) -> bool:
-        """Returns whether a run of the same project may be taken for a user's."""
         if each.priority != base or mode is Mode.guaranteed:
             return each.priority < base
         if each.user is user:
@@ -117,7 +117,6 @@ class Preemptions:
     def _project_yields(
         each: Yielder, user: UserLane, base: int, own: float, mode: Mode, hardware: str
     ) -> bool:
-        """Returns whether a run of another project may be taken."""
         other = each.user.project
         if other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:
             return False
@@ -150,5 +149,85 @@ class Preemptions:
         )
 
     def decided(self) -> tuple[Preemption, ...]:
-        """Returns the preemptions so far, by whose runs stop, hardware, and for whom."""
         return tuple(self._noted[key] for key in sorted(self._noted))
+
+
+_LIMITED = frozenset({WaitingReason.user_cap, WaitingReason.ceiling})
+"""Limits that a run of the same user, or project, makes room within when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """Runs of one experiment that wait for devices.
+
+    Attributes:
+        devices: that all of them need.
+        limit: which limit keeps them waiting even with free devices; None = none does.
+    """
+
+    claimant: Claimant
+    demand: Demand
+    user: UserLane
+    priority: int
+    devices: float
+    limit: WaitingReason | None
+
+
+def handovers(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[Handover]:
+    """Yields the experiments that start no more runs, because runs of higher priority could use the devices.
+
+    Between passes, an experiment's next run takes over the devices of its last one; here they become free for
+    the next pass. Nothing is stopped for that, so it needs neither a useful time nor a preemptible run.
+    """
+    waiting: dict[Lane, list[_Next]] = {}
+    for each in _waiting(lanes, preemptions):
+        waiting.setdefault(lane_of(each.claimant, each.demand), []).append(each)
+    for claimant in lanes.claimants:
+        for demand in claimant.demands:
+            lane = lane_of(claimant, demand)
+            if not (demand.running and demand.waiting and lane in waiting):
+                continue
+            first = [each for each in waiting[lane] if _comes_first(each, claimant, demand, lanes)]
+            if first:
+                held = lanes.given[claimant.id][demand.hardware]
+                left = max(0.0, held - sum(each.devices for each in first))
+                for_ids = sorted({each.claimant.id for each in first})
+                yield Handover(claimant.id, demand.hardware, left, tuple(for_ids))
+
+
+def _waiting(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[_Next]:
+    reclaimed: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for each in preemptions:
+        reclaimed[each.for_experiment_id, each.hardware] += each.devices
+    for claimant in chain(lanes.claimants, lanes.backlog):
+        for demand in claimant.demands:
+            lane = lane_of(claimant, demand)
+            started = lanes.started[claimant.id, lane, demand.devices]
+            runs = demand.waiting if demand.room is None else min(demand.waiting, demand.room)
+            devices = (runs - started) * demand.devices - reclaimed[claimant.id, demand.hardware]
+            if devices <= ROUNDING:
+                continue
+            project = lanes.states[lane].projects[claimant.project]
+            project.open()
+            user = project.users[claimant.user]
+            limit = lanes.limit(user, demand.hardware, demand.devices)
+            if limit is None or limit in _LIMITED:
+                priority = permitted(claimant.priority, project.terms)
+                yield _Next(claimant, demand, user, priority, devices, limit)
+
+
+def _comes_first(following: _Next, claimant: Claimant, demand: Demand, lanes: Lanes) -> bool:
+    """Returns whether waiting runs come before the next one of an experiment when one of its runs ends."""
+    state = lanes.states[lane_of(claimant, demand)]
+    project = state.projects[claimant.project]
+    same_project = following.user.project is project
+    if following.priority <= permitted(claimant.priority, project.terms):
+        return False
+    if following.demand.devices > demand.devices + max(0.0, state.free) + ROUNDING:
+        return False  # It needs those of several runs, and may preempt them later; smaller ones pass it.
+    left = project.held[demand.hardware] - demand.devices
+    if not same_project and left < project.guaranteed(demand.hardware) - ROUNDING:
+        return False
+    if following.limit is WaitingReason.user_cap:
+        return same_project and following.user.name == claimant.user
+    return following.limit is None or same_project

@@ -1,4 +1,4 @@
-"""What people are told after a pass: scores of projects and users, who waits in which order, and why.
+"""What people read after a pass: scores of projects and users, who waits in which order, and why.
 
 Scores include what the pass gave out and took back. Turns continue from there: shares are filled further than
 the devices reach, with one run of each experiment that waits.
@@ -13,19 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
+from service.domain.start_forecasts import ShareScore
 from service.fairness.lanes import Lanes, ProjectLane, UserLane
-from service.fairness.rules import ROUNDING, lane_of, waits_since_s
+from service.fairness.shares import Level
 from service.fairness.state import (
     MOST_AHEAD,
+    ROUNDING,
     Claimant,
     Demand,
     Lane,
     Preemption,
-    ShareScore,
     Waiting,
     WaitingReason,
+    lane_of,
+    waits_since_s,
 )
-from service.fairness.tree import Level
 
 _Queued = tuple[float, int, Claimant, Demand]
 """Age, id; claimant, demand."""
@@ -34,28 +36,11 @@ _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 
 
 class Standings:
-    """Where projects, users and waiting experiments stand after a pass.
-
-    Args:
-        lanes: as the pass left them.
-        preemptions: what it decided.
-    """
-
     def __init__(self, lanes: Lanes, preemptions: Sequence[Preemption]) -> None:
         self._lanes = lanes
         self._preemptions = preemptions
 
-    def project_score(self, name: str, lane: Lane | None) -> ShareScore:
-        """Returns the score of an active project."""
-        if lane is None:
-            return _summed(
-                [
-                    self.project_score(name, each)
-                    for each, state in self._lanes.states.items()
-                    if name in state.projects
-                ],
-                name,
-            )
+    def project_score(self, name: str, lane: Lane) -> ShareScore:
         state = self._lanes.states[lane]
         level = Level(
             {each: project.terms.weight for each, project in state.projects.items()},
@@ -65,7 +50,10 @@ class Standings:
         return level.score(name, state.projects[name].rate)
 
     def share_errors(self) -> dict[str, float]:
-        """Returns how far each active project's part of recent use is from what it is entitled to."""
+        """Returns how far each project's part of recent use is from its entitlement; positive = above.
+
+        Parts are of what the active projects have used in the lanes in which it is active.
+        """
         excess: defaultdict[str, float] = defaultdict(float)
         totals: defaultdict[str, float] = defaultdict(float)
         for lane, state in self._lanes.states.items():
@@ -77,21 +65,9 @@ class Standings:
                 totals[name] += total_usd
         return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
 
-    def user_score(self, name: str, user: str, lane: Lane | None) -> ShareScore:
-        """Returns the score of an active user inside the project."""
-        for state in self._lanes.states.values():
-            if name in state.projects:
-                state.projects[name].open()
-        if lane is None:
-            return _summed(
-                [
-                    self.user_score(name, user, each)
-                    for each, state in self._lanes.states.items()
-                    if name in state.projects and user in state.projects[name].users
-                ],
-                user,
-            )
+    def user_score(self, name: str, user: str, lane: Lane) -> ShareScore:
         project = self._lanes.states[lane].projects[name]
+        project.open()
         level = Level(
             dict.fromkeys(project.users, 1.0),
             {each: self._lanes.used_by(lane, name, each) for each in project.users},
@@ -99,15 +75,13 @@ class Standings:
         )
         return level.score(user, project.users[user].rate)
 
-    def waiting(self, limit: int | None) -> Iterator[Waiting]:
-        """Yields who waits: the first of all lanes, then the second ones."""
+    def waiting(self) -> Iterator[Waiting]:
+        """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self._preemptions}
         turns = heapq.merge(*self._turns().values(), key=itemgetter(0, 1))
         ahead: defaultdict[Lane, list[int]] = defaultdict(list)
         scores: dict[tuple[str, ...], ShareScore] = {}
-        for number, (position, lane, user, priority, claimant, demand) in enumerate(turns):
-            if limit is not None and number >= limit:
-                return
+        for position, lane, user, priority, claimant, demand in turns:
             state, project = self._lanes.states[lane], user.project
             reason = self._reason(lane, user, priority, claimant, demand)
             if claimant.id in reclaimed:
@@ -163,7 +137,6 @@ class Standings:
         return limits.get(reason)
 
     def _turns(self) -> dict[Lane, Iterator[_Turn]]:
-        """Returns who waits in each lane: shares are filled further, with one run of each experiment."""
         lanes: dict[Lane, dict[int, dict[ProjectLane, dict[UserLane, list[_Queued]]]]] = {}
         for claimant in chain(self._lanes.claimants, self._lanes.backlog):
             for demand in claimant.demands:
@@ -210,25 +183,3 @@ class Standings:
                     heapq.heapreplace(projects, (project.score(more[project]), name, project, users))
                 else:
                     heapq.heappop(projects)
-
-
-def _summed(scores: Sequence[ShareScore], name: str) -> ShareScore:
-    """Returns the score over several lanes.
-
-    Raises:
-        KeyError: there is none.
-    """
-    if not scores:
-        raise KeyError(name)
-    totals = {
-        each: math.fsum(getattr(score, each) for score in scores)
-        for each in ("score", "held_usd_per_hour", "used_usd", "entitled_usd_per_hour", "excess_usd")
-    }
-    there = math.fsum(score.entitled_usd_per_hour / score.entitled_part for score in scores)
-    used = math.fsum(score.used_usd / score.used_part for score in scores if score.used_part)
-    return ShareScore(
-        weight=scores[0].weight,
-        entitled_part=totals["entitled_usd_per_hour"] / there if there else 0.0,
-        used_part=totals["used_usd"] / used if used else 0.0,
-        **totals,
-    )

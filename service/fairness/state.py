@@ -1,8 +1,4 @@
-"""What a pass over the devices is given, and what it returns.
-
-A pass (`service.fairness.allowances.divide`) reads a `Situation` and returns a `Division`. Nothing else is
-remembered between passes: whatever a pass must know of earlier ones is in the situation.
-"""
+"""What a pass over the devices is given, and what it returns; nothing else is remembered between passes."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from service.domain.access import DEFAULT_POOL
+from service.domain.start_forecasts import ShareScore
 
 DEFAULT_WEIGHT = 1.0
 """Weight of a project whose settings give none."""
@@ -150,12 +147,7 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """An amount in USD that halves with time.
-
-    Attributes:
-        usd: amount at that time.
-        at_s: Unix seconds.
-    """
+    """An amount in USD that halves with time, as of `at_s`, Unix seconds."""
 
     usd: float = 0.0
     at_s: float = 0.0
@@ -163,57 +155,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class UsageTree:
-    """What was used lately. A project has used what its users did.
-
-    Attributes:
-        by_user: by (project, user, lane).
-    """
-
     by_user: Mapping[tuple[str, str, Lane], Usage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a pass depends on.
-
-    Attributes:
-        now_s: Unix seconds.
-        capacity: what there is.
-        claimants: who runs and waits, in any order.
-        terms: by project; a project that is missing has the default.
-        usage: what was used lately.
-    """
+    """All that a pass depends on; a project without terms has the default."""
 
     now_s: float
     capacity: Capacity
     claimants: Sequence[Claimant]
     terms: Mapping[str, ProjectTerms] = field(default_factory=dict)
     usage: UsageTree = field(default_factory=UsageTree)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareScore:
-    """What decides between projects, and inside one between users, in one lane; the lowest goes first.
-
-    Attributes:
-        score: as `tree` computes it.
-        weight: of the project; 1 for each user of a project.
-        held_usd_per_hour: price of the devices that it holds, with those given to it in this pass.
-        used_usd: decayed use.
-        entitled_usd_per_hour: price of the devices that its weight entitles it to at this moment.
-        entitled_part: weight over the sum of all active ones' weights.
-        used_part: part of what all active ones have used.
-        excess_usd: by how much it has used more than its weight entitles it to, as far as that counts.
-    """
-
-    score: float
-    weight: float
-    held_usd_per_hour: float
-    used_usd: float
-    entitled_usd_per_hour: float
-    entitled_part: float
-    used_part: float
-    excess_usd: float
 
 
 class WaitingReason(StrEnum):
@@ -243,11 +196,7 @@ class WaitingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one experiment may hold.
-
-    Attributes:
-        devices: by hardware kind; less than it holds = it gives back the difference at a checkpoint.
-    """
+    """What one experiment may hold, by hardware; less than it holds = it gives back the rest."""
 
     devices: Mapping[str, float]
 
@@ -257,12 +206,8 @@ class Preemption:
     """Runs of one experiment that stop at a checkpoint for another experiment.
 
     Attributes:
-        experiment_id: whose runs stop.
-        hardware: kind of device.
-        runs: how many of them.
-        devices: what they hold together.
+        runs: how many of them; `devices` is what they hold together.
         by_s: when the first of them has its checkpoint, Unix seconds; None = at once.
-        for_experiment_id: who gets the devices.
     """
 
     experiment_id: int
@@ -278,10 +223,7 @@ class Handover:
     """An experiment that starts no more runs within all its devices: as its runs end, others come first.
 
     Attributes:
-        experiment_id: of the experiment.
-        hardware: kind of device.
         devices: within which it may start another run.
-        for_experiment_ids: whose runs come first.
     """
 
     experiment_id: int
@@ -295,14 +237,10 @@ class Waiting:
     """Why the next run of one experiment waits.
 
     Attributes:
-        experiment_id: of the experiment.
-        hardware: kind of device that it waits for.
-        devices: that the run needs.
-        reason: why.
         position: place of the experiment among those that wait for the same lane, from 1.
-        project_score, user_score: share of its project in the lane, and of its user inside the project.
+        project_score, user_score: of its project in the lane, and of its user inside the project.
         ahead: experiments that come first, at most `MOST_AHEAD`, the next one first.
-        free_devices: devices of the kind that are free, in its pool.
+        free_devices: of the kind, in its pool.
         detail: limit or reason in words, where there is one (a budget, a number).
     """
 
@@ -320,3 +258,41 @@ class Waiting:
 
 MOST_AHEAD = 5
 """Experiments ahead that are listed by id."""
+
+
+PATIENCE_S = 1800.0
+"""Time after which a large run that comes first stops others for its devices."""
+DRAINED_AFTER_S = 43_200.0
+"""Time after which free devices are kept for it also where others' runs end when they end."""
+PROMOTED_AFTER_S = 86_400.0
+"""Time without a start after which low priority counts as normal."""
+PROMOTED_TO = 50
+"""Class `normal`."""
+OVERDUE_AFTER_S = 172_800.0
+"""Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
+USEFUL_S = 1800.0
+"""Least time that a run has worked since it last started before it is preempted."""
+USEFUL_RESTARTS = 50.0
+"""The same, in times of what a restart costs: at most 2% of a run is lost to preemption."""
+ROUNDING = 1e-6
+"""Parts of devices need not add up exactly."""
+
+
+def may_yield(now_s: float, started_s: float, restart_s: float) -> bool:
+    """Returns whether a run has worked long enough since it last started to be preempted."""
+    return now_s - started_s >= max(USEFUL_S, USEFUL_RESTARTS * restart_s)
+
+
+def permitted(priority: int, terms: ProjectTerms) -> int:
+    """Returns a priority, or the highest that a project may use where that is lower."""
+    most = terms.most_priority
+    return priority if most is None or priority < most else most
+
+
+def waits_since_s(claimant: Claimant) -> float:
+    """Returns when an experiment last got devices, or joined the queue; Unix seconds."""
+    return claimant.queued_s if claimant.served_s is None else max(claimant.queued_s, claimant.served_s)
+
+
+def lane_of(claimant: Claimant, demand: Demand) -> Lane:
+    return Lane(claimant.pool, demand.hardware)

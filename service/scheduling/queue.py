@@ -7,8 +7,8 @@ priority, then fair share (the owner with the fewest experiments starting or run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -28,12 +28,12 @@ from service.domain.records import (
     StoredRecord,
     WaitingAtWork,
 )
+from service.domain.serialization import adapter
+from service.domain.start_forecasts import StartForecast
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.claims import ClaimRequest, serve
-from service.scheduling.cluster import ClusterSnapshot, Pool, unsatisfiable
-from service.scheduling.pools import no_scheduler, order_of_pool
+from service.scheduling.cluster import ClusterSnapshot, Pool, no_scheduler, order_of_pool, unsatisfiable
 from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
-from service.scheduling.start_forecasts import start_forecasts
 from service.specs import models
 from service.specs.experiment import read_stored
 from service.store import Store
@@ -540,3 +540,37 @@ def _missing(
     if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)
+
+
+STALE_AFTER_S = 60.0
+"""Forecasts older than this are not shown: no scheduler renews them."""
+
+
+def start_forecasts(
+    connection: Connection, experiment_ids: Collection[int], now_s: float, visible: Visibility = EVERYTHING
+) -> dict[int, StartForecast]:
+    """Returns when waiting experiments will start, by id, as far as a scheduler has forecast that.
+
+    Experiments ahead that the reader does not see are left out.
+    """
+    starts, experiments = schema.start_forecasts.c, schema.experiments.c
+    statement = sa.select(starts.experiment_id, starts.start).where(
+        starts.experiment_id.in_(list(experiment_ids)),
+        starts.start.is_not(None),
+        starts.at_s >= now_s - STALE_AFTER_S,
+    )
+    found = {
+        row.experiment_id: adapter(StartForecast).validate_json(row.start)
+        for row in connection.execute(statement)
+    }
+    ahead = {id for start in found.values() for id in start.ahead}
+    if not ahead or visible.projects is None:
+        return found
+    projects = connection.execute(
+        sa.select(experiments.id, experiments.project).where(experiments.id.in_(list(ahead)))
+    )
+    seen = {row.id for row in projects if visible.includes(row.project)}
+    return {
+        id: replace(start, ahead=[each for each in start.ahead if each in seen])
+        for id, start in found.items()
+    }

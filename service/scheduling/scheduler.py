@@ -65,7 +65,7 @@ LOOK_EVERY_S = 2.0
 """How often the job of an experiment with a valid lease is looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pass:
     """What one pass did, as ids of experiments.
 
@@ -159,7 +159,7 @@ class Scheduler:
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._cluster = now, snapshot if snapshot.reachable else None
             self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable), pool=self._queue.pool)
-        did = _Pass(self.figures)
+        did = Pass()
         leases = self._queue.leases()
         current = {_key(lease.experiment) for lease in leases}
         self._looks = {key: look for key, look in self._looks.items() if key in current}
@@ -182,7 +182,7 @@ class Scheduler:
                 self.figures.gauge("stillhouse_share_error_ratio", ratio, project=project)
             self._store_figures()
             self._figures_s = now
-        return did.frozen()
+        return did
 
     def _observe_write(self, elapsed_s: float) -> None:
         self.figures.observe("stillhouse_commit_seconds", elapsed_s, process="scheduler")
@@ -195,7 +195,7 @@ class Scheduler:
             self.figures.put_back(rows)
             raise
 
-    def _look_when_due(self, lease: Lease, now: float, did: _Pass) -> None:
+    def _look_when_due(self, lease: Lease, now: float, did: Pass) -> None:
         key = _key(lease.experiment)
         following = self._looks.get(key, _NextLook(now))
         if now < following.at_s and (following.pause_s or not (lease.lapsed or lease.withdrawn)):
@@ -207,7 +207,7 @@ class Scheduler:
         except RayUnavailable as error:
             self._wait(lease.experiment, error, now, did)
 
-    def _wait(self, experiment: Experiment, error: RayUnavailable, now: float, did: _Pass) -> None:
+    def _wait(self, experiment: Experiment, error: RayUnavailable, now: float, did: Pass) -> None:
         """Asks Ray again later, for this experiment alone: what it cannot do for one it may do for others."""
         did.ray_away = True
         key = _key(experiment)
@@ -223,7 +223,7 @@ class Scheduler:
             except StaleAttempt:
                 return  # The driver ended it in order.
 
-    def _claim(self, chosen: list[int], now: float, did: _Pass) -> None:
+    def _claim(self, chosen: list[int], now: float, did: Pass) -> None:
         limit = self._settings.max_concurrent_experiments
         while chosen:
             # One at a time: what is claimed is submitted before the next is taken, so that a
@@ -235,7 +235,7 @@ class Scheduler:
             if not claimed:
                 return
             self._observe_claim(claimed[0], time.perf_counter() - started_s)
-            did.claimed.append(claimed[0].id)
+            did.claimed += (claimed[0].id,)
             chosen = chosen[chosen.index(claimed[0].id) + 1 :]
             try:
                 with about(experiment=claimed[0].id, experiment_attempt=claimed[0].attempt):
@@ -249,7 +249,7 @@ class Scheduler:
         waited_s = self._store.clock() - max(experiment.queued_s, experiment.not_before_s)
         self.figures.observe("stillhouse_queue_wait_seconds", max(0.0, waited_s), project=experiment.project)
 
-    def _submit(self, experiment: Experiment, did: _Pass) -> None:
+    def _submit(self, experiment: Experiment, did: Pass) -> None:
         assert experiment.submission_id is not None
         if self._driver_settings is None:
             self._driver_settings = driver_settings.write(self._settings)
@@ -271,10 +271,10 @@ class Scheduler:
         except JobRefused as error:
             self._end(experiment, f"Ray refused the job: {error}", did)
             return
-        did.submitted.append(experiment.id)
+        did.submitted += (experiment.id,)
         logger.info("submitted %s (%s)", experiment.submission_id, experiment.name)
 
-    def _look_after(self, lease: Lease, did: _Pass) -> None:
+    def _look_after(self, lease: Lease, did: Pass) -> None:
         experiment, lapsed = lease.experiment, lease.lapsed
         if lease.withdrawn:
             self._stop(experiment, did)  # Its scheduler died, or Ray was away.
@@ -292,7 +292,7 @@ class Scheduler:
         elif lapsed:
             self._silent(lease, did)
 
-    def _silent(self, lease: Lease, did: _Pass) -> None:
+    def _silent(self, lease: Lease, did: Pass) -> None:
         """Handles a job whose driver does not renew the lease: it hangs, or is only slow."""
         experiment = lease.experiment
         # Where no driver has ever spoken, Ray waits for a node, or the node is slow to start it.
@@ -306,15 +306,15 @@ class Scheduler:
             logger.warning("%s: no heartbeat for two leases; stopping it", experiment.submission_id)
             self._stop(experiment, did)
 
-    def _stop(self, experiment: Experiment, did: _Pass) -> None:
+    def _stop(self, experiment: Experiment, did: Pass) -> None:
         """Ends the job of an experiment whose lease was withdrawn, then its attempt."""
         assert experiment.submission_id is not None
         self._jobs.stop(experiment.submission_id)
-        did.stopped.append(experiment.id)
+        did.stopped += (experiment.id,)
         self.figures.count("stillhouse_silent_drivers_stopped_total")
         self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
 
-    def _adopt(self, experiment: Experiment, did: _Pass, *, driver_is_silent: bool) -> bool:
+    def _adopt(self, experiment: Experiment, did: Pass, *, driver_is_silent: bool) -> bool:
         adopted = self._queue.adopt(
             experiment.id,
             experiment.attempt,
@@ -323,7 +323,7 @@ class Scheduler:
             driver_is_silent=driver_is_silent,
         )
         if adopted:
-            did.adopted.append(experiment.id)
+            did.adopted += (experiment.id,)
             self.figures.count("stillhouse_adoptions_total")
             logger.info("adopted %s", experiment.submission_id)
         return adopted
@@ -334,7 +334,7 @@ class Scheduler:
         said = f": {job.message}" if job.message else ""
         return f"the driver ended without a result (job {job.state}{said})"
 
-    def _end(self, experiment: Experiment, why: str, did: _Pass) -> None:
+    def _end(self, experiment: Experiment, why: str, did: Pass) -> None:
         """Ends an attempt: the experiment is queued again, or fails when it was tried too often."""
         decision = decide_retry(
             FailureClass.infrastructure,
@@ -358,7 +358,7 @@ class Scheduler:
                 )
         except (StaleAttempt, Conflict):
             return  # The driver ended it in order, after we had looked.
-        did.ended.append(experiment.id)
+        did.ended += (experiment.id,)
         logger.warning("experiment %d, attempt %d: %s", experiment.id, experiment.attempt, why)
 
 
@@ -390,27 +390,6 @@ class _NextLook:
 
     at_s: float
     pause_s: float = 0.0
-
-
-class _Pass:
-    def __init__(self, figures: MetricBuffer) -> None:
-        self.figures = figures
-        self.claimed: list[int] = []
-        self.submitted: list[int] = []
-        self.adopted: list[int] = []
-        self.stopped: list[int] = []
-        self.ended: list[int] = []
-        self.ray_away = False
-
-    def frozen(self) -> Pass:
-        return Pass(
-            tuple(self.claimed),
-            tuple(self.submitted),
-            tuple(self.adopted),
-            tuple(self.stopped),
-            tuple(self.ended),
-            self.ray_away,
-        )
 
 
 class Beside(Protocol):

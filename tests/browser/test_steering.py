@@ -19,7 +19,7 @@ from service.db import schema
 from service.domain.access import Role, Scope
 from service.domain.records import Placement
 from service.domain.states import ExperimentState
-from service.planner.foresight import Foresight
+from service.planner.start_forecasts import StartForecasts
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
@@ -87,7 +87,7 @@ def test_the_queue_says_when_each_starts_and_what_decides(
     assert len(queue.claim("s", lease_s=600)) == 1
     spec = validate({"name": "next", "project": "nlp", "task": {"name": "imdb"}})
     store.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: next\n", owner="max"))
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     enter(page, closed, team, "vera")
     page.goto(f"{closed}/queue")
     ready(page)

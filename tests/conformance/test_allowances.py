@@ -9,7 +9,7 @@ from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
 from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState
-from service.fairness.rules import USEFUL_S
+from service.fairness.state import USEFUL_S
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue

@@ -15,8 +15,8 @@ from service.config.settings import Settings
 from service.db import schema
 from service.db.clock import database_time
 from service.local.doctor import Finding, Health, examine
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.store import StaleAttempt, Store
 from tests.conformance.building import Submit

@@ -13,8 +13,8 @@ from service.db import queue_statements, schema, share_statements
 from service.domain.records import Placement
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import FORGOTTEN_AFTER_S, Queue, pools_of
+from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.store import Store
 from tests.conformance.building import Submit

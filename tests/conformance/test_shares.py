@@ -6,8 +6,8 @@ import pytest
 
 from service.domain.access import Visibility
 from service.domain.shares import Share, month_of
+from service.scheduling.fair_pass import shares
 from service.scheduling.queue import Queue
-from service.scheduling.shares import shares
 from service.specs.project_limits import ProjectLimits
 from service.store import NotFound, Store
 from tests.conformance.building import Submit

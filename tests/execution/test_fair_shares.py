@@ -15,7 +15,7 @@ from service.domain.access import Role, Scope
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from service.driving.driver import BEAT_S
-from service.planner.foresight import Foresight
+from service.planner.start_forecasts import StartForecasts
 from tests.api.conftest import running as served
 from tests.execution.cluster import Running
 from trainers.errors import FailureClass
@@ -115,7 +115,7 @@ def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]
     (undisturbed,) = (run for run in ran if run != interrupted.id)
 
     third = bob.submit("nlp")
-    Foresight(running.store).run_once()
+    StartForecasts(running.store).run_once()
     waiting = bob.get(f"/experiments/{third}")["waiting"]
     assert waiting["start"]["project"]["entitled_part"] == pytest.approx(0.5)
     assert waiting["start"]["latest_s"] is None or waiting["start"]["latest_s"] > waiting["start"]["at_s"]

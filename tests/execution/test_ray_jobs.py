@@ -13,9 +13,9 @@ import pytest
 
 from service.local.local_ray import LocalRay
 from service.scheduling.cluster import ClusterNode
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.ray_jobs import (
     DashboardRayJobs,
+    FakeRayJobs,
     JobRefused,
     JobState,
     RayJobs,

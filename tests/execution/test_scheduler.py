@@ -12,9 +12,8 @@ from service.domain.events import EventKind
 from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.process_metrics import Histogram, series_of
 from service.domain.states import ExperimentState
-from service.scheduling.fake_ray_jobs import FakeRayJobs
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
+from service.scheduling.ray_jobs import FakeRayJobs, JobState, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.scheduler import FIGURES_EVERY_S, Scheduler
 from service.store import StaleAttempt, Store
 from tests.execution.conftest import Clock, Submit

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from service.config.document import SpecError
-from service.planner.profiled import assumed_compression, payload_of
+from service.planner.step_time import assumed_compression, payload_of
 from service.specs.experiment import json_schema, validate
 from tests.extending.with_coarse import COARSE
 from trainers.config import Parallel

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from service.fairness.allowances import divide
+from service.fairness.shares import Level
 from service.fairness.state import (
     DEFAULT_POOL,
     Capacity,
@@ -17,7 +18,6 @@ from service.fairness.state import (
     Usage,
     UsageTree,
 )
-from service.fairness.tree import Level
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text(encoding="utf-8")
 WEIGHTS = {"nlp": 2.0, "vision": 1.0}

@@ -15,7 +15,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot, fits, worke
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import shapes_of
-from service.scheduling.situation import Lookout
+from service.scheduling.situation import SituationReader
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store
 from service.workers.ray_cluster import PlacementGroup, PlacementWatch
@@ -137,5 +137,5 @@ def test_a_pass_counts_places_on_a_device(store: Store, queue: Queue) -> None:
     experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
     one = ClusterSnapshot(0.0, True, None, (ClusterNode("n", "n", True, {"CPU": 1.0}, {}),))
     assert FairPass(store).divide(one, [], 3) == [experiment.id]
-    (claimant,) = Lookout(store).look(one, [], 3).situation.claimants
+    (claimant,) = SituationReader(store).read(one, [], 3).situation.claimants
     assert (claimant.demands[0].devices, claimant.demands[0].waiting) == (0.25, 8)

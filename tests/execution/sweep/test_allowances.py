@@ -6,7 +6,7 @@ from service.domain.events import EventKind
 from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
-from service.fairness.rules import USEFUL_S
+from service.fairness.state import USEFUL_S
 from service.recording.mailbox import Ending
 from service.store import Store
 from tests.execution.sweep.conftest import READY, Begin, complete, given, turn_of

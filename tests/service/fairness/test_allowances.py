@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.fairness.allowances import Division, divide
-from service.fairness.backlog import Backlog
-from service.fairness.rules import (
+from service.fairness.lanes import Backlog
+from service.fairness.shares import HORIZON_H
+from service.fairness.state import (
+    DEFAULT_POOL,
     DRAINED_AFTER_S,
     OVERDUE_AFTER_S,
     PATIENCE_S,
@@ -19,11 +21,6 @@ from service.fairness.rules import (
     PROMOTED_TO,
     ROUNDING,
     USEFUL_S,
-    may_yield,
-    permitted,
-)
-from service.fairness.state import (
-    DEFAULT_POOL,
     Capacity,
     Claimant,
     Demand,
@@ -34,8 +31,9 @@ from service.fairness.state import (
     Usage,
     UsageTree,
     WaitingReason,
+    may_yield,
+    permitted,
 )
-from service.fairness.tree import HORIZON_H
 
 KINDS = ("h100", "v100")
 PRICES = {"h100": 3.0, "v100": 1.0}
@@ -201,7 +199,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
     assert first.handovers() == second.handovers()
-    assert list(first.waiting()) == list(second.waiting())
+    assert list(first.standings.waiting()) == list(second.standings.waiting())
 
 
 @given(situations())
@@ -209,7 +207,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
 def test_free_devices_fit_no_run_that_may_start(situation: Situation) -> None:
     division = divide(situation)
     limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling, WaitingReason.shape}
-    for waiting in division.waiting():
+    for waiting in division.standings.waiting():
         if waiting.reason not in limited:
             assert waiting.devices > division.free.get(lane(waiting.hardware), 0.0)
 
@@ -454,6 +452,13 @@ def test_a_large_run_that_has_waited_long_gets_what_becomes_free() -> None:
     assert 3 in divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).allowances
 
 
+def test_devices_are_not_kept_for_a_large_run_that_others_hold_up_until_it_is_old() -> None:
+    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S + 1)
+    stays = experiment(2, "vision", running=3, preemptible=False)
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, stays, experiment(3, "speech", waiting=9)]))
+    assert (division.reserved_for, 3 in division.allowances) == ({}, True)
+
+
 def test_a_large_run_that_comes_first_takes_what_others_hold_above_it() -> None:
     large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - PATIENCE_S)
     small = [experiment(n, f"p{n}", running=1, waiting=1) for n in range(2, 6)]
@@ -483,24 +488,6 @@ def test_a_large_run_stops_smaller_ones_that_have_just_started_but_not_its_like(
     assert preemption.runs == 2
     small = experiment(3, "speech", running=1, devices=0.5)
     assert not divide(Situation(NOW_S, capacity(h100=4.5), [large, new(4.0), small])).preemptions
-
-
-def test_devices_are_not_kept_for_a_large_run_that_others_hold_up_until_it_is_old() -> None:
-    large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S + 1)
-    stays = experiment(2, "vision", running=3, preemptible=False)
-    division = divide(Situation(NOW_S, capacity(h100=4), [large, stays, experiment(3, "speech", waiting=9)]))
-    assert (division.reserved_for, 3 in division.allowances) == ({}, True)
-
-
-@pytest.mark.parametrize(("used_usd", "goes_on"), [(0.0, True), (1000.0, False)])
-def test_a_large_experiment_goes_on_with_the_devices_of_its_last_run(used_usd: float, goes_on: bool) -> None:
-    large = experiment(1, "vision", devices=4.0, waiting=9, served_s=NOW_S - 60)
-    others = experiment(2, waiting=9)
-    usage = UsageTree({("vision", "ann", lane("h100")): Usage(used_usd, NOW_S)})
-    situation = Situation(NOW_S, capacity(h100=4), [large, others], usage=usage)
-    assert divide(situation).allowances.keys() == {1 if goes_on else 2}
-    later = dataclasses.replace(large, served_s=NOW_S - USEFUL_S)
-    assert 2 in divide(dataclasses.replace(situation, claimants=[later, others])).allowances
 
 
 def test_a_large_run_is_not_passed_by_its_own_project() -> None:
@@ -594,18 +581,7 @@ def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
     assert first.handovers() == second.handovers()
-    assert list(first.waiting()) == list(second.waiting())
-
-
-def test_a_large_run_goes_on_beside_users_in_the_backlog() -> None:
-    large = experiment(1, running=1, waiting=2, devices=4.0, served_s=NOW_S - 1)
-    beside = experiment(2, running=8, waiting=1, user="bob", served_s=NOW_S - 2)
-    later = experiment(3, waiting=1, user="cem")
-    backlog = Backlog()
-    backlog.put(later)
-    split = divide(Situation(NOW_S, capacity(h100=17), [large, beside]), backlog)
-    whole = divide(Situation(NOW_S, capacity(h100=17), [large, beside, later]))
-    assert split.allowances == whole.allowances
+    assert list(first.standings.waiting()) == list(second.standings.waiting())
 
 
 def test_a_backlog_forgets_what_is_removed() -> None:
@@ -666,7 +642,7 @@ def test_terms_that_contradict_themselves_are_refused(terms: dict, message: str)
 )
 def test_every_waiting_run_has_its_reason(terms: ProjectTerms, mine: Claimant, reason: WaitingReason) -> None:
     division = divide(Situation(NOW_S, capacity(h100=4), [mine], {"nlp": terms}))
-    (waiting,) = division.waiting()
+    (waiting,) = division.standings.waiting()
     assert (waiting.reason, waiting.position, waiting.ahead) == (reason, 1, ())
 
 
@@ -677,5 +653,5 @@ def test_positions_follow_shares_and_age() -> None:
         experiment(3, "vision", waiting=1, queued_s=NOW_S - 20),
     ]
     division = divide(Situation(NOW_S, capacity(h100=1), claimants))
-    assert [each.experiment_id for each in division.waiting()] == [3, 1, 2]
-    assert [each.ahead for each in division.waiting(2)] == [(), (3,)]
+    assert [each.experiment_id for each in division.standings.waiting()] == [3, 1, 2]
+    assert [each.ahead for each in division.standings.waiting()][:2] == [(), (3,)]

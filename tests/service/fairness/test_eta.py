@@ -1,5 +1,8 @@
-"""When waiting runs start: the queue played forward, and the calibration of its intervals."""
+"""When waiting runs start: passes played forward, and the calibration of the intervals."""
 
+from __future__ import annotations
+
+import itertools
 import math
 import random
 
@@ -8,106 +11,173 @@ import pytest
 from service.fairness.eta import (
     COVERAGE,
     FEWEST,
+    GRAIN_S,
+    REMEMBERED,
     UNCALIBRATED,
     Calibration,
-    Holder,
-    Outlook,
+    RunningRun,
     Seconds,
     Start,
-    Waiter,
     starts,
 )
 from service.fairness.state import (
     DEFAULT_POOL,
+    PROMOTED_AFTER_S,
     Capacity,
+    Claimant,
+    Demand,
     Lane,
     ProjectTerms,
+    Situation,
     Usage,
     UsageTree,
     WaitingReason,
 )
 
-H100 = Lane(DEFAULT_POOL, "h100")
+H100, V100 = Lane(DEFAULT_POOL, "h100"), Lane(DEFAULT_POOL, "v100")
+NOW_S = 500_000.0
 HOUR = Seconds(1800.0, 3600.0, 7200.0)
+_numbers = itertools.count(100)
 
 
-def holder(
-    remaining: Seconds, project: str = "nlp", devices: float = 1.0, yields_s: float | None = None
-) -> Holder:
-    return Holder(project, "ann", H100, devices, remaining, 50, yields_s)
+def holds(
+    project: str, *remaining: float | Seconds, user: str = "ann", lane: Lane = H100, priority: int = 50,
+    yields_s: float | None = None, id: int = 0, devices: float = 1.0,
+) -> tuple[Claimant, list[RunningRun]]:  # fmt: skip
+    """Returns an experiment whose runs hold devices, without any that wait."""
+    seconds = [each if isinstance(each, Seconds) else Seconds(each, each, each) for each in remaining]
+    later_s = 1e9 if yields_s is None else yields_s
+    demand = Demand(lane.hardware, devices, running=len(seconds))
+    claimant = Claimant(
+        id or next(_numbers),
+        project,
+        user,
+        priority,
+        NOW_S - 1e4,
+        (demand,),
+        preemptible=yields_s is not None,
+    )
+    return claimant, [RunningRun(each, later_s, later_s) for each in seconds]
 
 
-def waiter(
-    id: int, project: str = "vision", *, devices: float = 1.0, runs: int = 1, since_s: float = 0.0,
-    priority: int = 50, by_s: float | None = None,
-) -> Waiter:  # fmt: skip
-    return Waiter(id, project, "bob", priority, since_s, H100, devices, runs, HOUR, by_s)
+def waits(
+    id: int, project: str = "vision", *, user: str = "bob", priority: int = 50, waited_s: float = 0.0,
+    lane: Lane = H100, devices: float = 1.0, runs: int = 1,
+) -> tuple[Claimant, list[RunningRun]]:  # fmt: skip
+    demand = Demand(lane.hardware, devices, waiting=runs)
+    return Claimant(id, project, user, priority, NOW_S - waited_s, (demand,)), []
 
 
-def outlook(
-    devices: float, holders: list[Holder], waiters: list[Waiter], terms: dict[str, ProjectTerms] | None = None
-) -> Outlook:
-    return Outlook(0.0, Capacity({H100: devices}, {"h100": 3.0}), holders, waiters, terms or {})
+def played(
+    claims: list[tuple[Claimant, list[RunningRun]]], *, h100: float = 1.0, v100: float = 0.0,
+    usage: UsageTree | None = None, only: set[int] | None = None, seconds: Seconds | float = 1000.0,
+    **terms: ProjectTerms,
+) -> dict[int, Start]:  # fmt: skip
+    capacity = Capacity({H100: h100, V100: v100}, {"h100": 3.0, "v100": 1.0})
+    situation = Situation(NOW_S, capacity, [each for each, _ in claims], terms, usage or UsageTree())
+    running = {(each.id, each.demands[0].hardware): runs for each, runs in claims}
+    duration = seconds if isinstance(seconds, Seconds) else Seconds(seconds, seconds, seconds)
+    return starts(situation, running, {each.id: duration for each, _ in claims}, only)
+
+
+def medians(*args: object, **options: object) -> dict[int, float]:
+    return {id: start.median for id, start in played(*args, **options).items()}  # type: ignore[arg-type]
 
 
 def test_the_next_run_starts_when_the_first_one_ends() -> None:
-    found = starts(outlook(2, [holder(HOUR), holder(Seconds(60.0, 120.0, 240.0))], [waiter(1)]))
+    found = played([holds("nlp", HOUR, Seconds(60.0, 120.0, 240.0)), waits(1)], h100=2.0)
     assert found == {1: Start(60.0, 120.0, 240.0)}
 
 
 def test_a_run_of_several_devices_waits_for_as_many() -> None:
-    short, long = Seconds(60.0, 60.0, 60.0), Seconds(600.0, 600.0, 600.0)
-    found = starts(outlook(2, [holder(short), holder(long)], [waiter(1, devices=2.0)]))
-    assert found[1] == Start(600.0, 600.0, 600.0)
+    assert medians([holds("nlp", 60.0, 600.0), waits(1, devices=2.0)], h100=2.0) == {1: 600.0}
+
+
+def test_all_that_fits_starts_at_once_however_many_wait() -> None:
+    assert medians([waits(id) for id in range(1, 6)], h100=5.0) == dict.fromkeys(range(1, 6), 0.0)
 
 
 def test_what_is_ahead_starts_first() -> None:
-    found = starts(outlook(1, [holder(HOUR)], [waiter(1, since_s=-1.0), waiter(2, since_s=-2.0)]))
-    assert (found[2].median, found[1].median) == (3600.0, 7200.0)
+    assert medians([holds("nlp", 60.0), waits(1, waited_s=1.0), waits(2, waited_s=2.0)]) == {
+        2: 60.0,
+        1: 1060.0,
+    }
 
 
 def test_priority_comes_before_age() -> None:
-    found = starts(outlook(1, [holder(HOUR)], [waiter(1, since_s=-9.0), waiter(2, priority=75)]))
-    assert found[2].median < found[1].median
-
-
-def test_the_project_below_its_share_starts_first() -> None:
-    waiters = [waiter(1, "nlp", since_s=-9.0, runs=9), waiter(2, "vision")]
-    found = starts(outlook(2, [holder(HOUR), holder(Seconds(60.0, 60.0, 60.0))], waiters))
-    assert (found[2].median, found[1].median) == (60.0, 3600.0)
+    found = medians([holds("nlp", 60.0), waits(1, waited_s=9.0), waits(2, priority=75)])
+    assert found[2] < found[1]
 
 
 def test_who_used_less_lately_starts_first() -> None:
-    waiters = [waiter(1, "nlp", since_s=-9.0), waiter(2, "vision")]
-    usage = UsageTree({("nlp", "bob", H100): Usage(50.0, 0.0)})
-    capacity = Capacity({H100: 4.0}, {"h100": 3.0})
-    holders = [holder(HOUR), holder(HOUR), holder(HOUR, "vision"), holder(Seconds(9.0, 9.0, 9.0), "vision")]
-    found = starts(Outlook(0.0, capacity, holders, waiters, usage=usage))
-    assert found[2].median < found[1].median
+    usage = UsageTree({("nlp", "bob", H100): Usage(50.0, NOW_S)})
+    found = medians([holds("x", 10.0), waits(1, "nlp", waited_s=9.0), waits(2)], usage=usage)
+    assert found == {2: 10.0, 1: 1010.0}
+    elsewhere = UsageTree({("nlp", "bob", V100): Usage(50.0, NOW_S)})
+    assert medians([holds("x", 10.0), waits(1, "nlp", waited_s=9.0), waits(2)], usage=elsewhere)[1] == 10.0
 
 
-def test_devices_that_are_reclaimed_come_at_the_checkpoint() -> None:
-    assert starts(outlook(1, [], [waiter(1, by_s=300.0)]))[1] == Start(300.0, 300.0, 300.0)
+def test_use_while_the_passes_are_played_counts() -> None:
+    """Of three devices nlp holds two, until one ends; then both hold one, and the excess decides.
+
+    It began at -1 and +1 USD and has grown by 1.5 USD an hour for nlp, and shrunk as much for vision.
+    """
+    usage = UsageTree({("vision", "bob", H100): Usage(2.0, NOW_S)})
+    for end_h, first in ((0.5, 1), (0.8, 2)):
+        end_s = end_h * 3600.0
+        claims = [holds("nlp", 1e6, end_s), holds("vision", 1e6), waits(1, "nlp"), waits(2)]
+        assert medians(claims, usage=usage, h100=3.0)[first] == end_s
+
+
+def test_a_low_priority_counts_as_normal_after_a_day_without_a_start() -> None:
+    for waited_s, first in ((PROMOTED_AFTER_S - 11, 2), (PROMOTED_AFTER_S - 10, 1)):
+        claims = [holds("nlp", 10.0), waits(1, priority=25, waited_s=waited_s), waits(2, waited_s=5.0)]
+        assert medians(claims)[first] == 10.0
 
 
 def test_a_run_above_its_share_yields_when_it_may() -> None:
-    holders = [holder(HOUR, yields_s=600.0), holder(HOUR, yields_s=900.0)]
-    assert starts(outlook(2, holders, [waiter(1)]))[1] == Start(600.0, 600.0, 600.0)
+    assert medians([holds("nlp", 5000.0, 5000.0, yields_s=600.0), waits(1)], h100=2.0) == {1: 600.0}
 
 
 def test_a_run_does_not_yield_to_an_equal() -> None:
-    assert starts(outlook(1, [holder(HOUR, yields_s=600.0)], [waiter(1)]))[1].median == HOUR.median
+    assert medians([holds("nlp", 5000.0, yields_s=600.0), waits(1)]) == {1: 5000.0}
+
+
+def test_a_run_that_yielded_waits_again() -> None:
+    low = holds("nlp", 5000.0, priority=25, yields_s=100.0, id=1)
+    later = waits(3, "nlp", user="eve", priority=10)
+    assert medians([low, waits(2, "nlp")]) == {2: 100.0}
+    assert medians([low, waits(2, "nlp"), later])[3] == pytest.approx(2100.0, rel=0.15)
 
 
 @pytest.mark.parametrize("terms", [ProjectTerms(holds="budget spent"), ProjectTerms(ceiling={"h100": 0.0})])
 def test_what_may_not_start_has_no_start(terms: ProjectTerms) -> None:
-    found = starts(outlook(1, [holder(HOUR)], [waiter(1)], {"vision": terms}))
-    assert found[1] == Start(math.inf, math.inf, math.inf)
+    assert medians([holds("nlp", 60.0), waits(1)], vision=terms) == {1: math.inf}
 
 
-def test_only_what_is_asked_for_is_forecast() -> None:
-    waiters = [waiter(1), waiter(2, since_s=1.0)]
-    assert starts(outlook(1, [holder(HOUR)], waiters), {1}).keys() == {1}
+def test_a_ceiling_counts_what_is_held() -> None:
+    claims = [holds("nlp", 10.0), holds("vision", 500.0), waits(1)]
+    assert medians(claims, h100=3.0, vision=ProjectTerms(ceiling={"h100": 1.0})) == {1: 500.0}
+
+
+def test_who_asks_for_more_than_there_is_never_starts() -> None:
+    assert medians([holds("nlp", 10.0), waits(1, devices=2.0)]) == {1: math.inf}
+
+
+def test_pools_of_hardware_are_played_apart_and_only_where_asked_for() -> None:
+    claims = [holds("nlp", 10.0), holds("nlp", 20.0, lane=V100), waits(1), waits(2, lane=V100)]
+    assert medians(claims, v100=1.0) == {1: 10.0, 2: 20.0}
+    assert medians(claims, v100=1.0, only={2, 3}) == {2: 20.0}
+
+
+def test_many_short_runs_ahead_are_worked_off_between_passes() -> None:
+    """Passes become rarer, but the devices of a run that ends are not idle until the next one."""
+    found = medians(
+        [holds("nlp", 10.0), waits(1, runs=500, waited_s=9.0), waits(2, user="eve")], seconds=100.0
+    )
+    assert found[2] == pytest.approx(110.0, abs=30.0)
+    claims = [holds("nlp", 10.0), waits(1, runs=500, priority=75), waits(2)]
+    assert medians(claims, seconds=100.0)[2] == pytest.approx(50_010.0, rel=0.2)
 
 
 def test_an_interval_is_wide_until_there_is_a_calibration() -> None:
@@ -137,3 +207,52 @@ def test_each_reason_is_calibrated_by_itself() -> None:
     assert (exact.earliest, exact.latest) == (pytest.approx(300.0), pytest.approx(300.0))
     other = calibration.widened(WaitingReason.busy, Start(300.0, 300.0, 300.0))
     assert other.latest > 1000.0
+
+
+def test_a_calibration_learns_the_logarithms_of_waits_over_forecasts() -> None:
+    found = Calibration().learned(WaitingReason.busy, Start(100.0, 200.0, 300.0), 500.0)
+    assert found.early == {WaitingReason.busy: (pytest.approx(math.log(560.0 / 160.0)),)}
+    assert found.late == {WaitingReason.busy: (pytest.approx(math.log(560.0 / 360.0)),)}
+
+
+def test_a_start_that_was_not_forecast_teaches_nothing() -> None:
+    calibration = Calibration()
+    assert calibration.learned(WaitingReason.busy, Start(0.0, 1.0, math.inf), 5.0) is calibration
+
+
+def test_a_calibration_keeps_the_latest_starts_of_each_reason() -> None:
+    calibration = Calibration({WaitingReason.share: (1.0,)}, {WaitingReason.share: (2.0,)})
+    for number in range(REMEMBERED + 3):
+        calibration = calibration.learned(WaitingReason.busy, Start(0.0, 0.0, 0.0), float(number))
+    early, late = calibration.early[WaitingReason.busy], calibration.late[WaitingReason.busy]
+    assert len(early) == len(late) == REMEMBERED
+    assert early[0] == pytest.approx(math.log((3.0 + GRAIN_S) / GRAIN_S))
+    assert late[-1] == pytest.approx(math.log((REMEMBERED + 2.0 + GRAIN_S) / GRAIN_S))
+    assert (calibration.early[WaitingReason.share], calibration.late[WaitingReason.share]) == ((1.0,), (2.0,))
+
+
+def test_an_interval_ends_at_the_outward_quantiles_of_what_was_learned() -> None:
+    """Of 50 values the 2nd and the 49th: (50 + 1) x 5% rounded down, and x 95% rounded up."""
+    learned = tuple((number - 30) / 100 for number in range(50))
+    calibration = Calibration({WaitingReason.busy: learned}, {WaitingReason.busy: learned[::-1]})
+    assert COVERAGE == 0.9
+    found = calibration.widened(WaitingReason.busy, Start(140.0, 150.0, 240.0))
+    assert found.earliest == pytest.approx(200.0 * math.exp(learned[1]) - GRAIN_S)
+    assert found.latest == pytest.approx(300.0 * math.exp(learned[48]) - GRAIN_S)
+    assert found.median == 150.0
+
+
+def test_the_fewest_starts_are_enough_and_one_less_is_not() -> None:
+    for count, latest in ((FEWEST, 240.0), (FEWEST - 1, 300.0 * 4 - 60.0)):
+        calibration = Calibration({WaitingReason.busy: (0.0,) * count}, {WaitingReason.busy: (0.0,) * count})
+        assert calibration.widened(WaitingReason.busy, Start(240.0, 240.0, 240.0)).latest == pytest.approx(
+            latest
+        )
+
+
+def test_an_interval_is_in_order_and_never_in_the_past() -> None:
+    calibration = Calibration({WaitingReason.busy: (-9.0,) * 50}, {WaitingReason.busy: (-9.0,) * 50})
+    assert calibration.widened(WaitingReason.busy, Start(100.0, 200.0, 300.0)) == Start(0.0, 0.0, 0.0)
+    calibration = Calibration({WaitingReason.busy: (1.0,) * 50}, {WaitingReason.busy: (-9.0,) * 50})
+    found = calibration.widened(WaitingReason.busy, Start(100.0, 200.0, 300.0))
+    assert found.earliest == found.median == found.latest == pytest.approx(160.0 * math.e - 60.0)

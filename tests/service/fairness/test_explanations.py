@@ -5,8 +5,7 @@ import math
 import pytest
 
 from service.fairness.allowances import divide
-from service.fairness.eta import Start
-from service.fairness.explanations import duration_in_words, reason_in_words, start_in_words
+from service.fairness.eta import Start, duration_in_words, reason_in_words, start_in_words
 from service.fairness.state import (
     DEFAULT_POOL,
     Capacity,
@@ -32,7 +31,7 @@ def experiment(
 def waiting_of(claimants: list[Claimant], id: int, terms: ProjectTerms | None = None) -> Waiting:
     settings = {} if terms is None else {"nlp": terms}
     division = divide(Situation(60.0, CAPACITY, claimants, settings))
-    (waiting,) = [each for each in division.waiting() if each.experiment_id == id]
+    (waiting,) = [each for each in division.standings.waiting() if each.experiment_id == id]
     return waiting
 
 
@@ -74,7 +73,7 @@ def test_more_devices_than_there_are() -> None:
 
 
 def test_every_reason_has_words() -> None:
-    from service.fairness.explanations import _WORDS
+    from service.fairness.eta import _WORDS
 
     assert _WORDS.keys() == set(WaitingReason)
 

@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.fairness.shares import (
+    HALF_LIFE_S,
+    HORIZON_H,
+    LAG_H,
+    Level,
+    by_project,
+    charge,
+    charged,
+    decayed,
+    excesses,
+    score_of,
+)
 from service.fairness.state import DEFAULT_POOL, Lane, Usage, UsageTree
-from service.fairness.tree import HORIZON_H, LAG_H, Level, excesses, score_of
-from service.fairness.usage import HALF_LIFE_S, by_project, charge, charged, decayed
 
 
 def test_use_counts_half_after_its_half_life() -> None:

@@ -11,8 +11,7 @@ from service.cli.tables import preview_table, strategy_text
 from service.config.hardware import CATALOGUE
 from service.domain.records import Attempt
 from service.domain.states import RunState
-from service.planner.notes import notes_of
-from service.planner.preview import PlannedRun, planned_runs
+from service.planner.preview import PlannedRun, notes_of, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.specs.experiment import ExperimentSpec, validate
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from service.planner.profiled import assumed_compression, exchange_of, gradients, payload_of
-from service.planner.step_time import MIB, Rates, assumed
+from service.planner.step_time import (
+    MIB,
+    Rates,
+    assumed,
+    assumed_compression,
+    exchange_of,
+    gradients,
+    payload_of,
+)
 from trainers.config import Parallel
 from trainers.models.origin import Preset
 from trainers.models.shapes import shape_of

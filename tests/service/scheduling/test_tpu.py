@@ -9,8 +9,7 @@ import pytest
 
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
-from service.planner.notes import notes_of
-from service.planner.preview import planned_runs
+from service.planner.preview import notes_of, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot, at_a_time, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
 from service.specs.experiment import ExperimentSpec, validate

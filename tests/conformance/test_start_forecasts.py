@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from service.domain.access import EVERYTHING, Visibility
-from service.domain.outlook import StartForecast
 from service.domain.records import Experiment, Placement
-from service.planner.foresight import Foresight
-from service.planner.outlook import ERRORS, FORECASTS_IN
-from service.planner.planned_start import planned_start
+from service.domain.start_forecasts import StartForecast
+from service.planner.start_forecasts import ERRORS, FORECASTS_IN, StartForecasts, planned_start
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
@@ -56,7 +54,7 @@ def test_a_waiting_experiment_learns_when_behind_whom_and_why(
 ) -> None:
     first, second = submit(owner="bob", priority=70), submit(owner="cem")
     assert queue.position(first.id).start is None, "nothing was forecast yet"
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     start, later = foreseen(queue, first), foreseen(queue, second)
     assert (start.hardware, start.devices, start.at_s) == ("cpu", 1.0, now[0])
     assert "waits for 1 cpu" in start.reason
@@ -78,7 +76,7 @@ def test_experiments_ahead_of_other_projects_are_not_named(
     store.create_project("secret")
     hidden = submit(owner="bob", priority=70, project="secret")
     mine = submit(owner="cem")
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     assert hidden.id in foreseen(queue, mine).ahead
     assert hidden.id not in foreseen(queue, mine, Visibility(frozenset({"default"}))).ahead
     shown = queue.listing(visible=Visibility(frozenset({"default"}))).items
@@ -89,7 +87,7 @@ def test_forecasts_that_nobody_renews_are_not_shown(
     store: Store, queue: Queue, submit: Submit, busy: Experiment, now: list[float]
 ) -> None:
     waiting = submit(owner="bob")
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     assert queue.position(waiting.id).start is not None
     now[0] += 61.0
     assert queue.position(waiting.id).start is None
@@ -102,14 +100,14 @@ def test_an_empty_queue_writes_nothing(store: Store, queue: Queue, monkeypatch: 
         raise AssertionError("a transaction was begun")
 
     monkeypatch.setattr(store.database, "write", write)
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
 
 
 def test_a_start_teaches_how_far_its_forecast_was_off(
     store: Store, queue: Queue, submit: Submit, busy: Experiment, now: list[float]
 ) -> None:
     started, cancelled = submit(owner="bob", priority=70), submit(owner="cem")
-    foresight = Foresight(store)
+    foresight = StartForecasts(store)
     foresight.run_once()
     now[0] += 30.0
     (claimed,) = queue.claim("s", lease_s=30)
@@ -135,7 +133,7 @@ def test_what_finds_no_place_waits_for_an_experiment_to_end(
         (claimed,) = queue.claim("s", lease_s=30)
         store.driver_started(claimed.id, claimed.attempt, "node", 1)
     waiting = [submit(owner=f"user-{number}") for number in range(most + 1)]
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     start, last = foreseen(queue, waiting[0]), foreseen(queue, waiting[-1])
     assert f"max_concurrent_experiments is {most}" in start.reason
     assert start.latest_s is not None
@@ -149,7 +147,7 @@ def test_a_longer_queue_than_places_is_forecast_where_nothing_runs(
 ) -> None:
     queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 64.0}, {}),)))
     waiting = [submit() for _ in range(store.settings.max_concurrent_experiments + 2)]
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     last = foreseen(queue, waiting[-1])
     assert "as many experiments run as may at a time" in last.reason
     assert last.latest_s is None
@@ -164,7 +162,7 @@ def test_who_has_no_driver_is_forecast_the_place_of_whoever_has_most(
         (claimed,) = queue.claim("s", lease_s=30)
         store.driver_started(claimed.id, claimed.attempt, "node", 1)
     newcomer, more = submit(owner="bob"), submit(owner="ada")
-    Foresight(store).run_once()
+    StartForecasts(store).run_once()
     soon, later = foreseen(queue, newcomer).median_s, foreseen(queue, more).median_s
     assert soon is not None
     assert later is not None

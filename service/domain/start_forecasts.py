@@ -8,7 +8,7 @@ from service.domain.serialization import Number, Serializable
 
 
 @dataclass(frozen=True, slots=True)
-class Standing(Serializable):
+class ShareScore(Serializable):
     """What decides between projects, or between the users of one, for devices of one kind."""
 
     score: Number
@@ -51,9 +51,9 @@ class StartForecast(Serializable):
     """Its middle; null = not in sight."""
     latest_s: Number | None
     """Its late end; null = not in sight."""
-    project: Standing
+    project: ShareScore
     """Where its project stands."""
-    user: Standing
+    user: ShareScore
     """Where its owner stands inside the project."""
 
 

@@ -1,0 +1,554 @@
+"""Keeps, alongside a pool's scheduler, the forecasts of when each waiting experiment will start.
+
+Times of runs come from an experiment's own finished runs, else from the forecast of its spec; running runs
+are expected to continue at their own pace. The first forecast for an experiment is compared with its start
+once that has come: intervals are widened by the error from then on (`service.fairness.eta.Calibration`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Row, insert
+
+from service.config.hardware import Hardware, lookup
+from service.db import schema, statements
+from service.db.errors import StoreError
+from service.domain.access import DEFAULT_POOL, Visibility
+from service.domain.serialization import to_json
+from service.domain.start_forecasts import PlannedStart, StartForecast, Yields
+from service.domain.states import ExperimentState, RunState
+from service.fairness.allowances import Division, divide
+from service.fairness.eta import (
+    REMEMBERED,
+    Calibration,
+    RunningRun,
+    Seconds,
+    Start,
+    reason_in_words,
+    start_in_words,
+    starts,
+)
+from service.fairness.state import USEFUL_S, Claimant, Lane, Situation, Waiting, WaitingReason
+from service.planner.forecasting import run_time_of
+from service.planner.preview import planned_runs
+from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.queue import Queue
+from service.scheduling.situation import Newcomer, Seen, SituationReader
+from service.specs.experiment import ExperimentSpec
+from service.store import Store
+from trainers.config import SHARERS
+
+logger = logging.getLogger(__name__)
+
+_x, _r, _f, _e = schema.experiments.c, schema.runs.c, schema.start_forecasts.c, schema.start_errors.c
+ERRORS = sa.select(schema.start_errors).order_by(_e.id)
+"""How far forecasts were off, the oldest first."""
+FORECASTS_IN = sa.select(schema.start_forecasts).where(_f.pool == sa.bindparam("in_pool"))
+"""All forecasts of a pool."""
+
+EVERY_S = 10.0
+"""Time between two forecasts."""
+TIMES_EVERY_S = 120.0
+"""How often the times of runs are forecast again."""
+CONSIDERED = 100
+"""Waiting experiments whose start is forecast, the first in the order of claims."""
+FEWEST_RUNS = 3
+"""Finished runs from which on the time of an experiment's other runs is taken from them."""
+LEAST_PROGRESS = 0.05
+"""Part of a run from which on the rest is forecast from its own pace."""
+PACE = (0.7, 1.5)
+"""The rest of such a run, in times of what its pace makes it: ends of the interval."""
+LEAST_LEFT = 0.2
+"""Part of its time that a run which should have ended is expected to continue."""
+CHECKPOINT_S = 30.0
+"""Time until a run that is asked to stop has written its checkpoint, at most."""
+UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
+"""Time of a run about which nothing is known."""
+_STARTED = frozenset(
+    {ExperimentState.starting, ExperimentState.running, ExperimentState.succeeded, ExperimentState.failed}
+)
+_FIRST = ("first_s", "first_reason", "first_earliest_s", "first_latest_s")
+
+
+class StartForecasts:
+    """Keeps the forecasts of one pool; several processes may do so at the same time."""
+
+    def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
+        self._store = store
+        self._queue = Queue(store, pool)
+        self._reader = SituationReader(store, pool)
+        self._catalogue = store.settings.catalogue()
+        self._times: dict[int, Seconds] = {}
+        self._timed_s = float("-inf")
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.wait(EVERY_S):
+            try:
+                self.run_once()
+            except StoreError as error:
+                logger.warning("forecasts of starts wait for the database: %s", error)
+            except Exception:
+                # A queue that cannot be forecast must not end the forecasts of all later ones.
+                logger.exception("forecasting starts failed; trying again")
+
+    def run_once(self) -> None:
+        """Stores when what waits now will start."""
+        cluster = self._queue.cluster()
+        if cluster is None:
+            return
+        active = self._queue.active()
+        seen = self._reader.read(cluster, active, CONSIDERED)
+        found: dict[int, tuple[Waiting, Start]] = {}
+        times: Mapping[int, Seconds] = {}
+        if not seen.waiting and not self._has_forecasts():
+            return  # An idle queue writes nothing.
+        if seen.waiting:
+            times = self._look_up_times([claimant.id for claimant in seen.situation.claimants])
+            waiting = [experiment.id for experiment in seen.waiting]
+            forecast = forecast_queue(self._store, seen, times, len(active), waiting)
+            found = {
+                id: (forecast.waiting[id], forecast.starts[id])
+                for id in waiting
+                if id in forecast.waiting and id in forecast.starts
+            }
+        self._store.database.write(
+            lambda connection: self._put(connection, seen.situation.now_s, times, found)
+        )
+
+    def _has_forecasts(self) -> bool:
+        own = {"in_pool": self._queue.pool}
+        with self._store.database.read() as connection:
+            return connection.execute(FORECASTS_IN, own).first() is not None
+
+    def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Seconds]:
+        now = self._store.monotonic()
+        if now - self._timed_s >= TIMES_EVERY_S:
+            self._times, self._timed_s = {}, now
+        new = {id: self._reader.spec_of(id) for id in ids if id not in self._times}
+        if new:
+            self._times |= times_of(self._store, new, self._catalogue)
+        return {id: self._times[id] for id in ids}
+
+    def _put(
+        self,
+        connection: Connection,
+        now_s: float,
+        times: Mapping[int, Seconds],
+        found: Mapping[int, tuple[Waiting, Start]],
+    ) -> None:
+        """Replaces the pool's forecasts, and learns from those whose experiments have started."""
+        own = {"in_pool": self._queue.pool}
+        before = {row.experiment_id: row for row in connection.execute(FORECASTS_IN, own)}
+        first = {id: row for id, row in before.items() if row.first_s is not None}
+        _learn(connection, {id: row for id, row in first.items() if id not in found}, now_s)
+        learned = calibration(connection)
+        projects = {
+            row.id: row.project
+            for row in connection.execute(sa.select(_x.id, _x.project).where(_x.id.in_(list(found))))
+        }
+        connection.execute(
+            sa.delete(schema.start_forecasts).where(
+                _f.pool == self._queue.pool, _f.experiment_id.not_in(list(times))
+            )
+        )
+        rows = []
+        for id, time in times.items():
+            row: dict[str, Any] = {
+                "experiment_id": id,
+                "pool": self._queue.pool,
+                "at_s": now_s,
+                "run_low_s": time.low,
+                "run_median_s": time.median,
+                "run_high_s": time.high,
+                "start": None,
+                **dict.fromkeys(_FIRST),
+            }
+            if id in found:
+                waiting, start = found[id]
+                row["start"] = to_json(_forecast(waiting, projects[id], start, learned, now_s))
+                row |= _first(waiting, start, now_s) if id not in first else _kept(first[id])
+            rows.append(row)
+        if rows:
+            statement = statements.insert_or_replace(connection, schema.start_forecasts, ("experiment_id",))
+            connection.execute(statement, rows)
+
+
+def _first(waiting: Waiting, start: Start, now_s: float) -> dict[str, Any]:
+    return {
+        "first_s": now_s,
+        "first_reason": waiting.reason,
+        "first_earliest_s": finite(start.earliest),
+        "first_latest_s": finite(start.latest),
+    }
+
+
+def _kept(row: Row[Any]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _FIRST}
+
+
+def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) -> None:
+    """Notes how far forecasts were from the starts that have come; cancelled experiments are left out."""
+    states_of = sa.select(_x.id, _x.state, _x.started_s).where(_x.id.in_(list(ended)))
+    for state in connection.execute(states_of):
+        row = ended[state.id]
+        if state.state not in _STARTED or row.first_earliest_s is None or row.first_latest_s is None:
+            continue
+        # An experiment that is tried again started long before it was forecast.
+        is_first = state.started_s is not None and state.started_s >= row.first_s
+        started_s = state.started_s if is_first else now_s
+        forecast = Start(row.first_earliest_s, row.first_earliest_s, row.first_latest_s)
+        reason = WaitingReason(row.first_reason)
+        error = Calibration().learned(reason, forecast, max(0.0, started_s - row.first_s))
+        connection.execute(
+            insert(schema.start_errors),
+            {"reason": reason, "early": error.early[reason][0], "late": error.late[reason][0]},
+        )
+        newest = (
+            sa.select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(REMEMBERED).subquery()
+        )
+        connection.execute(
+            sa.delete(schema.start_errors).where(_e.reason == reason, _e.id.not_in(sa.select(newest.c.id)))
+        )
+
+
+def _forecast(
+    waiting: Waiting, project: str, start: Start, learned: Calibration, now_s: float
+) -> StartForecast:
+    widened = learned.widened(waiting.reason, start)
+    earliest_s, median_s, latest_s = (
+        finite(now_s + seconds) for seconds in (widened.earliest, widened.median, widened.latest)
+    )
+    return StartForecast(
+        at_s=now_s,
+        hardware=waiting.hardware,
+        devices=waiting.devices,
+        place=waiting.position,
+        reason=reason_in_words(waiting, project),
+        ahead=list(waiting.ahead),
+        earliest_s=earliest_s,
+        median_s=median_s,
+        latest_s=latest_s,
+        project=waiting.project_score,
+        user=waiting.user_score,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueForecast:
+    """What waits: why, by experiment, and when it starts, before calibration."""
+
+    division: Division
+    waiting: Mapping[int, Waiting]
+    starts: Mapping[int, Start]
+
+
+def forecast_queue(
+    store: Store, seen: Seen, times: Mapping[int, Seconds], active: int, only: Collection[int]
+) -> QueueForecast:
+    """Returns when what waits will start.
+
+    Args:
+        times: of one run of each experiment; `UNKNOWN` for those that are missing.
+        active: how many of the claimants, the first ones, run.
+        only: experiments to forecast; the last claimants, in the order of claims.
+    """
+    situation = seen.situation
+    division = divide(situation)
+    waiting: dict[int, Waiting] = {}
+    for each in division.standings.waiting():
+        waiting.setdefault(each.experiment_id, each)
+    with store.database.read() as connection:
+        running = (
+            sa.select(_r.experiment_id, _r.hardware, _r.started_s, _r.step, _r.total_steps)
+            .where(
+                _r.experiment_id.in_([claimant.id for claimant in situation.claimants]),
+                _r.state == RunState.running,
+            )
+            .order_by(_r.started_s)
+        )
+        at_work: Sequence[Any] = connection.execute(running).all()
+    times = {each.id: times.get(each.id, UNKNOWN) for each in situation.claimants}
+    found = starts(situation, _running(situation, times, at_work), times, only)
+    most = store.settings.max_concurrent_experiments
+    for place in _places(situation.claimants, active, times, most):
+        id = place.claimant.id
+        if id not in found:
+            continue
+        start, from_s = found[id], place.from_s
+        found[id] = Start(
+            max(start.earliest, from_s.low),
+            max(start.median, from_s.median),
+            max(start.latest, from_s.high),
+        )
+        if id not in waiting or from_s.median > start.median:
+            waiting[id] = _waits_for_a_place(place, division, most)
+    return QueueForecast(division, waiting, found)
+
+
+def times_of(
+    store: Store, specs: Mapping[int, ExperimentSpec | None], catalogue: Mapping[str, Hardware]
+) -> dict[int, Seconds]:
+    """Returns how long one run of each experiment takes, whichever it is."""
+    time_s = _r.total_time_s
+    statement = (
+        sa.select(
+            _r.experiment_id,
+            sa.func.count().label("ended"),
+            sa.func.min(time_s).label("least"),
+            sa.func.avg(time_s).label("mean"),
+            sa.func.max(time_s).label("most"),
+        )
+        .where(
+            _r.experiment_id.in_(list(specs)),
+            _r.state == RunState.succeeded,
+            _r.reused_from.is_(None),
+            time_s > 0,
+        )
+        .group_by(_r.experiment_id)
+    )
+    with store.database.read() as connection:
+        own = {
+            row.experiment_id: Seconds(row.least, row.mean, row.most)
+            for row in connection.execute(statement)
+            if row.ended >= FEWEST_RUNS
+        }
+    return {id: own[id] if id in own else time_of(spec, store, catalogue) for id, spec in specs.items()}
+
+
+def time_of(spec: ExperimentSpec | None, store: Store, catalogue: Mapping[str, Hardware]) -> Seconds:
+    found = None if spec is None else run_time_of(spec, store, catalogue)
+    return UNKNOWN if found is None else Seconds(found.low, found.middle, found.high)
+
+
+def calibration(connection: Connection) -> Calibration:
+    early: defaultdict[WaitingReason, list[float]] = defaultdict(list)
+    late: defaultdict[WaitingReason, list[float]] = defaultdict(list)
+    for row in connection.execute(ERRORS):
+        early[WaitingReason(row.reason)].append(row.early)
+        late[WaitingReason(row.reason)].append(row.late)
+    return Calibration(
+        {reason: tuple(values) for reason, values in early.items()},
+        {reason: tuple(values) for reason, values in late.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """When a waiting experiment may have a driver, in seconds from now."""
+
+    claimant: Claimant
+    rank: int
+    from_s: Seconds
+
+
+def _places(
+    claimants: Sequence[Claimant], active: int, times: Mapping[int, Seconds], most: int
+) -> Iterator[_Place]:
+    """Yields the places of those for which there is none now, in the order of claims.
+
+    Those without a driver get that of whoever has most (`service.scheduling.fair_pass`); others wait for an
+    experiment to end. Those that start then end as well, and make room for the rest: how soon is not known.
+    """
+    drivers = Counter((each.project, each.user) for each in claimants[:active])
+    ends = sorted(
+        (_end(each, times[each.id]) for each in claimants[:active]),
+        key=lambda end: end.median,
+    )
+    last = ends[-1] if ends else UNKNOWN
+    for rank, claimant in enumerate(claimants[active:]):
+        owner = claimant.project, claimant.user
+        richest, count = next(iter(drivers.most_common(1)), (owner, 0))
+        if rank >= most - active:
+            if not drivers[owner] and count > 1:
+                drivers[richest] -= 1
+                from_s = Seconds(0.0, CHECKPOINT_S, 2 * CHECKPOINT_S)
+            else:
+                from_s = ends.pop(0) if ends else Seconds(last.low, last.median, math.inf)
+            if claimant.demands:
+                yield _Place(claimant, rank, from_s)
+        drivers[owner] += 1
+
+
+def _end(claimant: Claimant, time: Seconds) -> Seconds:
+    rounds = max(
+        (
+            math.ceil((demand.running + demand.waiting) / max(1, demand.running))
+            for demand in claimant.demands
+        ),
+        default=1,
+    )
+    return Seconds(LEAST_LEFT * time.low, rounds * time.median, rounds * time.high)
+
+
+def _waits_for_a_place(place: _Place, division: Division, most: int) -> Waiting:
+    claimant, demand = place.claimant, place.claimant.demands[0]
+    lane = Lane(claimant.pool, demand.hardware)
+    return Waiting(
+        claimant.id,
+        demand.hardware,
+        demand.devices,
+        WaitingReason.places,
+        place.rank + 1,
+        division.standings.project_score(claimant.project, lane),
+        division.standings.user_score(claimant.project, claimant.user, lane),
+        (),
+        division.free.get(lane, 0.0),
+        f"max_concurrent_experiments is {most}",
+    )
+
+
+def _running(
+    situation: Situation, times: Mapping[int, Seconds], at_work: Iterable[Row[Any]]
+) -> dict[tuple[int, str], list[RunningRun]]:
+    """Returns the runs that hold devices, by experiment and hardware; the oldest yield first."""
+    rows: defaultdict[tuple[int, str], list[Row[Any]]] = defaultdict(list)
+    for each in at_work:
+        rows[each.experiment_id, each.hardware].append(each)
+    running: dict[tuple[int, str], list[RunningRun]] = {}
+    for claimant in situation.claimants:
+        for demand in claimant.demands:
+            key = claimant.id, demand.hardware
+            runs = running[key] = []
+            for number in range(demand.running):
+                row = rows[key][number] if number < len(rows[key]) else None
+                worked_s = 0.0 if row is None or row.started_s is None else situation.now_s - row.started_s
+                is_useful = demand.yieldable is None or number < demand.yieldable
+                yields_s = 0.0 if is_useful else max(0.0, USEFUL_S - worked_s)
+                remaining = _left(times[claimant.id], max(0.0, worked_s), row)
+                runs.append(RunningRun(remaining, yields_s, CHECKPOINT_S))
+    return running
+
+
+def _left(time: Seconds, worked_s: float, row: Row[Any] | None) -> Seconds:
+    done = row.step / row.total_steps if row is not None and row.total_steps else 0.0
+    if LEAST_PROGRESS <= done <= 1.0 and worked_s:
+        rest = worked_s * (1.0 - done) / done
+        return Seconds(PACE[0] * rest, rest, PACE[1] * rest)
+    low, median, high = (max(end - worked_s, LEAST_LEFT * end) for end in (time.low, time.median, time.high))
+    return Seconds(low, median, high)
+
+
+def finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+PLANNED_RUNS = 100
+"""Runs of a grid that tell what all of it asks for."""
+_AT_ONCE = Start(0.0, 0.0, 0.0)
+
+
+def planned_start(
+    spec: ExperimentSpec, store: Store, cluster: ClusterSnapshot, *, owner: str, visible: Visibility
+) -> PlannedStart | None:
+    """Returns when a spec would start if it were submitted now; None where the cluster could never run it."""
+    catalogue = store.settings.catalogue()
+    active = Queue(store, spec.pool).active()
+    demand = _demand(spec, catalogue)
+    newcomer = Newcomer(spec, spec.project, owner, spec.queue.priority, demand, store.clock())
+    seen = SituationReader(store, spec.pool).read(cluster, active, CONSIDERED, newcomer)
+    demands = seen.situation.claimants[-1].demands
+    if not demands:
+        return None
+    with store.database.read() as connection:
+        rows = connection.execute(FORECASTS_IN, {"in_pool": spec.pool})
+        times = {row.experiment_id: Seconds(row.run_low_s, row.run_median_s, row.run_high_s) for row in rows}
+        learned = calibration(connection)
+    times[newcomer.id] = time_of(spec, store, catalogue)
+    forecast = forecast_queue(store, seen, times, len(active), [newcomer.id])
+    start = forecast.starts.get(newcomer.id, _AT_ONCE)
+    waiting = forecast.waiting.get(newcomer.id)
+    if waiting is None or start == _AT_ONCE:
+        return _planned(demands[0].hardware, demands[0].devices, _AT_ONCE, None, 0, 0, [])
+    start = learned.widened(waiting.reason, start)
+    behind = sum(
+        each.hardware == waiting.hardware and each.position > waiting.position
+        for each in forecast.waiting.values()
+    )
+    whose = {each.id: (each.project, each.owner) for each in active}
+    return _planned(
+        waiting.hardware,
+        waiting.devices,
+        start,
+        reason_in_words(waiting, spec.project),
+        waiting.position - 1,
+        behind,
+        _yields(forecast, newcomer.id, whose, visible),
+    )
+
+
+def _demand(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> dict[str, tuple[float, float]]:
+    """Returns (devices of all runs, of the largest) by hardware, by the first runs of the grid."""
+    together: defaultdict[str, float] = defaultdict(float)
+    largest: defaultdict[str, float] = defaultdict(float)
+    looked_at, sharers = 0, SHARERS if spec.queue.share_device else 1
+    for run in itertools.islice(planned_runs(spec, catalogue, None), PLANNED_RUNS):
+        looked_at += 1
+        if run.feasible:
+            in_cpus = lookup(run.hardware, catalogue).kind.counted_in_cpus
+            devices = (run.cpus if in_cpus else run.accelerators) / sharers
+            together[run.hardware] += devices
+            largest[run.hardware] = max(largest[run.hardware], devices)
+    scale = spec.run_count() / max(1, looked_at)
+    return {name: (scale * devices, largest[name]) for name, devices in together.items()}
+
+
+def _yields(
+    forecast: QueueForecast, id: int, whose: Mapping[int, tuple[str, str]], visible: Visibility
+) -> list[Yields]:
+    """Returns whose runs would stop; those of hidden projects are summed up, last."""
+    found: list[Yields] = []
+    hidden = 0
+    for each in forecast.division.preemptions:
+        if each.for_experiment_id != id:
+            continue
+        project, owner = whose[each.experiment_id]
+        if visible.includes(project):
+            found.append(Yields(each.experiment_id, owner, each.runs))
+        else:
+            hidden += each.runs
+    return [*found, Yields(None, None, hidden)] if hidden else found
+
+
+def _planned(
+    hardware: str,
+    devices: float,
+    start: Start,
+    reason: str | None,
+    ahead: int,
+    behind: int,
+    yields: list[Yields],
+) -> PlannedStart:
+    return PlannedStart(
+        hardware=hardware,
+        devices=devices,
+        earliest_s=finite(start.earliest),
+        median_s=finite(start.median),
+        latest_s=finite(start.latest),
+        reason=reason,
+        ahead=ahead,
+        behind=behind,
+        yields=yields,
+        words=_words(start, reason, ahead, behind, yields),
+    )
+
+
+def _words(start: Start, reason: str | None, ahead: int, behind: int, yields: list[Yields]) -> str:
+    if reason is None:
+        return "starts at once"
+    parts = [start_in_words(start), reason, f"{ahead} ahead of it" if ahead else "next in line"]
+    if behind:
+        parts.append(f"{behind} that wait{'s' * (behind == 1)} would come after it")
+    for each in yields:
+        whose = "others" if each.experiment_id is None else f"experiment {each.experiment_id} of {each.owner}"
+        runs = f"{each.runs} run{'s' * (each.runs != 1)}"
+        parts.append(f"{runs} of {whose} would stop for it at the next checkpoint")
+    return "; ".join(parts)
