@@ -13,8 +13,8 @@ from typing_extensions import override
 from trainers.config import Optimizer, Precision, RunConfig
 from trainers.models.latent import Latent
 from trainers.models.student import parameter_name
-from trainers.optimizers.adamw import stored_format
 from trainers.optimizers.info import Built
+from trainers.optimizers.masters import stored_format
 
 MINIMUM = 1.0
 """At this scale an overflow is no longer the scale's doing."""

@@ -36,7 +36,7 @@ from trainers.loop.trainer import Trainer
 from trainers.model_kinds.heads import NumberHead
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output
-from trainers.optimizers.adamw import MasterAdamW
+from trainers.optimizers.masters import MasterAdamW
 from trainers.process import reset_process
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.tasks import TASKS

@@ -16,7 +16,7 @@ from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.loop import run_worker
 from trainers.models.precision import Rounded, arithmetic_for, has_bf16, inference_for
-from trainers.optimizers.adamw import MasterAdamW
+from trainers.optimizers.masters import MasterAdamW
 from trainers.process import reset_process
 from trainers.reporting import NeverStop
 from trainers.telemetry.memory import weight_mib

@@ -21,7 +21,6 @@ import torch
 from torch import distributed
 
 from tests.trainers.tape import Tape
-from trainers import parallel
 from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
@@ -31,6 +30,7 @@ from trainers.entrypoint import classify, train
 from trainers.loop import assembly, run_worker, trainer
 from trainers.loop.steps import Transfer
 from trainers.models.precision import Rounded
+from trainers.parallel import strategies
 from trainers.parallel.replica import DistributedReplica
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.imdb.task import Imdb
@@ -117,7 +117,7 @@ def on_tape(*, replays: bool) -> Tape:
         )
 
     if not replays:
-        parallel.RecordedDistributedReplica = launches  # type: ignore[misc, assignment]
+        strategies.RecordedDistributedReplica = launches  # type: ignore[misc, assignment]
     return tape
 
 

@@ -19,7 +19,7 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
     import torch
 
     import cuda_ext
-    from trainers.optimizers.adamw import stored_format
+    from trainers.optimizers.masters import stored_format
 
     first, second, third = chosen.betas
     moments = {"fp32": torch.float32, "bf16": torch.bfloat16}[chosen.moments]
