@@ -12,6 +12,7 @@ from service.fairness.eta import (
     COVERAGE,
     FEWEST,
     GRAIN_S,
+    LEAST_STEP_S,
     REMEMBERED,
     UNCALIBRATED,
     Calibration,
@@ -168,6 +169,98 @@ def test_pools_of_hardware_are_played_apart_and_only_where_asked_for() -> None:
     claims = [holds("nlp", 10.0), holds("nlp", 20.0, lane=V100), waits(1), waits(2, lane=V100)]
     assert medians(claims, v100=1.0) == {1: 10.0, 2: 20.0}
     assert medians(claims, v100=1.0, only={2, 3}) == {2: 20.0}
+
+
+def test_parts_of_a_device_need_not_add_up_exactly() -> None:
+    assert medians([holds("nlp", 9.0, devices=0.7), waits(1, "nlp", devices=0.1 * 3)]) == {1: 0.0}
+
+
+def test_an_experiments_runs_start_one_after_the_other_from_the_end_of_its_line() -> None:
+    claims = [holds("nlp", 10.0), waits(1, "nlp", runs=2, waited_s=2.0), waits(2, "nlp", waited_s=1.0)]
+    assert medians(claims) == {1: 10.0, 2: 1010.0}
+
+
+def test_many_in_line_wait_for_a_device_each() -> None:
+    claims = [holds("nlp", 10.0), *(waits(id, "nlp", waited_s=10.0 - id) for id in range(1, 7))]
+    assert medians(claims, seconds=100.0) == {id: 10.0 + 100.0 * (id - 1) for id in range(1, 7)}
+
+
+def test_age_lowers_no_high_priority() -> None:
+    claims = [
+        holds("nlp", 10.0), waits(1, "nlp", priority=75, waited_s=PROMOTED_AFTER_S),
+        waits(2, "nlp", priority=60, waited_s=PROMOTED_AFTER_S + 9),
+    ]  # fmt: skip
+    assert medians(claims) == {1: 10.0, 2: 1010.0}
+
+
+def test_what_is_guaranteed_comes_before_priority() -> None:
+    terms = ProjectTerms(guaranteed={"h100": 1.0})
+    claims = [holds("x", 10.0), waits(1, "vision", priority=0), waits(2, "nlp", priority=99)]
+    assert medians(claims, vision=terms) == {1: 10.0, 2: 1010.0}
+    assert medians(claims, nlp=terms) == {2: 10.0, 1: 1010.0}
+
+
+def test_a_guarantee_that_is_held_already_is_used_up() -> None:
+    terms = ProjectTerms(guaranteed={"h100": 1.0})
+    claims = [
+        holds("vision", 99_999.0), holds("nlp", 10.0), waits(1, "vision", priority=0),
+        waits(2, "nlp", priority=99),
+    ]  # fmt: skip
+    assert medians(claims, h100=2.0, vision=terms)[2] == 10.0
+
+
+def test_a_project_of_twice_the_weight_holds_twice_as_much() -> None:
+    claims = [holds("nlp", 10.0), *(waits(id, "nlp", waited_s=9.0) for id in (1, 2, 3))]
+    claims += [waits(id) for id in (4, 5, 6)]
+    for weight, first in ((2.0, [1, 2, 4]), (1.0, [1, 4, 5])):
+        found = medians(claims, h100=4.0, nlp=ProjectTerms(weight=weight))
+        assert sorted(id for id, start_s in found.items() if start_s == 0.0) == first
+
+
+def test_users_of_a_project_take_turns_by_what_they_used() -> None:
+    claims = [holds("x", 10.0), waits(1, "nlp", user="ann", waited_s=9.0), waits(2, "nlp", user="bob")]
+    used = UsageTree({("nlp", "ann", H100): Usage(9.0, NOW_S)})
+    assert medians(claims, usage=used) == {2: 10.0, 1: 1010.0}
+    elsewhere = UsageTree({("nlp", "ann", V100): Usage(9.0, NOW_S)})
+    assert medians(claims, usage=elsewhere) == {1: 10.0, 2: 1010.0}
+
+
+def test_old_use_has_decayed() -> None:
+    week_s = 7 * 86_400.0
+    usage = UsageTree(
+        {("nlp", "bob", H100): Usage(10.0, NOW_S - week_s), ("vision", "bob", H100): Usage(6.0, NOW_S)}
+    )
+    assert medians([holds("x", 10.0), waits(1, "nlp"), waits(2, waited_s=9.0)], usage=usage)[1] == 10.0
+
+
+def test_a_lower_priority_yields_and_a_higher_one_does_not() -> None:
+    for priority, start_s in ((25, 100.0), (75, 5000.0)):
+        claims = [holds("nlp", 5000.0, user="bob", priority=priority, yields_s=100.0), waits(1, "nlp")]
+        assert medians(claims)[1] == pytest.approx(start_s, abs=LEAST_STEP_S)
+
+
+def test_no_run_stops_where_all_that_may_are_too_few() -> None:
+    claims = [holds("nlp", 700.0, priority=25, yields_s=0.0), holds("nlp", 800.0, priority=75, yields_s=0.0)]
+    assert medians([*claims, waits(1, "nlp", devices=2.0)], h100=2.0)[1] == 800.0
+
+
+def test_of_several_the_lowest_priority_yields() -> None:
+    claims = [
+        holds("nlp", 700.0, priority=40, yields_s=0.0), holds("nlp", 800.0, priority=30, yields_s=0.0),
+        waits(1, "nlp"), waits(2, "nlp", priority=35),
+    ]  # fmt: skip
+    # The first takes the device of priority 30; the second is above no one that is left.
+    found = medians(claims, h100=2.0)
+    assert found[1] <= LEAST_STEP_S
+    assert found[2] == 700.0
+
+
+def test_a_user_does_not_take_from_itself() -> None:
+    claims = [
+        holds("nlp", 5000.0, user="bob", yields_s=100.0), holds("nlp", 6000.0, user="bob", yields_s=100.0),
+    ]  # fmt: skip
+    assert medians([*claims, waits(1, "nlp", user="bob")], h100=2.0) == {1: 5000.0}
+    assert medians([*claims, waits(1, "nlp", user="eve")], h100=2.0) == {1: 100.0}
 
 
 def test_many_short_runs_ahead_are_worked_off_between_passes() -> None:
