@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from service.fairness.lanes import Backlog, Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
 from service.fairness.preemptions import Preemptions, handovers
@@ -50,7 +50,8 @@ class Division:
 
     def handovers(self) -> tuple[Handover, ...]:
         """Returns the experiments that start no more runs, because runs of higher priority come first."""
-        return tuple(handovers(self._lanes, self.preemptions))
+        by_id = attrgetter("experiment_id", "hardware")
+        return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
 
 
 def divide(situation: Situation, backlog: Backlog | None = None) -> Division:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def handovers(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[Hando
             first = [each for each in waiting[lane] if _comes_first(each, claimant, demand, lanes)]
             if first:
                 held = lanes.given[claimant.id][demand.hardware]
-                left = max(0.0, held - sum(each.devices for each in first))
+                left = max(0.0, held - math.fsum(each.devices for each in first))
                 for_ids = sorted({each.claimant.id for each in first})
                 yield Handover(claimant.id, demand.hardware, left, tuple(for_ids))
 

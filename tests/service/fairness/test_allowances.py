@@ -322,6 +322,17 @@ def test_an_owners_urgent_runs_come_first_as_runs_of_a_sweep_end(preemptible: bo
     assert (found.experiment_id, found.devices, found.for_experiment_ids) == (1, 1.0, (2,))
 
 
+def test_handovers_do_not_depend_on_the_order_of_the_claimants() -> None:
+    sweeps = [just_started(experiment(id, running=2, waiting=9, priority=25)) for id in (2, 1)]
+    urgent = experiment(3, waiting=3, priority=100)
+    first, second = (
+        divide(Situation(NOW_S, capacity(h100=4), claimants)).handovers()
+        for claimants in ([*sweeps, urgent], [urgent, *reversed(sweeps)])
+    )
+    assert first == second
+    assert [each.experiment_id for each in first] == [1, 2]
+
+
 def test_runs_of_equal_or_lower_priority_take_nothing_over() -> None:
     for priority in (10, 25):
         assert handed_over(SWEEP, experiment(2, waiting=3, priority=priority), devices=4) == {}
