@@ -179,15 +179,15 @@ def _lr_tensors(batch: TensorBatch) -> list[Tensor]:
 
 
 def multi_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    _with_foreach(batches, inputs, "multi_unfused")
+    _unfused(batches, inputs, foreach=True)
 
 
 def single_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
     """Tensor by tensor: about eighteen operations for each parameter."""
-    _with_foreach([part for batch in batches for part in batch.of_tensors()], inputs, "single_unfused")
+    _unfused(batches, inputs, foreach=False)
 
 
-def _with_foreach(batches: list[TensorBatch], inputs: StepInputs, implementation: str) -> None:
+def _unfused(batches: list[TensorBatch], inputs: StepInputs, *, foreach: bool) -> None:
     # PyTorch operations cannot be skipped on the device: this reads the flag and synchronises.
     if inputs.found_inf is not None and bool(inputs.found_inf.item() != 0.0):
         return
@@ -201,12 +201,15 @@ def _with_foreach(batches: list[TensorBatch], inputs: StepInputs, implementation
     factor = gradient_factor(inputs, norm)
     for batch in batches:
         for group, part in batch.per_group():
-            _update(group, batch.params[part], batch.grads[part], batch.states[part], factor)
-        native.python_counts[implementation] += len(batch.params)
+            one_by_one = [slice(i, i + 1) for i in range(part.start, part.stop)]
+            for cut in [part] if foreach else one_by_one:
+                _update(group, batch.params[cut], batch.grads[cut], batch.states[cut], factor)
+        native.python_counts["multi_unfused" if foreach else "single_unfused"] += len(batch.params)
 
 
-def _wide_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+def _wide(tensors: list[Tensor]) -> list[Tensor]:
+    short = tensors[0].dtype in (torch.bfloat16, torch.float16)
+    return [tensor.float() for tensor in tensors] if short else tensors
 
 
 def _update(
@@ -227,19 +230,16 @@ def _update(
     shrink = 1.0 - decay if group["no_prox"] else 1.0 / (1.0 + decay)
     rate = lr if group["no_prox"] else lr * shrink
 
-    def wide(tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor.to(_wide_dtype(tensor)) for tensor in tensors]
-
     thetas = [adan_state.load(param, state) for param, state in zip(params, states, strict=True)]
-    ms, vs = wide([state["exp_avg"] for state in states]), wide([state["exp_avg_diff"] for state in states])
+    ms, vs = _wide([state["exp_avg"] for state in states]), _wide([state["exp_avg_diff"] for state in states])
     ns, previous_gs = [state["exp_avg_sq"] for state in states], [state["g_prev"] for state in states]
 
-    gs = wide(grads)
+    gs = _wide(grads)
     if factor is not None:
         gs = list(torch._foreach_mul(gs, factor.to(gs[0].dtype)))
     if group["maximize"]:
         gs = list(torch._foreach_neg(gs))
-    previous = [g if step == 1 else old for g, old, step in zip(gs, wide(previous_gs), steps, strict=True)]
+    previous = [g if step == 1 else old for g, old, step in zip(gs, _wide(previous_gs), steps, strict=True)]
     ds = list(torch._foreach_sub(gs, previous))
     torch._foreach_copy_(previous_gs, gs)
 
