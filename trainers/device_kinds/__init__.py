@@ -8,12 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.device_kinds.kind import DeviceKind
-from trainers.registry import by_name, entries_of
+from trainers.registry import by_name, deferred, entries_of
 
 if TYPE_CHECKING:
     import torch
-
-    from trainers.device_kinds.backend import Backend
 
 __all__ = [
     "CPU",
@@ -50,13 +48,6 @@ def _flags(cpuinfo: Path) -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
-@cache
-def _load_cpu() -> Backend:
-    from trainers.device_kinds.backend import Backend
-
-    return Backend()
-
-
 def _caution(precision: str) -> str | None:
     if precision != "bf16" or has_bf16_units():
         return None
@@ -71,7 +62,7 @@ CPU = DeviceKind(
     summary="the node's CPUs",
     noun="CPU",
     torch_type="cpu",
-    load=_load_cpu,
+    load=cache(deferred("trainers.device_kinds.backend:Backend")),
     counted_in_cpus=True,
     link_gb_s=1.0,  # 10 Gbit Ethernet
     serves=MappingProxyType({"model.cuda_graphs": (False,)}),
@@ -81,21 +72,12 @@ CPU = DeviceKind(
     host_dropout=True,
     kernels="cpu",
 )
-
-
-@cache
-def _load_cuda() -> Backend:
-    from trainers.device_kinds.cuda_backend import CudaBackend
-
-    return CudaBackend()
-
-
 CUDA = DeviceKind(
     name="cuda",
     summary="an NVIDIA GPU",
     noun="GPU",
     torch_type="cuda",
-    load=_load_cuda,
+    load=cache(deferred("trainers.device_kinds.cuda_backend:CudaBackend")),
     ray_resource="GPU",
     ray_scaling=MappingProxyType({"use_gpu": True}),
     proven=False,
@@ -110,7 +92,6 @@ CUDA = DeviceKind(
     autocast_widens_norms=True,
     kernels="cuda",
 )
-
 
 DEVICE_KINDS: dict[str, DeviceKind] = by_name(CPU, CUDA, *entries_of("trainers.device_kinds.tpu"))
 """All values of `device` in the hardware catalogue."""

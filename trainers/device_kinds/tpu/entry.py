@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from trainers.device_kinds.kind import DeviceKind
-
-if TYPE_CHECKING:
-    from trainers.device_kinds.backend import Backend
-
-
-@cache
-def _load() -> Backend:
-    from trainers.device_kinds.tpu.backend import TpuBackend
-
-    return TpuBackend()
-
+from trainers.registry import deferred
 
 TPU = DeviceKind(
     name="tpu",
     summary="a TPU chip",
     noun="TPU",
     torch_type="tpu",
-    load=_load,
+    load=cache(deferred("trainers.device_kinds.tpu.backend:TpuBackend")),
     requires="torch_tpu",
     proven=False,
     static_shapes=True,
