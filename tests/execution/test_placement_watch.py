@@ -105,7 +105,7 @@ def test_the_end_waits_for_an_unavailable_database(cluster: Cluster, clock: Cloc
     assert cluster.stored["g"].released_s == ended_s
 
 
-def test_hardware_that_differs_by_label_alone_is_numbered_names(cluster: Cluster) -> None:
+def test_hardware_that_differs_by_label_alone_is_detected(cluster: Cluster) -> None:
     shape = Shape(2, (("CPU", 1.0),), "cpu", (("zone", "b"),))
     assert GROUP.holds(SHAPE)
     assert not GROUP.holds(shape)

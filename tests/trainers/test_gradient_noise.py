@@ -45,7 +45,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
-def test_micro_batches_are_numbered_names_on_their_way_into_the_gradient(loss_scale):
+def test_micro_batches_are_distinguished_on_their_way_into_the_gradient(loss_scale):
     model, ids = model_of(), torch.arange(12) % 11
     parts = [gradient(model, part) for part in ids.split(3)]
     source = MicroBatches(model.parameters(), accumulation=4, replicas=1, device=CPU)

@@ -24,8 +24,8 @@ from trainers.update import (
 CPU = torch.device("cpu")
 
 
-class CardSource(Latent):
-    """Notes in which order it is called."""
+class CallOrder(Latent):
+    """Records the order of its calls."""
 
     def __init__(self, order: list[str]) -> None:
         self._order = order
@@ -66,7 +66,7 @@ def weight(*gradient: float) -> nn.Module:
 def update_of(module: nn.Module, scale: LossScale, limit: float, **options: Any) -> tuple[Update, Recorded]:
     optimizer = Recorded([*module.parameters()], **options)
     return Update(
-        module, optimizer, scale, torch.float16, limit, latent=CardSource(optimizer.order)
+        module, optimizer, scale, torch.float16, limit, latent=CallOrder(optimizer.order)
     ), optimizer
 
 

@@ -124,7 +124,7 @@ def test_times_that_are_equal_in_all_seeds_have_an_interval() -> None:
     assert same.low < 0.0 < same.high
 
 
-def test_memory_that_repeats_to_the_byte_is_numbered_names_by_what_a_machine_repeats_to() -> None:
+def test_memory_that_repeats_to_the_byte_is_judged_by_what_a_machine_repeats_to() -> None:
     a, b = {0: 1801.25, 1: 1801.25, 2: 1801.25}, {0: 3377.5, 1: 3377.5, 2: 3377.5}
     claim = compare("peak_memory_mib", a, b, better="lower")
     assert claim.verdict == "A is better"

@@ -332,7 +332,7 @@ def test_a_missing_cell_is_said_and_its_effect_is_over_the_others() -> None:
     assert level(model, "precision", "bf16").effect == pytest.approx(-0.6, abs=0.02)
 
 
-def test_other_seeds_in_each_cell_are_numbered_names_by_welch_and_have_no_interaction() -> None:
+def test_other_seeds_in_each_cell_are_judged_by_welch_and_have_no_interaction() -> None:
     cells = [
         Configuration(c.label, c.point, {m: {s + 10 * k: v for s, v in of.items()}}, {})
         for k, c in enumerate(times())
