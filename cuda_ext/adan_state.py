@@ -19,6 +19,15 @@ FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Parameters that the kernels take; others, such as float64, keep their state in their own format."""
 
 _PREVIOUS = {torch.float16: torch.bfloat16}
+MASTER_KINDS = ("auto", *MASTERS, "none")
+"""`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
+
+STATE_NAMES = ("master", "remainder")
+"""Names that a completing tensor has in a parameter's state."""
+
+_SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_GROUP = ("lr", "betas", "eps", "weight_decay")
+_REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
 def state_dtypes(dtype: torch.dtype, moments: torch.dtype) -> dict[str, torch.dtype]:
@@ -35,15 +44,6 @@ def state_dtypes(dtype: torch.dtype, moments: torch.dtype) -> dict[str, torch.dt
         "exp_avg_sq": torch.float32,
         "g_prev": _PREVIOUS.get(dtype, dtype),
     }
-
-
-MASTER_KINDS = ("auto", *MASTERS, "none")
-"""`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
-
-STATE_NAMES = ("master", "remainder")
-"""Names that a completing tensor has in a parameter's state."""
-
-_SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def state_name(param: Tensor, kind: str) -> str | None:
@@ -90,10 +90,6 @@ def store(theta: Tensor, param: Tensor, state: dict[str, Any]) -> None:
         state["remainder"].copy_(remainder.to(torch.int16))
     elif theta is not param:
         param.copy_(theta)
-
-
-_GROUP = ("lr", "betas", "eps", "weight_decay")
-_REQUIRED = ("step", "exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")
 
 
 def _pairs(optimizer: Optimizer, state_dict: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:

@@ -19,6 +19,8 @@ from cuda_ext import adan_state, native
 
 Group = Mapping[str, Any]
 """A parameter group: lr, betas, eps, weight_decay, no_prox, maximize."""
+GROUPS_PER_LAUNCH = 16
+"""Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,6 @@ def gradient_factor(inputs: StepInputs, norm: Tensor | None) -> Tensor | None:
 def bias_correction(beta: float, step: int) -> float:
     """1 - beta^step without cancellation; 1 for beta = 1, a mean that is frozen and corrected already."""
     return 1.0 if beta in (0.0, 1.0) else -math.expm1(step * math.log(beta))
-
-
-GROUPS_PER_LAUNCH = 16
-"""Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""
 
 
 def multi_fused(batches: list[TensorBatch], inputs: StepInputs) -> None:

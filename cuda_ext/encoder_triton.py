@@ -24,8 +24,6 @@ TOTAL_COLUMNS = 32
 """Columns that a program of `totals_kernel` works on."""
 
 _WARPS = 4
-_WIDEST = 1024
-"""Columns of the widest row that a warp has for itself: 32 a lane."""
 
 _MOST_TYPES = 8
 """Rows of the largest type table of whose gradient each is a sum over all rows of a batch."""

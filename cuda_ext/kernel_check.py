@@ -29,10 +29,11 @@ from cuda_ext.errors import BuildError
 
 REGISTER_LIMIT = 64
 """Registers per thread with which four blocks of 256 threads fit on a multiprocessor."""
-
-
 VOLTA = "7.0"
 """A V100's compute capability, which CUDA 13 does not know."""
+_ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>\w+)'")
+_SPILL = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+_USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,6 @@ class KernelResources:
     registers: int
     spill_bytes: int
     shared_bytes: int = 0
-
-
-_ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>\w+)'")
-_SPILL = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
-_USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
 
 
 def parse(log: str) -> list[KernelResources]:

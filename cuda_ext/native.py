@@ -19,6 +19,14 @@ from torch import Tensor
 from cuda_ext import build
 from cuda_ext.errors import BuildError
 
+IMPLEMENTATIONS = ("single_unfused", "multi_unfused", "single_fused", "multi_fused")
+"""Slowest to fastest; all give the same result to rounding."""
+
+UNFUSED_TWIN: Mapping[str, str] = MappingProxyType(
+    {"single_fused": "single_unfused", "multi_fused": "multi_unfused"}
+)
+"""What runs in place of a fused implementation that cannot."""
+
 _lock = threading.Lock()
 _loaded: dict[str, Path] = {}
 _unavailable: dict[str, str] = {}
@@ -104,15 +112,6 @@ def _register_fakes() -> None:
     torch.library.register_fake(
         "stillhouse::grad_norm", lambda grads: grads[0].new_empty((), dtype=torch.float32)
     )
-
-
-IMPLEMENTATIONS = ("single_unfused", "multi_unfused", "single_fused", "multi_fused")
-"""Slowest to fastest; all give the same result to rounding."""
-
-UNFUSED_TWIN: Mapping[str, str] = MappingProxyType(
-    {"single_fused": "single_unfused", "multi_fused": "multi_unfused"}
-)
-"""What runs in place of a fused implementation that cannot."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,13 @@ MINIMUM = 1.0
 """At this scale an overflow is no longer the scale's doing."""
 MAXIMUM = 2.0**24
 _FACTOR = 2.0
+RATE_FACTOR = "rate_factor"
+"""Entry of a parameter group whose learning rate is the run's times this factor; absent = 1."""
+_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_PARTS_OF_PARAMETERS = ("master", "remainder")
+"""State that completes 16-bit parameters."""
+UNDERFLOW_EVERY_STEPS = 32
+"""Counting reads all gradients and launches three kernels for each, as much as the step itself."""
 
 
 @dataclass(slots=True)
@@ -46,7 +53,7 @@ class LossScale:
 
 @dataclass(slots=True)
 class DynamicLossScale(LossScale):
-    """The scale of fp16."""
+    """The scale of fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2)."""
 
     growth_steps: int = 2000  # Applied steps in a row after which the scale doubles
     clean_steps: int = 0  # Applied steps since the last change
@@ -121,13 +128,6 @@ def loss_scale_for(config: RunConfig) -> LossScale:
     return DynamicLossScale(numerics.initial_loss_scale, numerics.loss_scale_growth_steps)
 
 
-RATE_FACTOR = "rate_factor"
-"""Entry of a parameter group whose learning rate is the run's times this factor; absent = 1."""
-_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_PARTS_OF_PARAMETERS = ("master", "remainder")
-"""State that completes 16-bit parameters."""
-
-
 class Idle(torch.optim.Optimizer):
     """Stands in for the optimizer in a run that does not train: no step, no state."""
 
@@ -194,10 +194,6 @@ def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
     if config.schedule == "constant":
         return config.learning_rate
     return config.learning_rate * (total_steps - step) / (total_steps - warmup)
-
-
-UNDERFLOW_EVERY_STEPS = 32
-"""Counting reads all gradients and launches three kernels for each, as much as the step itself."""
 
 
 def counts_underflow(step: int, log_every_steps: int) -> bool:

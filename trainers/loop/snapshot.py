@@ -18,6 +18,12 @@ from trainers.loop.progress import Progress
 from trainers.models.student import Student
 from trainers.process import seed_all
 
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]
+"""Tensors by file and name."""
+
+EXCHANGE = "exchange"
+"""File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
+
 
 def generator_states(device: torch.device) -> dict[str, Any]:
     version, words, gauss = random.getstate()
@@ -53,13 +59,6 @@ def restore_generators(states: dict[str, Any], device: torch.device) -> None:
     if device.type in states:
         own = torch.from_numpy(np.array(states[device.type], dtype=np.uint8))
         kind_of(device).backend.set_random_state(device, own)
-
-
-Tensors = Mapping[str, Mapping[str, torch.Tensor]]
-"""Tensors by file and name."""
-
-EXCHANGE = "exchange"
-"""File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
 
 
 @dataclass(frozen=True, slots=True)

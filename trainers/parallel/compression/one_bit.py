@@ -27,6 +27,12 @@ from trainers.parallel_kinds import SIGN_CHUNK, SIGN_MESSAGE_BYTES
 CHUNK, MESSAGE_BYTES = SIGN_CHUNK, SIGN_MESSAGE_BYTES
 _GATHER = 0x0102040810204080
 """Times eight bytes of 0 or 1, read as one number: its highest byte is made of their lowest bits."""
+_TABLES: dict[torch.device, torch.Tensor] = {}
+FLOOR_OF_TABLES = 1.0
+"""Least frozen n in an embedding table, as a share of its mean: a row whose token the warm-up saw once or
+never would divide the token's next gradient by almost nothing, for the rest of the run."""
+FLOOR = 0.01
+"""The same in all other tensors."""
 
 
 def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,16 +66,6 @@ def _signs_of_bytes(device: torch.device) -> torch.Tensor:
         bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
         _TABLES[device] = (2 * bits - 1).to(device, torch.float32)
     return _TABLES[device]
-
-
-_TABLES: dict[torch.device, torch.Tensor] = {}
-
-
-FLOOR_OF_TABLES = 1.0
-"""Least frozen n in an embedding table, as a share of its mean: a row whose token the warm-up saw once or
-never would divide the token's next gradient by almost nothing, for the rest of the run."""
-FLOOR = 0.01
-"""The same in all other tensors."""
 
 
 class SignedMean:

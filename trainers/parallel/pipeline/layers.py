@@ -27,6 +27,10 @@ from trainers.models.student import Student
 
 Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 """What a layer makes of the hidden states (B, S, H) of the one before; the first gets None."""
+_ROUNDS = 3
+"""Each layer's least time counts: what disturbs a measurement only adds to it."""
+_GUESSED = 7
+"""One in so many tokens is to be guessed, as masks have it."""
 
 
 @dataclass(frozen=True)
@@ -287,12 +291,6 @@ def _bottleneck(before: Sequence[float], stages: int) -> float:
             for stop in range(layers + 1)
         ]
     return largest[layers]
-
-
-_ROUNDS = 3
-"""Each layer's least time counts: what disturbs a measurement only adds to it."""
-_GUESSED = 7
-"""One in so many tokens is to be guessed, as masks have it."""
 
 
 def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:
