@@ -18,11 +18,9 @@ from trainers.config.sections import (
     Batch,
     Checkpointing,
     Evaluation,
-    Identifier,
     Length,
     Numerics,
     Precision,
-    Section,
     Telemetry,
 )
 from trainers.config.task import MAX_LENGTH, Task
@@ -34,6 +32,7 @@ from trainers.config.training import (
     TrainingSections,
     Workspace,
 )
+from trainers.registry import Identifier, Section
 
 __all__ = [
     "DEFAULT_WARMUP",

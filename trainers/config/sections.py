@@ -8,9 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainers.registry import Identifier, Section
-
-__all__ = ["Identifier", "Section"]
+from trainers.registry import Section
 
 
 class Batch(Section):

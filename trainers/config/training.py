@@ -16,7 +16,6 @@ from trainers.config.sections import (
     Length,
     Numerics,
     Precision,
-    Section,
     Telemetry,
 )
 from trainers.config.task import Task
@@ -24,7 +23,7 @@ from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
 from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES
-from trainers.registry import NameIn
+from trainers.registry import NameIn, Section
 
 Stage = dict[str, JsonValue]
 """Sections, or parts of them, that a stage has of its own."""
