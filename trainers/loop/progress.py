@@ -1,4 +1,4 @@
-"""Counters of a run, as checkpoints carry them."""
+"""Counters of a run, as checkpoints carry them, and rates between two readings of them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MODEL_TYPE = "model_type"
 """Field of `config.json` that names the family."""
 
 QUANTISED = "binary"
-"""Field of `config.json` that says how a model with few bits is quantised; see `trainers.config.Binary`."""
+"""Field of `config.json` that describes a quantised model: the settings of its encoder that quantises."""
 
 
 class Attention(StrEnum):
