@@ -54,9 +54,9 @@ class Measurement:
 
     name: str  # Ends with its unit, such as `train_time_s`
     value: float
-    unit: str  # `s`, `kWh`, `MiB`, `USD`, `1/s`,
+    unit: str  # Such as `kWh`, `MiB` or `1/s`
     provenance: Provenance
-    scope: str  # Extent that it covers: `run`, `worker:0`, `device:0`,
+    scope: str  # Extent that it covers, such as `run` or `worker:0`
     start_s: float
     end_s: float
 

@@ -138,7 +138,7 @@ def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence
 
 
 def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
-    """Returns what the partition balances; measured times come from `trainers.parallel.pipeline.layers`."""
+    """Returns what the partition balances; measured times come from `measure`."""
     if parallel.partition == "parameters":
         return [float(layer.parameters) for layer in layers]
     return [0.0, *[1.0] * (len(layers) - 2), 0.0]
