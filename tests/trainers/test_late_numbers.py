@@ -17,16 +17,30 @@ from safetensors.torch import load_file
 from tests.trainers.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
-from trainers.loop.steps import Transfer
+from trainers.loop.steps import StepSums, Transfer, stop_reason
 from trainers.models.precision import Rounded
 from trainers.parallel.replica import Replica
-from trainers.reporting import NeverStop
+from trainers.reporting import NeverStop, StopReason
 from trainers.telemetry.gradient_noise import EVERY_STEPS
 from trainers.update import Update
 from trainers.workers import Workers
 
 EVERY_TWO = {"every_steps": 2, "every_s": 0.0}
 OF_CLOCKS = ("samples_per_s", "tokens_per_s", "goodput")
+
+
+def test_every_number_returns_to_the_field_that_it_came_from():
+    reasons = [*StopReason]
+    stops = tuple(100.0 + number for number in range(len(reasons)))
+    sums = StepSums(
+        loss_sum=1.0, squares=2.0, tokens=3.0, padded_tokens=4.0, noise=5.0, underflow_pct=6.0,
+        checkpoint_due=7.0, checkpoint_whole=8.0, stops=stops, objective=(200.0, 201.0),
+    )  # fmt: skip
+    assert len({*sums.numbers()}) == 8 + len(reasons) + 2
+    assert sums.with_numbers(sums.numbers()) == sums
+    for reason in reasons:
+        votes = tuple(float(other is reason) for other in reasons)
+        assert stop_reason(sums.with_numbers([*range(8), *votes, 0.0, 0.0])) is reason
 
 
 @pytest.fixture

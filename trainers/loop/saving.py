@@ -11,12 +11,7 @@ from trainers.checkpoints.store import CheckpointWriter, Written
 from trainers.data import tokenizers
 from trainers.errors import CheckpointError
 from trainers.loop.run_parts import RunParts
-from trainers.loop.snapshot import (
-    EXCHANGE,
-    Tensors,
-    generator_states,
-    take,
-)
+from trainers.loop.snapshot import EXCHANGE, Tensors, generator_states, take
 from trainers.reporting import Sink
 from trainers.telemetry.timeline import Phase
 
