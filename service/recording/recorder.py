@@ -42,6 +42,7 @@ from service.store import (
     Store,
     StoreError,
 )
+from service.store.base import storable
 from trainers.reporting import StopReason
 
 
@@ -69,7 +70,8 @@ class Report:
 
     def to_bytes(self) -> bytes:
         """Returns JSON in which NaN and infinities keep their names, and what JSON lacks becomes a string."""
-        return json.dumps(asdict(self), separators=(",", ":"), default=str, skipkeys=True).encode()
+        text = json.dumps(asdict(self), separators=(",", ":"), default=str, skipkeys=True, ensure_ascii=False)
+        return storable(text).encode()
 
     @staticmethod
     def from_bytes(text: bytes) -> Report:

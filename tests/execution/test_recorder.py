@@ -190,6 +190,21 @@ def test_points_wait_on_the_disk_while_the_database_is_away_and_arrive_once(
     assert steps_of(store, run_id) == list(range(101))
 
 
+def test_text_that_is_not_unicode_arrives_from_the_disk(
+    recorder: Recorder, away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    away.away = True
+    lines = [
+        LogLine(run_id, 1, 1, 2.0, "info", "no such file: \udcff"),
+        LogLine(run_id, 1, 2, 2.0, "info", "\x00"),
+    ]
+    say(recorder, Report(run_id, 1, Started(10, 0, {"path": "\udcff"}), RecordBatch(logs=lines)))
+    away.away = False
+    wait_for(lambda: spooled_bytes(tmp_path) == 0)
+    assert [line.message for line in store.logs(run_id)] == ["no such file: \ufffd", "\ufffd"]
+    assert store.attempts(run_id)[0].facts == {"path": "\ufffd"}
+
+
 def test_the_disk_is_emptied_without_further_reports(
     recorder: Recorder, away: AwayStore, store: Store, run_id: int, tmp_path: Path
 ) -> None:
