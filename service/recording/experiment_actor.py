@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from service.config import logs
 from service.config.process import freeze_loaded
@@ -24,7 +24,7 @@ from trainers.reporting import StopReason
 
 _CALL_TIMEOUT_S = 60.0
 _UNAVAILABLE_S = 0.5
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
 
@@ -70,8 +70,8 @@ class ExperimentActor:
         await asyncio.to_thread(self._recorder.close)
 
 
-def _mail(method: Callable[Concatenate[Mailbox, P], R]) -> Callable[Concatenate[ExperimentActorClient, P], R]:
-    def call(client: ExperimentActorClient, /, *arguments: P.args, **named: P.kwargs) -> R:
+def _mail(method: Callable[[Mailbox, *Ts], R]) -> Callable[[ExperimentActorClient, *Ts], R]:
+    def call(client: ExperimentActorClient, *arguments: *Ts) -> R:
         answer: R = client._call("mail", method.__name__, *arguments)
         return answer
 
