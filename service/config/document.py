@@ -37,6 +37,22 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _FIRST = frozenset("-+.0123456789")
 _LONGEST_INTEGER = 20
 """Characters of an integer that may fit into 64 bits, with its sign."""
+MAX_BYTES = 1 << 20
+"""Longest document, in bytes."""
+MAX_DEPTH = 16
+"""Deepest nesting of a document."""
+MAX_NODES = 100_000
+"""Most values in a document, keys included."""
+MAX_PROBLEMS = 20
+"""Most problems that an error lists."""
+MAX_SUGGESTIONS = 5
+"""Most unknown names in an error that are compared with the known ones."""
+_LONGEST_PATH = 200
+"""Characters of a problem's path; a longer one is cut."""
+_LONGEST_MESSAGE = 2_000
+_PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
+"""What may stand before a document: a byte order mark, blank lines and comments."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Refused(Exception):
@@ -171,24 +187,6 @@ def _one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     text = str(getattr(error, "problem", None) or error).splitlines()[0]
     return f"line {mark.line + 1}: {text}" if mark is not None else text
-
-
-MAX_BYTES = 1 << 20
-"""Longest document, in bytes."""
-MAX_DEPTH = 16
-"""Deepest nesting of a document."""
-MAX_NODES = 100_000
-"""Most values in a document, keys included."""
-MAX_PROBLEMS = 20
-"""Most problems that an error lists."""
-MAX_SUGGESTIONS = 5
-"""Most unknown names in an error that are compared with the known ones."""
-_LONGEST_PATH = 200
-"""Characters of a problem's path; a longer one is cut."""
-_LONGEST_MESSAGE = 2_000
-_PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
-"""What may stand before a document: a byte order mark, blank lines and comments."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)

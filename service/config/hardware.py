@@ -23,6 +23,7 @@ _CUDA_12 = (
     "torch built for CUDA 12.6, since CUDA 13 has no code for compute capability 7.0: build the image with "
     "TORCH_INDEX=https://download.pytorch.org/whl/cu126"
 )
+_LONGEST_WORD = 64
 
 
 class Hardware(DeviceRates):
@@ -133,9 +134,6 @@ def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware
         known = [*catalogue, *(alias for each in catalogue.values() for alias in each.aliases)]
         raise ValueError(f"'{shortened(name)}' is not in the catalogue; {nearest(name, known)}")
     return entry
-
-
-_LONGEST_WORD = 64
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

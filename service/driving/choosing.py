@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,11 @@ from service.store import Conflict, NotFound, QueuedRun, Store
 from trainers.checkpoints.manifest import verify
 from trainers.config import Precision
 from trainers.errors import FailureClass
+
+_BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
+"""Failures caused by the configuration."""
+LIST_EVERY_S = 5.0
+"""How often the list of queued runs is read again: people may have queued some of them again."""
 
 
 @dataclass(slots=True)
@@ -149,12 +153,6 @@ class SourceModels:
         return path
 
 
-logger = logging.getLogger(__name__)
-
-_BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
-"""Failures that a configuration is to blame for."""
-
-
 class Suggestions:
     """Sets the axis values of runs whose search suggests them; those of one suggestion differ by seed.
 
@@ -244,10 +242,6 @@ class Suggestions:
                 value = latest.get(metric)
             self._values[key] = None if value is None else float(value)
         return self._values[key]
-
-
-LIST_EVERY_S = 5.0
-"""How often the list of queued runs is read again: people may have queued some of them again."""
 
 
 class Wait(Enum):

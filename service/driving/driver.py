@@ -44,10 +44,24 @@ from service.workers.ray_cluster import PlacementWatch, look_at_cluster, look_at
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
+logger = logging.getLogger(__name__)
+
 PASS_ON_S = 0.2
 """How often it is checked whether anything has to be sent."""
 REPEAT_S = 1.0
-"""How often the same is sent again, and how long a call that failed is waited with."""
+"""Time after which the same requests are sent again, also if the last call failed."""
+BEAT_S = 0.7
+"""How often people's requests are read."""
+RENEWALS = 3
+"""How often the lease is renewed within its length."""
+JUDGE_S = 1.0
+"""How often running runs are looked at by a search that ends some early."""
+GRACE_S = 30.0
+"""How long runs may take to stop at a step boundary before their processes are ended."""
+_CATCH_UP_S = 3600.0
+"""How long the driver waits for points that its node's disk holds, once the database takes its own writes."""
+_TELL_S = 60.0
+"""How long it waits before it writes an event about that."""
 
 
 class StopRequests:
@@ -98,22 +112,6 @@ class StopRequests:
             return
         self._sent, self._due_s = wanted, now + REPEAT_S  # Failed or not, the same is sent again by then.
         self._send(*wanted)
-
-
-logger = logging.getLogger(__name__)
-
-BEAT_S = 0.7
-"""How often what people ask for is read."""
-RENEWALS = 3
-"""How often the lease is renewed within its length."""
-JUDGE_S = 1.0
-"""How often running runs are looked at by a search that ends some early."""
-GRACE_S = 30.0
-"""How long runs may take to stop at a step boundary before their processes are ended."""
-_CATCH_UP_S = 3600.0
-"""How long the driver waits for points that its node's disk holds, once the database takes its own writes."""
-_TELL_S = 60.0
-"""How long it waits before it says so in an event."""
 
 
 class LeaseRenewal:
@@ -253,7 +251,7 @@ class Driver:
                 reuse=sweep.spec.isolation == "shared",
                 give_up=self._give_up,
             )
-        # Nobody comes back for points that are still on this disk when the experiment has ended.
+        # Points still on this disk when the experiment has ended would never be stored.
         self._wait_until_stored(actor)
 
     def _clean_up(self, actor: ExperimentActorClient) -> None:

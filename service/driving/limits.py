@@ -17,6 +17,11 @@ from service.specs.experiment import ExperimentSpec
 from service.specs.fields import Budget
 from service.store import Store
 
+CAPACITY_EVERY_S = 2.0
+"""How often the cluster is looked at while runs wait for it."""
+_SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
+"""Axes that determine how many workers a run may have, and what each takes."""
+
 
 class BudgetLimit:
     def __init__(self, context: SweepContext) -> None:
@@ -141,12 +146,6 @@ class Allowances:
 def _interruptible(live: LiveTurn, allowance: DeviceAllowance) -> bool:
     """A run that is measured alone is not interrupted: its times would span several attempts."""
     return live.assignment is None or (allowance.preemptible and not live.turn.shape.exclusive)
-
-
-CAPACITY_EVERY_S = 2.0
-"""How often the cluster is looked at while runs wait for it."""
-_SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
-"""Axes that decide about how many workers a run may have, and what each takes."""
 
 
 class RoomLeft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -14,6 +13,11 @@ from service.store import Store
 
 WINDOW = 10
 """Points that are averaged before a loss is called high."""
+DATA_AXES = ("task.", "model.name")
+"""Prefixes of the fields that determine a run's examples; the tokenizer is the student's."""
+LOSS = "loss"
+LONGEST_SERIES = 2_000
+"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
 
 
 def memory_key(spec: ExperimentSpec) -> str:
@@ -41,10 +45,6 @@ def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
     return f"does not fit (by {failed.micro_size}): micro-batch {failed.micro_size} ran out of memory here"
 
 
-DATA_AXES = ("task.", "model.name")
-"""What the fields begin with that decide about a run's examples: the tokenizer is the student's."""
-
-
 def data_key(spec: ExperimentSpec) -> str:
     """Key of runs that read the same data and so share a mistake in it; `spec` is resolved, without axes."""
     return f"{spec.model.name}\n{spec.task.model_dump_json()}"
@@ -67,13 +67,6 @@ def diverges(losses: Sequence[float], factor: float) -> bool:
     ]
     lowest = min(mean for mean in means if math.isfinite(mean))
     return math.fsum(losses[-WINDOW:]) / WINDOW > factor * lowest
-
-
-logger = logging.getLogger(__name__)
-
-LOSS = "loss"
-LONGEST_SERIES = 2_000
-"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
 
 
 class EarlyStops:
@@ -116,7 +109,7 @@ class EarlyStops:
     def _reason(self, run_id: int) -> str | None:
         run = self._store.run(run_id)
         if run.is_reference:
-            return None  # It is no candidate, and a part of it would not tell of the machine.
+            return None  # Not a candidate; and only a whole run measures the machine.
         factor = self._spec.search.stop_diverging
         if factor is not None:
             losses = [value for _, value in self._series(run_id, LOSS)]

@@ -30,6 +30,11 @@ from trainers.config import DevicePricing
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
 
+logger = logging.getLogger(__name__)
+
+ROOM_S = 2.0
+"""Time after which a run that is not placed is stored as waiting for room."""
+
 
 class WaitingReasons:
     """Stores what runs without room wait for, and behind whom, as people see it."""
@@ -70,12 +75,6 @@ def waits_for(shape: Shape, others: Sequence[Held]) -> str:
         f"experiment {held.experiment_id} holds {held.devices:g} {held.hardware}" for held in others
     )
     return f"{what}; {holders or 'no other experiment holds devices'}"
-
-
-logger = logging.getLogger(__name__)
-
-ROOM_S = 2.0
-"""A run that is not placed after this time waits for room, and says so."""
 
 
 class Sweep:

@@ -21,6 +21,9 @@ from service.fairness.state import (
     permitted,
 )
 
+_LIMITED = frozenset({WaitingReason.user_cap, WaitingReason.ceiling})
+"""Limits that a run of the same user, or project, makes room within when it ends."""
+
 
 class Preemptions:
     """The preemptions of one pass."""
@@ -151,10 +154,6 @@ class Preemptions:
 
     def decided(self) -> tuple[Preemption, ...]:
         return tuple(self._noted[key] for key in sorted(self._noted))
-
-
-_LIMITED = frozenset({WaitingReason.user_cap, WaitingReason.ceiling})
-"""Limits that a run of the same user, or project, makes room within when it ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ HORIZON_H = 12.0
 1/HORIZON_H USD per hour more held."""
 LAG_H = 48.0
 """Most that a node counts as behind the mean, in hours of its share."""
+HALF_LIFE_S = 7 * 86_400.0
+"""Time after which use counts half."""
+_MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,6 @@ def excesses(
 
 def score_of(held_usd_per_hour: float, excess_usd: float, weight: float) -> float:
     return (held_usd_per_hour + excess_usd / HORIZON_H) / weight
-
-
-HALF_LIFE_S = 7 * 86_400.0
-"""Time after which use counts half."""
-_MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 
 
 def decayed(usage: Usage, now_s: float) -> float:

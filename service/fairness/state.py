@@ -15,6 +15,24 @@ DEFAULT_WEIGHT = 1.0
 """Weight of a project whose settings give none."""
 LEAST_PRICE_USD_PER_HOUR = 0.01
 """Price that counts for devices that cost less, so that free devices are shared as well."""
+MOST_AHEAD = 5
+"""Experiments ahead that are listed by id."""
+PATIENCE_S = 1800.0
+"""Time after which a large run that comes first stops others for its devices."""
+DRAINED_AFTER_S = 43_200.0
+"""Time after which free devices are kept for it also where others' runs end when they end."""
+PROMOTED_AFTER_S = 86_400.0
+"""Time without a start after which low priority counts as normal."""
+PROMOTED_TO = 50
+"""Class `normal`."""
+OVERDUE_AFTER_S = 172_800.0
+"""Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
+USEFUL_S = 1800.0
+"""Least time that a run has worked since it last started before it is preempted."""
+USEFUL_RESTARTS = 50.0
+"""The same, as a multiple of the cost of a restart: at most 2% of a run is lost to preemption."""
+ROUNDING = 1e-6
+"""Parts of devices need not add up exactly."""
 
 
 class InvalidTerms(ValueError):
@@ -254,28 +272,6 @@ class Waiting:
     ahead: tuple[int, ...]
     free_devices: float
     detail: str | None = None
-
-
-MOST_AHEAD = 5
-"""Experiments ahead that are listed by id."""
-
-
-PATIENCE_S = 1800.0
-"""Time after which a large run that comes first stops others for its devices."""
-DRAINED_AFTER_S = 43_200.0
-"""Time after which free devices are kept for it also where others' runs end when they end."""
-PROMOTED_AFTER_S = 86_400.0
-"""Time without a start after which low priority counts as normal."""
-PROMOTED_TO = 50
-"""Class `normal`."""
-OVERDUE_AFTER_S = 172_800.0
-"""Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
-USEFUL_S = 1800.0
-"""Least time that a run has worked since it last started before it is preempted."""
-USEFUL_RESTARTS = 50.0
-"""The same, in times of what a restart costs: at most 2% of a run is lost to preemption."""
-ROUNDING = 1e-6
-"""Parts of devices need not add up exactly."""
 
 
 def may_yield(now_s: float, started_s: float, restart_s: float) -> bool:

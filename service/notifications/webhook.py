@@ -37,6 +37,7 @@ _SHORTEST_SECRET = 8
 _NOT_A_URL = "the target is not a URL; use https://host/path"
 """Without the target: the path of a webhook is often its secret."""
 _GONE = 410
+_PORTS = {"http": 80, "https": 443}
 
 
 class Webhook:
@@ -114,9 +115,6 @@ class Webhook:
         if answer.is_redirect:
             raise Undeliverable(f"{answer.status_code}: redirects are not followed; use the final URL")
         raise Undeliverable(line, gone=answer.status_code == _GONE)
-
-
-_PORTS = {"http": 80, "https": 443}
 
 
 def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, str]:

@@ -66,7 +66,7 @@ FEWEST_RUNS = 3
 LEAST_PROGRESS = 0.05
 """Part of a run from which on the rest is forecast from its own pace."""
 PACE = (0.7, 1.5)
-"""The rest of such a run, in times of what its pace makes it: ends of the interval."""
+"""Ends of the interval for the rest of such a run, as multiples of the time at its pace."""
 LEAST_LEFT = 0.2
 """Part of its time that a run which should have ended is expected to continue."""
 CHECKPOINT_S = 30.0
@@ -77,6 +77,9 @@ _STARTED = frozenset(
     {ExperimentState.starting, ExperimentState.running, ExperimentState.succeeded, ExperimentState.failed}
 )
 _FIRST = ("first_s", "first_reason", "first_earliest_s", "first_latest_s")
+PLANNED_RUNS = 100
+"""Runs of a grid from which the demand of all of it is estimated."""
+_AT_ONCE = Start(0.0, 0.0, 0.0)
 
 
 class StartForecasts:
@@ -439,11 +442,6 @@ def _left(time: Seconds, worked_s: float, row: Row[Any] | None) -> Seconds:
 
 def finite(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
-
-
-PLANNED_RUNS = 100
-"""Runs of a grid that tell what all of it asks for."""
-_AT_ONCE = Start(0.0, 0.0, 0.0)
 
 
 def planned_start(

@@ -19,6 +19,7 @@ from trainers.telemetry.flops import ModelShape, Tally
 MIB = 1 << 20
 BUCKET_BYTES = 25 * MIB
 """Default of `parallel.bucket_mib`. DDP's smaller first bucket is that of a run which names no size."""
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +309,6 @@ def _gradients(
         Gradient(size, size if payload is None else payload(shape))
         for size, shape in zip(sizes, shapes, strict=True)
     )
-
-
-FP32_BYTES = 4
 
 
 def step_of(times: StepTimes, parallel: Parallel) -> Step:

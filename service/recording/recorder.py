@@ -45,6 +45,20 @@ from service.store import (
 from service.store.base import storable
 from trainers.reporting import StopReason
 
+logger = logging.getLogger(__name__)
+
+STALE_EXIT_CODE = 70
+"""Of a process that ends at once, because another attempt is current."""
+GATHER_S = 0.05
+"""How long the writer waits for further reports to put into the same transaction."""
+RETRY_S = 1.0
+"""Pause between attempts to reach a database that is unavailable."""
+FIGURES_EVERY_S = 5.0
+"""How often figures for `/metrics` are stored."""
+_REPLAY_REPORTS = 500
+_MOST_SPLITS = 100
+"""How often a batch that the database refuses is halved to find the rows that it refuses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -79,8 +93,6 @@ class Report:
 
 
 _REPORT = TypeAdapter(Report)
-STALE_EXIT_CODE = 70
-"""Of a process that ends at once, because another attempt is current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +114,6 @@ def merge(reports: list[Report]) -> RecordBatch:
         for rows in fields(batch):
             getattr(batch, rows.name).extend(getattr(report.rows, rows.name))
     return batch
-
-
-logger = logging.getLogger(__name__)
-
-GATHER_S = 0.05
-"""How long the writer waits for further reports to put into the same transaction."""
-RETRY_S = 1.0
-"""Pause between attempts to reach a database that is unavailable."""
-FIGURES_EVERY_S = 5.0
-"""How often figures for `/metrics` are stored."""
-_REPLAY_REPORTS = 500
-_MOST_SPLITS = 100
-"""How often a batch that the database refuses is halved to find the rows that it refuses."""
 
 
 class Recorder:

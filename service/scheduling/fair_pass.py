@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,8 +21,6 @@ from service.scheduling.cluster import ClusterSnapshot, devices_of
 from service.scheduling.situation import SituationReader, usage_by_user
 from service.specs.project_limits import ProjectLimits
 from service.store import Store
-
-logger = logging.getLogger(__name__)
 
 CHARGE_EVERY_S = 5.0
 """How often the use of devices is added up for shares."""
@@ -379,7 +376,7 @@ def _of_lane(
     )
     hidden: list[Share] = []
     for name, part in parts.items():
-        own = _share(lane, name, None, part, level, name)
+        own = _share(lane, name, None, part, level)
         if not visible.includes(name):
             hidden.append(own)
             continue
@@ -391,13 +388,13 @@ def _of_lane(
             own.entitled_usd_per_hour,
         )
         for user, each in users.items():
-            yield _share(lane, name, user, each, inside, user)
+            yield _share(lane, name, user, each, inside)
     if hidden:
         yield _together(hidden)
 
 
-def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level, name: str) -> Share:
-    score = level.score(name, part.usd_per_hour)
+def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level) -> Share:
+    score = level.score(project if user is None else user, part.usd_per_hour)
     return Share(
         *lane,
         project=project,

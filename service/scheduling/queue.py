@@ -55,6 +55,8 @@ _WAITING_AT_WORK = (
     .order_by(_x.id, sa.func.min(_r.id))
 )
 """(experiment, what runs wait for) of those that have a driver, by index of the runs that wait."""
+STALE_AFTER_S = 60.0
+"""Forecasts older than this are not shown: no scheduler renews them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,10 +542,6 @@ def _missing(
     if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)
-
-
-STALE_AFTER_S = 60.0
-"""Forecasts older than this are not shown: no scheduler renews them."""
 
 
 def start_forecasts(

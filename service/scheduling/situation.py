@@ -50,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 DEMAND_EVERY_S = 5.0
 """How often the runs of an experiment that have not ended are counted."""
+LOOK_EVERY_S = 10.0
+"""How often what projects have used is added up."""
+WARN_AT = 0.8
+"""Part of a budget at which subscribers are warned."""
 
 
 @dataclass(slots=True)
@@ -316,12 +320,6 @@ def _left_here(
         else own
         for name, own in terms.items()
     }
-
-
-LOOK_EVERY_S = 10.0
-"""How often what projects have used is added up."""
-WARN_AT = 0.8
-"""Part of a budget at which subscribers are warned."""
 
 
 class BudgetWatch:

@@ -12,7 +12,6 @@ database.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,8 +77,6 @@ __all__ = [
     "UnusableDatabase",
     "body_sha256",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 class Store(

@@ -55,7 +55,7 @@ ADD_MEASURED = (
         overhead_s=_u.overhead_s + bindparam("overhead", type_=schema.Real),
     )
 )
-"""Add what new measurements of an attempt tell."""
+"""Add new measurements of an attempt to its sums."""
 _MEASUREMENT_KEY = ("run_id", "attempt", "name", "scope", "start_s", "end_s")
 
 

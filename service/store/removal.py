@@ -6,7 +6,6 @@ after a crash: what is left to do is read from the rows themselves.
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -30,8 +29,6 @@ from service.store.series import BOUNDS
 
 _x, _r, _p, _e = schema.experiments.c, schema.runs.c, schema.points.c, schema.point_extremes.c
 
-
-logger = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 2_000
 """Rows that one transaction removes at most."""

@@ -25,6 +25,8 @@ from trainers.device_kinds import DEVICE_KINDS
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.sampling import machine_cpu_s
 
+logger = logging.getLogger(__name__)
+
 MARK = "STILLHOUSE_EXPERIMENT"
 """Environment variable of an experiment's processes; its value is that of `mark_of`."""
 SERVICE = "service"
@@ -48,6 +50,15 @@ _RAY_TITLES = (
 _EXPERIMENT_ACTOR = b"ray::ExperimentActor"
 """The actor that writes what an experiment's runs report: the service's, although it has the mark."""
 _SCRIPT = b"stillhouse"
+OTHERS_SHARE = 0.2
+"""Share of the machine's CPUs above which use by others is noticeable."""
+LOOK_S = 5.0
+"""Time between two looks."""
+SHORTEST_S = 0.25
+"""CPU time is counted in hundredths of a second: a window shorter than this is not judged."""
+_LEAST_REPORTED_S, _REPORTED_SHARE = 30.0, 0.1
+"""A measurement covers at least this time, and this share of the time reported before it: a run of a week
+has about a hundred."""
 
 
 def mark_of(cluster: str, experiment_id: int) -> str:
@@ -194,19 +205,6 @@ def _is_service(command: bytes) -> bool:
         return True
     modules = [after for word, after in itertools.pairwise(words[:6]) if word == b"-m"]
     return any(name == b"api" or name.startswith((b"service.", b"api.")) for name in modules)
-
-
-logger = logging.getLogger(__name__)
-
-OTHERS_SHARE = 0.2
-"""Share of the machine's CPUs above which use by others is noticeable."""
-LOOK_S = 5.0
-"""Time between two looks."""
-SHORTEST_S = 0.25
-"""CPU time is counted in hundredths of a second: a window shorter than this is not judged."""
-_LEAST_REPORTED_S, _REPORTED_SHARE = 30.0, 0.1
-"""A measurement covers at least so much time and such a share of what was told before: a week's run
-tells about a hundred times."""
 
 
 def kind_of(owner: str | None, mark: str) -> Neighbour | None:

@@ -30,22 +30,33 @@ from trainers.reporting import Measurement, NullSink, Point, StopReason, Trainin
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.4
-"""Longest time between two reports: a request to stop is heard of after at most this."""
+"""Longest time between two reports, and so until a request to stop arrives."""
 GATHER_S = 0.15
 """Shortest time between two reports: rows are sent together."""
 ALIVE_S = 5.0
-"""How often a report says that its worker is alive: what a killed one is charged is known as precisely."""
+"""How often a report shows that its worker is alive; a killed worker is charged to this precision."""
 SAVING_S = 2.0
 """Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
 after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.
 Saving is the one place where the loop stands still anyway."""
 FENCE_S = 2.0
-"""Longest wait for the recorder's word that an attempt is still the current one. Without an answer it counts
-as current: nothing can open another attempt while the database is unavailable, and what a replaced attempt
-writes lies in its own folder."""
+"""Longest wait for the recorder to confirm that an attempt is still the current one. Without an answer it
+counts as current: nothing can open another attempt while the database is unavailable, and what a replaced
+attempt writes is in its own folder."""
 _FRESH_S = 0.5
 """An answer to a report that was sent this long ago still counts."""
 _RESEND_S = 0.5
+_FLUSH_S = 5.0
+_WORST_FIRST = (
+    FailureClass.out_of_memory,
+    FailureClass.infrastructure,
+    FailureClass.not_finite,
+    FailureClass.bad_data,
+    FailureClass.bad_spec,
+    FailureClass.preempted,
+    FailureClass.lost,
+    FailureClass.bug,
+)
 
 
 class RecorderSink:
@@ -288,9 +299,6 @@ def ray_node_id() -> str | None:
     return str(ray.get_runtime_context().get_node_id())
 
 
-_FLUSH_S = 5.0
-
-
 def train_one(
     actor: ExperimentActorClient,
     assignment: Assignment,
@@ -360,18 +368,6 @@ def failure_of(error: BaseException) -> tuple[FailureClass, str]:
 
     classified: tuple[FailureClass, str] = classify(cause)
     return classified
-
-
-_WORST_FIRST = (
-    FailureClass.out_of_memory,
-    FailureClass.infrastructure,
-    FailureClass.not_finite,
-    FailureClass.bad_data,
-    FailureClass.bad_spec,
-    FailureClass.preempted,
-    FailureClass.lost,
-    FailureClass.bug,
-)
 
 
 def failure_of_group(failures: Mapping[int, BaseException], parallel: Parallel) -> tuple[FailureClass, str]:
