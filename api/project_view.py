@@ -1,4 +1,4 @@
-"""The projects that may be submitted to, read from the store at most once a second."""
+"""What submissions are judged by: clusters and projects, read from the store every second or two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from service.specs.project_limits import (
 )
 from service.store import Store
 
-_MAX_AGE_S = 2.0
+_CLUSTER_MAX_AGE_S = 2.0
+_PROJECTS_MAX_AGE_S = 1.0
 
 
 class ClusterView:
@@ -42,9 +43,9 @@ class ClusterView:
             SpecError: no scheduler was ever started for the pool.
             StoreUnavailable: when it must be read and the database is unavailable.
         """
-        if abs(now_s - self._read_s) > _MAX_AGE_S:
+        if abs(now_s - self._read_s) > _CLUSTER_MAX_AGE_S:
             with self._lock:
-                if abs(now_s - self._read_s) > _MAX_AGE_S:
+                if abs(now_s - self._read_s) > _CLUSTER_MAX_AGE_S:
                     self._look(now_s)
         if pool not in self._snapshots and pool != DEFAULT_POOL:
             with self._lock:
@@ -56,9 +57,6 @@ class ClusterView:
     def _look(self, now_s: float) -> None:
         self._snapshots = self._queue.clusters()
         self._read_s = now_s
-
-
-_MAX_AGE_S = 1.0
 
 
 class ProjectView:
@@ -139,8 +137,8 @@ class ProjectView:
         self._read_s = float("-inf")
 
     def _read(self) -> Mapping[str, ProjectLimits | None]:
-        if time.monotonic() - self._read_s > _MAX_AGE_S:
+        if time.monotonic() - self._read_s > _PROJECTS_MAX_AGE_S:
             with self._lock:
-                if time.monotonic() - self._read_s > _MAX_AGE_S:
+                if time.monotonic() - self._read_s > _PROJECTS_MAX_AGE_S:
                     self._limits, self._read_s = self._store.limits_of_projects(), time.monotonic()
         return self._limits

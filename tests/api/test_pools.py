@@ -47,6 +47,17 @@ def test_a_spec_is_judged_by_its_own_pools_cluster(app: FastAPI, client: TestCli
     assert feasible(BIG + "pool: large\n")
 
 
+def test_a_snapshot_is_read_again_after_two_seconds(app: FastAPI) -> None:
+    def cpus(now_s: float) -> float:
+        return app.state.cluster.read("default", now_s).totals["CPU"]
+
+    serve(app, "default", 2.0)
+    assert cpus(100.0) == 2.0
+    serve(app, "default", 8.0)
+    assert cpus(101.9) == 2.0
+    assert cpus(102.1) == 8.0
+
+
 def test_the_answer_about_the_cluster_has_every_pool(app: FastAPI, client: TestClient) -> None:
     answer = client.get(f"{API}/cluster").json()
     assert (answer["pool"], answer["reachable"], len(answer["pools"])) == ("default", False, 1)
