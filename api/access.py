@@ -114,8 +114,8 @@ class Rule:
 
 PUBLIC = Depends(Rule(None).apply)
 """No credential is looked at."""
-PUBLIC_PAGE = Depends(Rule(None, any_parameters=True).apply)
-"""Public, with parameters that are for the page's script, or that a provider adds on the way back."""
+PUBLIC_ANY_QUERY = Depends(Rule(None, any_parameters=True).apply)
+"""Public, with any parameters: the page's script reads its own, a provider and a prober add theirs."""
 SIGNED_IN = Depends(Rule(Action.see).apply)
 """Whoever has a valid credential; lists show what they see."""
 SUBMIT = Depends(Rule(Action.submit).apply)

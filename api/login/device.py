@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from api.access import PUBLIC_PAGE, SIGNED_IN
+from api.access import PUBLIC_ANY_QUERY, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.login.sessions import digest
@@ -67,7 +67,7 @@ UserCode = Annotated[
 ]
 
 
-@oauth.post("/device/code", dependencies=[PUBLIC_PAGE])
+@oauth.post("/device/code", dependencies=[PUBLIC_ANY_QUERY])
 async def device_code(request: Request, store: StoreDep, settings: SettingsDep) -> Response:
     """Begins a device login: codes for the device and for the person, and where that person goes."""
     throttle: Throttle = request.app.state.throttle
@@ -105,7 +105,7 @@ async def device_code(request: Request, store: StoreDep, settings: SettingsDep) 
     )
 
 
-@oauth.post("/device/token", dependencies=[PUBLIC_PAGE])
+@oauth.post("/device/token", dependencies=[PUBLIC_ANY_QUERY])
 async def device_token(request: Request, store: StoreDep) -> Response:
     """Gives an approved device its token, once; until then, says why there is none yet."""
     throttle: Throttle = request.app.state.throttle
@@ -153,7 +153,7 @@ _WHY = {
 }
 
 
-@oauth.get("/device", dependencies=[PUBLIC_PAGE])
+@oauth.get("/device", dependencies=[PUBLIC_ANY_QUERY])
 def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
     """The page on which a device login is approved; its script reads the code."""
     return file("device.html")

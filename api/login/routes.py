@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_PAGE, SIGNED_IN
+from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.addresses import client_address
 from api.deps import CurrentUser, SettingsDep, StoreDep
 from api.login import cookies
@@ -80,7 +80,7 @@ class Sessions(Serializable):
     """The last used first."""
 
 
-@pages.get("/login", dependencies=[PUBLIC_PAGE])
+@pages.get("/login", dependencies=[PUBLIC_ANY_QUERY])
 def login_page(
     return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
 ) -> Response:
@@ -120,7 +120,7 @@ def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> 
     return answer
 
 
-@pages.get("/login/oidc", dependencies=[PUBLIC_PAGE])
+@pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
 def login_with_provider(
     request: Request, return_to: Annotated[str | None, Query(alias="return")] = None
 ) -> Response:
@@ -141,7 +141,7 @@ def login_with_provider(
     return answer
 
 
-@pages.get("/login/oidc/callback", dependencies=[PUBLIC_PAGE])
+@pages.get("/login/oidc/callback", dependencies=[PUBLIC_ANY_QUERY])
 def login_from_provider(
     request: Request,
     state: str = "",

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.access import PUBLIC, PUBLIC_PAGE
+from api.access import PUBLIC, PUBLIC_ANY_QUERY
 from api.guard import takes_gzip
 from api.problems import ProblemError
 
@@ -48,7 +48,7 @@ def paths() -> Iterator[str]:
 
 
 for _path in paths():
-    router.add_api_route(_path, page, methods=["GET"], dependencies=[PUBLIC_PAGE])
+    router.add_api_route(_path, page, methods=["GET"], dependencies=[PUBLIC_ANY_QUERY])
 
 
 # Before all other static files, whose route takes any name.
@@ -82,7 +82,7 @@ def _compressed() -> bytes:
     return gzip.compress(_script(), compresslevel=6, mtime=0)
 
 
-@router.get("/static/{name:path}", dependencies=[PUBLIC_PAGE])
+@router.get("/static/{name:path}", dependencies=[PUBLIC_ANY_QUERY])
 def static(
     name: str,
     if_none_match: Annotated[str | None, Header()] = None,

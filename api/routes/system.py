@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.access import PUBLIC, SCRAPE, SIGNED_IN
+from api.access import PUBLIC, PUBLIC_ANY_QUERY, SCRAPE, SIGNED_IN
 from api.deps import QueueDep, StoreDep
 from api.metrics import ServiceFigures
 from api.problems import CATALOGUE, ProblemError, declared
@@ -50,7 +50,7 @@ class Readiness(Serializable):
 
 @router.get(
     "/healthz",
-    dependencies=[PUBLIC],  # Whoever starts processes must be able to ask.
+    dependencies=[PUBLIC_ANY_QUERY],  # Whoever starts processes must be able to ask.
     responses=declared(),
     summary="Whether this process answers",
     tags=["system"],

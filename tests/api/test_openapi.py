@@ -200,6 +200,10 @@ def test_readiness_tells_what_is_wrong(client: TestClient, monkeypatch: pytest.M
     assert client.get("/healthz").status_code == 200
 
 
+def test_a_prober_may_add_parameters(client: TestClient) -> None:
+    assert client.get("/healthz", params={"from": "balancer"}).status_code == 200
+
+
 def test_readiness_names_no_host(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
