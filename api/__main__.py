@@ -15,7 +15,7 @@ from service.local.local_service import watch_parent
 
 
 def main() -> int:
-    """Runs until stopped; 2 when the settings or the database do not allow it."""
+    """Runs until stopped; 1 when the settings or the database do not allow it."""
     try:
         settings = Settings()
         if "--end-with-parent" in sys.argv[1:]:
@@ -23,8 +23,8 @@ def main() -> int:
         logs.set_up("api", settings.log_format)
         serve(settings)
     except (UnsafeAddress, StoreError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     return 0
 
 

@@ -86,6 +86,7 @@ def test_it_stays_small_and_ends_with_live_streams_open(process: tuple[str, subp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", [("api",), ("service.cli", "api")])
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -93,10 +94,11 @@ def test_it_stays_small_and_ends_with_live_streams_open(process: tuple[str, subp
         ({"STILLHOUSE_TOKEN": "short"}, "STILLHOUSE_TOKEN needs 32 or more"),
     ],
 )
-def test_unsafe_settings_end_it_with_one_line(settings: Settings, more: dict[str, str], words: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "api"], env=environment(settings, 0, **more), capture_output=True, timeout=60
-    )
-    assert ended.returncode == 2
+def test_unsafe_settings_end_it_with_one_line(
+    settings: Settings, command: tuple[str, ...], more: dict[str, str], words: str
+) -> None:
+    own = environment(settings, 0, **more)
+    ended = subprocess.run([sys.executable, "-m", *command], env=own, capture_output=True, timeout=60)
+    assert ended.returncode == 1
     (line,) = ended.stderr.decode().splitlines()
-    assert line.startswith(words)
+    assert line.startswith(f"error: {words}")
