@@ -305,11 +305,11 @@ class Client(Wire):
         experiment_id: int | None = None,
         *,
         format: Literal["csv", "parquet", "jsonl"] = "csv",
-        filter: str | None = None,
+        **parameters: Any,
     ) -> Iterator[bytes]:
         """Yields a table of the runs of an experiment, or of all, as it arrives."""
         path = "/runs/export" if experiment_id is None else f"/experiments/{experiment_id}/export"
-        with self._download(path, format=format, filter=filter) as chunks:
+        with self._download(path, format=format, **parameters) as chunks:
             yield from chunks
 
     def export_audit(self, format: Literal["jsonl", "csv"], **chosen: Any) -> Iterator[bytes]:

@@ -251,6 +251,24 @@ def test_the_token_comes_from_the_settings_and_is_sent() -> None:
         assert client.url == "http://127.0.0.1:8400"
 
 
+def test_a_change_of_nothing_is_sent_as_an_empty_body() -> None:
+    user = {"name": "ada", "kind": "person", "email": None, "created_s": 1.0, "disabled_s": None}
+    server = Server(httpx.Response(200, json={**user, "administrator": False, "subject": None}))
+    client_of(server).change_user("ada")
+    assert server.requests[0].content == b"{}"
+
+
+def test_values_that_an_operation_does_not_take_are_refused() -> None:
+    with pytest.raises(ValueError, match="longer"):
+        client_of(Server()).events(3, 100)
+
+
+def test_an_export_takes_what_its_operation_takes() -> None:
+    server = Server(httpx.Response(200, content=b"run_id"))
+    assert list(client_of(server).export_chunks(3, order_by="cost_usd")) == [b"run_id"]
+    assert dict(server.requests[0].url.params) == {"format": "csv", "order_by": "cost_usd"}
+
+
 def test_every_operation_is_one_of_the_api(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     Store.open(settings, migrate=True).close()
