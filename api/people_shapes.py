@@ -19,19 +19,19 @@ class NewUser(_Body):
 
     model_config = ConfigDict(json_schema_extra={"example": {"name": "ada", "email": "ada@example.org"}})
 
-    name: str = Field(pattern=USER_PATTERN, description="Name, which their experiments have as owner.")
+    name: str = Field(pattern=USER_PATTERN, description="Name, shown as the owner of their experiments.")
     kind: UserKind = Field(default=UserKind.person, description="person, or service for a service account.")
     email: str | None = Field(default=None, max_length=255, description="Where messages go.")
-    administrator: bool = Field(default=False, description="Whether they may do everything.")
+    administrator: bool = Field(default=False, description="Whether the user may do everything.")
 
 
 class UserChange(_Body):
-    """What is to change of a user; what is left out stays."""
+    """Changes to a user; fields that are left out stay."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"disabled": True}})
 
     disabled: bool | None = Field(default=None, description="Refuse their tokens and sessions.")
-    administrator: bool | None = Field(default=None, description="Whether they may do everything.")
+    administrator: bool | None = Field(default=None, description="Whether the user may do everything.")
     email: str | None = Field(
         default=None, max_length=255, description="Where messages go; an empty text = nowhere."
     )

@@ -40,7 +40,7 @@ class Identity:
     own_token: bool = False
     """Whether the installation's own token opened the session."""
     scope: Scope = Scope.admin
-    """Most that the request may be used for, where no token says so."""
+    """Most that the request may be used for, where no token sets it."""
     subject: str | None = None
     """`issuer|sub` of the OpenID provider that vouched for the user."""
     session: str | None = None

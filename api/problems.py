@@ -262,7 +262,7 @@ class ProblemDocument(BaseModel):
         default=None, description="Id of the request, as in the header X-Request-ID and in the server's log."
     )
     errors: list[Problem] | None = Field(
-        default=None, description="Each wrong field, when fields are what is wrong."
+        default=None, description="The invalid fields, if the problem is with fields."
     )
 
 
@@ -313,7 +313,7 @@ def respond(error: ProblemError, instance: str) -> Response:
     if error.kind.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
     return Response(
-        # A lone surrogate that a client sent must not break the answer that tells of it.
+        # A lone surrogate that a client sent must not break the answer that quotes it.
         orjson.dumps(_encodable(body)), error.kind.status, headers=headers, media_type=MEDIA_TYPE,
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ class Throttle:
         _refuse(limit, self.take(limit, key))
 
     def failed_bearer(self, request: Request, token: str) -> None:
-        """Counts a wrong bearer token against its address; one that comes again is not a guess.
+        """Counts a wrong bearer token against its address; a repeated one is counted once.
 
         Raises:
             ProblemError: `too-many-requests` when that address has tried too many.

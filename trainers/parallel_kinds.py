@@ -133,7 +133,7 @@ FP16, BF16 = (
 )
 POWERSGD = CompressionInfo(
     name="powersgd",
-    summary="thin factors of each matrix",
+    summary="low-rank factors of each matrix",
     exchange=deferred("trainers.parallel.compression.power_sgd:exchange"),
     payload=_factors,
     messages=3,  # Tensors sent whole, then P, then Q.

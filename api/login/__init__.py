@@ -66,7 +66,7 @@ def refuse_invalid(settings: Settings) -> None:
             )
         if not trusted:
             raise ValueError(
-                f"STILLHOUSE_PROXY_USER_HEADER={header} would be believed from nobody: set "
+                f"STILLHOUSE_PROXY_USER_HEADER={header} is trusted from no address: set "
                 "STILLHOUSE_PROXY_TRUSTED to the proxy's address"
             )
     if settings.oidc_issuer is not None:

@@ -146,8 +146,8 @@ async def device_token(request: Request, store: StoreDep) -> Response:
 
 
 _WHY = {
-    Polled.pending: "nobody has approved it yet; ask again after the interval",
-    Polled.too_fast: "asked too soon; wait 5 s longer between two requests",
+    Polled.pending: "the login is not approved yet; ask again after the interval",
+    Polled.too_fast: "too many requests; wait 5 s longer between two of them",
     Polled.denied: "the login was denied",
     Polled.expired: "the code has expired; begin again",
 }

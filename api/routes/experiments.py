@@ -337,7 +337,7 @@ def annotate_experiment(
 def archive_experiment(
     experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
 ) -> ExperimentDetail:
-    """Mark it as archived, or take it back; `archived_s IS NULL` in a filter leaves archived ones out."""
+    """Archive an experiment, or undo that; the filter `archived_s IS NULL` leaves archived ones out."""
     return _changed(store.archive(experiment_id, body.archived, actor=user.actor), store, queue, user)
 
 
@@ -408,7 +408,7 @@ def list_events(
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Events after this number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
 ) -> Items[Event]:
-    """What happened to it, the oldest first."""
+    """Events of an experiment, oldest first."""
     return Items(store.events(experiment_id, after=after, limit=limit))
 
 

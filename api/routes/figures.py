@@ -69,7 +69,7 @@ def get_figure(
     ] = Band.sd,
     smooth: Annotated[
         float,
-        Query(ge=0, le=0.999, description="Weight of what came before in the exponentially weighted mean."),
+        Query(ge=0, le=0.999, description="Weight of earlier values in the exponential moving average."),
     ] = 0.0,
     max_curves: Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")] = None,
     unfinished: Annotated[

@@ -110,7 +110,7 @@ def list_tokens(
     user: CurrentUser,
     of: Annotated[
         str | None,
-        Query(alias="user", max_length=100, description="Tokens of this user; left out = the sender's."),
+        Query(alias="user", max_length=100, description="Tokens of this user; unset = the sender's."),
     ] = None,
     everyone: Annotated[bool, Query(description="Tokens of all users; for administrators.")] = False,
 ) -> Items[Token]:

@@ -412,7 +412,7 @@ async def stream_run(
     summary="Get the configuration of a run",
 )
 def get_run_config(run_id: RunId, store: StoreDep) -> Response:
-    """What this run trains, resolved: submitting it as a spec makes this one run."""
+    """Configuration with all defaults; submitted as a spec, it makes this one run."""
     return Response(store.run_config(run_id), media_type="application/json")
 
 
@@ -423,7 +423,7 @@ def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     summary="List the checkpoints of a run",
 )
 def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Items[SavedCheckpoint]:
-    """Those that are on the disk, the newest first; older ones are removed as newer ones are complete."""
+    """Checkpoints on disk, newest first; older ones are removed once newer ones are complete."""
     return Items(saved_checkpoints(store, settings, run_id))
 
 

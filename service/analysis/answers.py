@@ -400,7 +400,7 @@ class Recommendation(Serializable):
     value: Number
     """The winner's mean of it."""
     runner_up: str | None
-    """The next best that meets the constraints; null when there is no other."""
+    """Next best configuration that meets the constraints; null if there is none."""
     over_runner_up: Claim | None
     """Winner (A) against runner-up (B) on the objective, corrected over all pairs of configurations; null
     when that cannot be tested, and then `sure` says why."""

@@ -302,7 +302,7 @@ class Steps(tune.Callback):  # type: ignore[misc, unused-ignore]
 
 
 class GiveUp(Stopper):  # type: ignore[misc, unused-ignore]
-    """Ends the whole sweep when asked to."""
+    """Ends the whole sweep once `give_up` returns True."""
 
     def __init__(self, give_up: OnlyHere[Callable[[], bool]]) -> None:
         self._give_up = give_up

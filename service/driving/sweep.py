@@ -37,7 +37,7 @@ ROOM_S = 2.0
 
 
 class WaitingReasons:
-    """Stores what runs without room wait for, and behind whom, as people see it."""
+    """Stores what runs without room wait for, and behind whom, in words for people."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context

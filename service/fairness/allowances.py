@@ -141,9 +141,9 @@ class _Pass:
                             bucket.closed = None
 
     def _saves(self, state: LaneState, project: ProjectLane, hardware: str) -> bool:
-        """Returns whether the project's turn is that of a large run beyond its guarantee, which has waited.
+        """Whether the project's next run is a large one beyond its guarantee, which has waited `PATIENCE_S`.
 
-        Within the guarantee, smaller ones would pass it forever, and keep its project from coming first.
+        Smaller runs within the guarantee would pass it forever, and keep its project from coming first.
         """
         waiting = [
             (-priority, user.score(), entry[:3], user, devices)

@@ -51,7 +51,7 @@ PIPELINES: Mapping[type[Head], tuple[str, str]] = {
 _BESIDE = frozenset(
     {"headline", "score", "test_score", "best_score", "best_step", "best_checkpoint", "energy_provenance"}
 )
-"""Figures of a summary that the card tells in words."""
+"""Figures of a summary that the card describes in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _front_matter(source: CardSource) -> dict[str, Any]:
         metrics = [
             {"type": name, "name": name, "value": value}
             for name, value in scores.items()
-            if math.isfinite(value)  # YAML's .nan is no number to the hub.
+            if math.isfinite(value)  # The hub does not accept YAML's .nan.
         ]
         if metrics:
             where = {

@@ -90,7 +90,7 @@ def reusable(
     refused: dict[int, str] = {}
     for plan in plans:
         if plan.cell == REFERENCE_CELL:
-            continue  # It tells of the machine as it is during this sweep.
+            continue  # It measures the machine during this sweep.
         for run in equal.get((hashes[plan.cell], plan.seed), ()):
             reason = inputs.differ(plan.spec, run)
             if reason is None:

@@ -38,7 +38,7 @@ _n, _x, _d, _s, _t = (
 _GROUP = 100
 """Notices that are addressed in one transaction."""
 _LONGEST_ANSWER = 300
-_OUT_OF_SIGHT = "not sent: the subscriber does not see the project any more, or is disabled"
+_OUT_OF_SIGHT = "not sent: the subscriber can no longer see the project, or is disabled"
 
 
 _SUBSCRIPTIONS = select(schema.subscriptions, _t.project.label("limited_to")).select_from(
@@ -258,7 +258,7 @@ class Notifications(StorePart):
         """Writes a test message to one subscription."""
         now = self.clock()
         subscription = self.subscription(id)
-        message = f"a test of subscription {id}, which tells of {', '.join(subscription.topics)}"
+        message = f"a test of subscription {id}, for the topics {', '.join(subscription.topics)}"
         text = _message(TEST, now, {"message": message, "project": subscription.project})
 
         def body(connection: Connection) -> Delivery:

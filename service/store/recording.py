@@ -234,7 +234,7 @@ class RecordBatch:
         return parts
 
     def last_signs_of_life(self) -> dict[tuple[int, int], float]:
-        """The latest time of anything in the batch by (run, attempt), in Unix seconds."""
+        """Returns the latest time in the batch by (run, attempt), in Unix seconds."""
         seen: dict[tuple[int, int], float] = {}
         for run_id, attempt, at_s in (
             *((row.run_id, row.attempt, max(row.at_s)) for row in self.points if row.at_s),

@@ -33,7 +33,7 @@ _group: WorkerGroup | None = None
 
 
 class ProcessNotClean(Exception):
-    """The run's process ends with it: something may have been left behind, or its devices go to others."""
+    """Ends the run's process: it may have left something behind, or its devices go to others."""
 
 
 def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:

@@ -66,7 +66,7 @@ def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Ba
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs each batch, after what its task does to it; a `Transform`. Rows are a multiple of tokens long."""
+    """A `Transform`: packs each batch, after its task's own. Row lengths are multiples of `multiple`."""
 
     before: Transform | None
     pad_id: int
@@ -80,9 +80,9 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class StaticShape:
-    """Pads each batch to (rows, width), after what its task does to it; a `Transform`.
+    """A `Transform`: pads each batch to (rows, width), after its task's own.
 
-    Rows beyond the examples stand in: one token that attends to itself, labels that are `IGNORED` and
+    Rows beyond the examples are dummies: one token that attends to itself, labels that are `IGNORED` and
     weights of 0, so that neither loss nor gradients count them. The mask is always there.
     """
 

@@ -43,8 +43,8 @@ def stage(config: Distillation, step: int, total_steps: int) -> range:
 def weights(config: Distillation, step: int, total_steps: int) -> Weights:
     """Returns the weights of one step (0-based).
 
-    With two stages, the first learns what is inside the model and nothing else, the second logits
-    and task and nothing else (TinyBERT, arXiv 1909.10351, section 3). A linear schedule multiplies
+    With two stages, the first trains only on the losses inside the model, the second only on logits
+    and the task (TinyBERT, arXiv 1909.10351, section 3). A linear schedule multiplies
     the teacher's weights by `(n - i) / n` in step i of the n in which the task's loss counts.
     """
     inside = (config.hidden_weight, config.embedding_weight, config.relation_weight, config.cosine_weight)

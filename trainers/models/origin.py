@@ -65,7 +65,7 @@ class Folder:
         return FAMILIES[self.config()[MODEL_TYPE]]
 
     def config(self) -> dict[str, Any]:
-        """Raises `BadSpecError`: missing, malformed, of an unsupported family, or of a quantised model."""
+        """Raises `BadSpecError` if it is missing, malformed, of an unsupported family or a quantised model."""
         file = self.path / "config.json"
         try:
             fields = json.loads(file.read_text(encoding="utf-8-sig"))
@@ -74,7 +74,7 @@ class Folder:
         except (OSError, ValueError) as error:
             raise BadSpecError(f"{file}: cannot be read ({error})") from None
         if not isinstance(fields, dict):
-            raise BadSpecError(f"{file}: not an object; copy the model there again")
+            raise BadSpecError(f"{file}: not a JSON object; copy the model there again")
         family = family_of(fields)
         if family is None:
             raise BadSpecError(

@@ -32,7 +32,7 @@ _NOT_KEPT = (
     "add_cross_attention", "chunk_size_feed_forward", "is_decoder", "tie_word_embeddings",
     "num_labels", "id2label", "label2id", "problem_type",
 )  # fmt: skip
-"""Fields of a `config.json` that are no part of an encoder: bookkeeping, ways of calling it, its head."""
+"""Fields of a `config.json` that are not part of an encoder: bookkeeping, ways of calling it, its head."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _PROGRAMS = 64
 """Programs that one function may become when it is compiled; beyond that, torch runs it uncompiled. A layer

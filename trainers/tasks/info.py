@@ -75,7 +75,7 @@ class ListedFields(CutFields):
 
 
 def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
-    """Returns the guess of a task that reads data with all of these columns, as its own files have."""
+    """Returns a `guess` that accepts data with all of these columns, which the task's own files have."""
     return lambda sample: Guess({}, 3) if sample.names >= set(names) else None
 
 

@@ -209,7 +209,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
 
 
 def estimated_tokens(texts: Sequence[str]) -> list[int]:
-    """Returns about how many WordPiece tokens texts have, from the lengths of words and numbers."""
+    """Returns estimates of the texts' WordPiece tokens, from the lengths of words and numbers."""
 
     def tokens(piece: str) -> int:
         if piece.isdigit():

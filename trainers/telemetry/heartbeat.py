@@ -26,7 +26,7 @@ class TimeBefore:
 
 
 def lost_work_s(began_s: float, ended_s: float, kept_until_s: float) -> float:
-    """Returns the work of an attempt after the last saved state, -inf = none; the ledger charges it."""
+    """Returns an attempt's work after its last saved state (-inf = none), which the ledger charges."""
     return max(0.0, ended_s - max(began_s, kept_until_s))
 
 

@@ -360,7 +360,7 @@ def exported(finished: profile) -> str:
     with tempfile.TemporaryDirectory(prefix="stillhouse-profile-") as folder:
         file = Path(folder) / "trace.json"
         finished.export_chrome_trace(str(file))
-        # Names of kernels may have bytes that are no UTF-8.
+        # Names of kernels may have bytes that are not UTF-8.
         return file.read_text(encoding="utf-8", errors="replace")
 
 

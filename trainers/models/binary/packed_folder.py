@@ -214,7 +214,7 @@ def _load(
     try:
         missing, unknown = model.load_state_dict(given, strict=False)
     except RuntimeError as error:
-        raise BadSpecError(f"{folder}: weights have other shapes than {_CONFIG} says ({error})") from None
+        raise BadSpecError(f"{folder}: the shapes of its weights do not match {_CONFIG} ({error})") from None
     missing = [name for name in missing if not name.startswith(made)] if made else list(missing)
     if missing or unknown:
         raise BadSpecError(

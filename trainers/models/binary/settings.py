@@ -80,16 +80,16 @@ DERIVATIVES: dict[str, DerivativeInfo] = by_name(
         summary="2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)",
         made=f"{_QUANTISERS}:Polynomial",
     ),
-    DerivativeInfo(name="tanh", summary="that of tanh(k u), k the sharpness", made=f"{_QUANTISERS}:Tanh"),
+    DerivativeInfo(name="tanh", summary="that of tanh(k u), with sharpness k", made=f"{_QUANTISERS}:Tanh"),
     DerivativeInfo(
-        name="swish", summary="that of SignSwish, k the sharpness (BNN+)", made=f"{_QUANTISERS}:Swish"
+        name="swish", summary="that of SignSwish, with sharpness k (BNN+)", made=f"{_QUANTISERS}:Swish"
     ),
 )
 """All values of `model.binary.derivative`."""
 
 _Sharpness = Annotated[float, Field(gt=0.0, le=1000.0)]
 
-# By a call, because `from` is a word of Python.
+# By a call, because `from` is a keyword of Python.
 Sharpness = create_model(
     "Sharpness",
     __base__=Section,

@@ -1,7 +1,7 @@
-"""All tables, as `service.db.schema` declares them.
+"""Creates all tables, as `service.db.schema` declares them.
 
-Until the first release there is no other form of the tables. The release writes them out here
-(`alembic revision --autogenerate` on an empty database), and what follows are migrations.
+The only migration until the first release, for which the tables are written out here
+(`alembic revision --autogenerate` on an empty database). Later changes are migrations of their own.
 """
 
 from __future__ import annotations
