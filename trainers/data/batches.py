@@ -365,7 +365,7 @@ def by_positions(lengths: Sequence[int], at_most: int, multiple: int, *, padded:
 
 
 def evaluation_rows(lengths: npt.NDArray[np.int64], batch_size: int, rank: int, world: int) -> list[Indices]:
-    """Returns a worker's batches of similar length, longest first; all get the same number, some may be empty."""
+    """Returns a worker's batches of similar length, longest first; all get as many, some perhaps empty."""
     order = np.argsort(-lengths, kind="stable")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     batches += [order[:0]] * (-len(batches) % world)

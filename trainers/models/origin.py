@@ -65,7 +65,7 @@ class Folder:
         return FAMILIES[self.config()[MODEL_TYPE]]
 
     def config(self) -> dict[str, Any]:
-        """Raises `BadSpecError` if it is missing, malformed, of an unsupported family or a quantised model."""
+        """Raises `BadSpecError` if missing, malformed, of an unsupported family or of a quantised model."""
         file = self.path / "config.json"
         try:
             fields = json.loads(file.read_text(encoding="utf-8-sig"))

@@ -409,6 +409,8 @@ def test_where_nothing_is_handed_over_no_higher_priority_waits_for_the_end_of_a_
         (demand,) = claimant.demands
         if claimant.id in held_back or division.preemptions or not (demand.running and demand.waiting):
             continue
+        if terms(claimant.project, NO_TERMS).holds:
+            continue  # It starts no other run in place of the one that ends.
         ended = list(situation.claimants)
         shorter = dataclasses.replace(demand, running=demand.running - 1)
         ended[number] = dataclasses.replace(claimant, demands=(shorter,))
