@@ -110,29 +110,45 @@ def test_a_short_name_and_its_entry_are_not_two_values_of_an_axis() -> None:
         )  # fmt: skip
 
 
-# Published study, tables 4.2 and 4.7 to 4.9: GPUs, time in s, cost in USD as printed.
-STUDY_V100 = (
+# Chen and Sköld (2023), tables 4.2 and 4.7 to 4.9, and table 4.16: devices, time in s, cost in USD as printed.
+V100_RUNS = (
     (1, 2286.85, 1.75), (1, 2034.45, 1.55), (1, 813.34, 0.62), (1, 535.45, 0.41), (2, 457.55, 0.70),
     (4, 281.41, 0.86),
 )  # fmt: skip
+RUNS_OF_THE_GRID = {
+    "T4": ((1, 6202, 0.69), (1, 2450, 0.27), (1, 1649, 0.18)),
+    "A10": ((1, 2399, 0.73), (1, 1162, 0.36), (1, 740, 0.23)),
+    "A100-PCIE-80GB": ((1, 1493, 1.66), (1, 436, 0.48), (1, 277, 0.31)),
+    "TPUv2": ((4, 746, 1.01), (4, 675, 0.91), (4, 603, 0.83)),
+    "TPUv3": ((4, 478, 1.17), (4, 418, 1.03), (4, 363, 0.88)),
+}
+
+
+def printed(runs: tuple[tuple[int, float, float], ...], usd_per_hour: float, share: float = 0.0) -> bool:
+    """Whether a price gives the printed costs, to a half cent and a share of them."""
+    return all(
+        abs(devices * time_s / 3600 * usd_per_hour - cost) <= 0.00501 + share * cost
+        for devices, time_s, cost in runs
+    )
 
 
 def test_the_price_of_a_v100_is_the_one_that_gives_all_costs_of_the_study() -> None:
-    fitting = [
-        cents
-        for cents in range(100, 500)
-        if all(abs(gpus * time_s / 3600 * cents / 100 - cost) <= 0.005 for gpus, time_s, cost in STUDY_V100)
-    ]
-    assert fitting == [275]
+    assert [cents for cents in range(100, 500) if printed(V100_RUNS, cents / 100)] == [275]
     for hardware in GPUS:
         if hardware.accelerator_type == "V100":
             assert hardware.price_usd_per_hour == 2.75
-            assert hardware.price_source.startswith("derived from the published study, tables 4.2")
+            assert "tables 4.2 and 4.7" in hardware.price_source
+
+
+@pytest.mark.parametrize("name", RUNS_OF_THE_GRID)
+def test_prices_of_other_devices_give_the_costs_of_the_study_s_grid(name: str) -> None:
+    assert printed(RUNS_OF_THE_GRID[name], CATALOGUE[name].price_usd_per_hour, share=0.012)
+    assert "table 4.16" in CATALOGUE[name].price_source
 
 
 def test_prices_without_a_source_say_so() -> None:
     for hardware in CATALOGUE.values():
-        assert hardware.price_source.startswith(("assumed, not a list", "published study", "derived from"))
+        assert hardware.price_source.startswith(("assumed, not a list", "derived from"))
 
 
 def test_the_page_has_the_catalogue_as_it_is() -> None:
