@@ -25,26 +25,18 @@ Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
 class ComparedRow(Serializable):
     """One combination of axis values."""
 
-    label: str
-    """Axis values in words."""
-    point: Point
-    """Axis values by dotted name."""
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
     figures: Mapping[str, Spread | None]
     """Mean, standard deviation between seeds and count by metric; null without a value."""
-    finished: int
-    """Runs with a result: succeeded, or stopped early."""
-    planned: int
-    """Runs in all."""
-    incomplete: int
-    """Runs with a result that ended early."""
-    failures: Mapping[str, int]
-    """How many runs failed, by failure class."""
+    finished: int  # Runs with a result: succeeded, or stopped early
+    planned: int  # Runs in all
+    incomplete: int  # Runs with a result that ended early
+    failures: Mapping[str, int]  # How many runs failed, by failure class
     energy_provenance: str | None
     """Provenance of the row's energy: counter, sampled or modelled; `mixed` leaves the energy out."""
-    shared: int = 0
-    """Runs whose device other runs might use at the same time (`queue.share_device`)."""
-    disturbed: int = 0
-    """Runs with a result that neighbours disturbed while they were measured."""
+    shared: int = 0  # Runs whose device other runs might use at the same time (`queue.share_device`)
+    disturbed: int = 0  # Runs with a result that neighbours disturbed while they were measured
     disturbed_by: Mapping[str, int] = field(default_factory=dict)
     """How many runs each neighbour disturbed: `foreign`, `other_experiment`, `same_experiment`."""
 
@@ -53,55 +45,38 @@ class ComparedRow(Serializable):
 class TestedPair(Serializable):
     """A against B on one metric."""
 
-    a: str
-    """Label of A."""
-    b: str
-    """Label of B."""
-    a_point: Point
-    """Axis values of A."""
-    b_point: Point
-    """Axis values of B."""
-    metric: str
-    """Name with its unit."""
-    claim: Claim | None
-    """What the seeds say; null when no claim can be made."""
-    text: str
-    """The verdict with its numbers in one line, or why no claim can be made."""
+    a: str  # Label of A
+    b: str  # Label of B
+    a_point: Point  # Axis values of A
+    b_point: Point  # Axis values of B
+    metric: str  # Name with its unit
+    claim: Claim | None  # What the seeds say; null when no claim can be made
+    text: str  # The verdict with its numbers in one line, or why no claim can be made
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow(Serializable):
     """One kernel in one row's profiled runs."""
 
-    label: str
-    """Label of the row."""
-    point: Point
-    """Axis values of the row."""
-    kernel: str
-    """Name as compiled, cut to 160 characters."""
-    runs: int
-    """Profiled runs that launched it."""
-    figures: Mapping[str, Number]
-    """Means over those runs; counters that no run has are left out."""
+    label: str  # Label of the row
+    point: Point  # Axis values of the row
+    kernel: str  # Name as compiled, cut to 160 characters
+    runs: int  # Profiled runs that launched it
+    figures: Mapping[str, Number]  # Means over those runs; counters that no run has are left out
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonAnswer(Serializable):
     """Runs side by side by axis and, when asked for, tested claims."""
 
-    axes: tuple[str, ...]
-    """Axes that make the rows, by dotted name."""
-    metrics: tuple[Metric, ...]
-    """The compared figures."""
-    rows: tuple[ComparedRow, ...]
-    """In the order in which the grid first reaches them."""
+    axes: tuple[str, ...]  # Axes that make the rows, by dotted name
+    metrics: tuple[Metric, ...]  # The compared figures
+    rows: tuple[ComparedRow, ...]  # In the order in which the grid first reaches them
     best: Mapping[str, int]
     """Position of the row with the best mean by metric, over the cells that all rows have, of runs that
     trained to full length; not yet a proven difference, and none where a claim says otherwise."""
-    claims: tuple[TestedPair, ...]
-    """Tested pairs, metric by metric; empty when none were asked for."""
-    notes: tuple[str, ...]
-    """What a reader must know to read the answer correctly."""
+    claims: tuple[TestedPair, ...]  # Tested pairs, metric by metric; empty when none were asked for
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
     kernels: tuple[KernelRow, ...] = ()
     """Kernels of each row, the one with the most time first; empty when none were asked for or profiled."""
 
@@ -110,219 +85,160 @@ class ComparisonAnswer(Serializable):
 class ScoredConfiguration(Serializable):
     """One configuration's score."""
 
-    label: str
-    """Axis values in words."""
-    point: Point
-    """Axis values by dotted name."""
-    score: Number
-    """Sum of the parts; lower is better."""
-    parts: Mapping[str, Number]
-    """Weight x value / largest value by metric, signed."""
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
+    score: Number  # Sum of the parts; lower is better
+    parts: Mapping[str, Number]  # Weight x value / largest value by metric, signed
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAnswer(Serializable):
     """Configurations by weighted score, the best (lowest) first."""
 
-    strategy: str | None
-    """Name of the weighting; null when the weights are your own."""
+    strategy: str | None  # Name of the weighting; null when the weights are your own
     definitions: Definitions | None
     """Whose time and occupancy the strategy weighs; null when the weights are your own."""
-    criteria: tuple[Criterion, ...]
-    """The weights."""
-    ranking: tuple[ScoredConfiguration, ...]
-    """All configurations that have every metric."""
+    criteria: tuple[Criterion, ...]  # The weights
+    ranking: tuple[ScoredConfiguration, ...]  # All configurations that have every metric
     sensitivity: Mapping[str, tuple[WeightRange, ...]]
     """By metric, who wins at which share of the total weight; a metric without a trade-off is left out."""
-    left_out: Mapping[str, str]
-    """Why other configurations have no score, by label."""
-    notes: tuple[str, ...]
-    """What a reader must know to read the answer correctly."""
+    left_out: Mapping[str, str]  # Why other configurations have no score, by label
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierMember(Serializable):
     """One configuration with its means over seeds."""
 
-    label: str
-    """Axis values in words."""
-    point: Point
-    """Axis values by dotted name."""
-    values: Mapping[str, Number]
-    """Means by metric."""
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
+    values: Mapping[str, Number]  # Means by metric
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierAnswer(Serializable):
     """The Pareto set: what nothing else beats on every metric at once."""
 
-    metrics: tuple[Metric, ...]
-    """Over what, with the direction that wins."""
-    members: tuple[FrontierMember, ...]
-    """What nothing dominates."""
-    others: tuple[FrontierMember, ...]
-    """What is dominated."""
-    dominated: Mapping[str, tuple[str, ...]]
-    """Dominators by label."""
-    left_out: Mapping[str, str]
-    """Why other configurations were not judged, by label."""
-    notes: tuple[str, ...]
-    """What a reader must know to read the answer correctly."""
+    metrics: tuple[Metric, ...]  # Over what, with the direction that wins
+    members: tuple[FrontierMember, ...]  # What nothing dominates
+    others: tuple[FrontierMember, ...]  # What is dominated
+    dominated: Mapping[str, tuple[str, ...]]  # Dominators by label
+    left_out: Mapping[str, str]  # Why other configurations were not judged, by label
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
 @dataclass(frozen=True, slots=True)
 class FittedEffects(Serializable):
     """Effects on one metric, also in words."""
 
-    model: Effects
-    """The tests."""
-    sentences: tuple[str, ...]
-    """One line per level effect."""
+    model: Effects  # The tests
+    sentences: tuple[str, ...]  # One line per level effect
 
 
 @dataclass(frozen=True, slots=True)
 class EffectsAnswer(Serializable):
     """What each axis does to each metric."""
 
-    items: tuple[FittedEffects, ...]
-    """One per metric."""
-    unanswered: Mapping[str, str]
-    """Why other metrics have none, by name."""
-    notes: tuple[str, ...]
-    """What a reader must know to read the answer correctly."""
+    items: tuple[FittedEffects, ...]  # One per metric
+    unanswered: Mapping[str, str]  # Why other metrics have none, by name
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Serializable):
     """How many times better than the baseline, from means over seeds."""
 
-    ratio: Number
-    """Baseline / configuration where lower is better, else the inverse; 2 = twice as good."""
+    ratio: Number  # Baseline / configuration where lower is better, else the inverse; 2 = twice as good
     low: Number | None
     """Lower end of the 95% interval of the means' ratio (Fieller), paired by seed like a claim; null with
     fewer than two seeds on a side."""
-    high: Number | None
-    """Upper end of it; may be infinite."""
-    pairs: int
-    """Seeds that were paired; 0 when unpaired."""
+    high: Number | None  # Upper end of it; may be infinite
+    pairs: int  # Seeds that were paired; 0 when unpaired
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupRow(Serializable):
     """One configuration against the baseline."""
 
-    label: str
-    """Axis values in words."""
-    point: Point
-    """Axis values by dotted name."""
-    ratios: Mapping[str, Ratio | None]
-    """By metric; null without a positive mean on both sides."""
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
+    ratios: Mapping[str, Ratio | None]  # By metric; null without a positive mean on both sides
 
 
 @dataclass(frozen=True, slots=True)
 class TimeToTarget(Serializable):
     """Time until the target was first reached at an evaluation."""
 
-    label: str
-    """The configuration."""
-    reached: int
-    """Finished runs that reached it."""
-    of: int
-    """Finished runs that were evaluated on the way."""
+    label: str  # The configuration
+    reached: int  # Finished runs that reached it
+    of: int  # Finished runs that were evaluated on the way
     mean_s: Number | None
     """Mean over seeds from the start of a run, in seconds; null unless every run reached it, because a mean
     of the fastest would flatter."""
-    speedup: Number | None
-    """The baseline's mean / this one's; null when either is missing."""
+    speedup: Number | None  # The baseline's mean / this one's; null when either is missing
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTo(Serializable):
     """Time to a target value."""
 
-    metric: str
-    """The evaluated metric, `accuracy` for instance."""
-    target: Number
-    """Its value that must be reached."""
-    rows: tuple[TimeToTarget, ...]
-    """One per configuration."""
+    metric: str  # The evaluated metric, `accuracy` for instance
+    target: Number  # Its value that must be reached
+    rows: tuple[TimeToTarget, ...]  # One per configuration
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupAnswer(Serializable):
     """Configurations against a named baseline."""
 
-    baseline: str
-    """Its label."""
-    metrics: tuple[Metric, ...]
-    """The compared figures."""
-    rows: tuple[SpeedupRow, ...]
-    """One per configuration with a result, the baseline among them."""
-    time_to: TimeTo | None
-    """Time to a target; null when no run was evaluated on the way."""
-    left_out: Mapping[str, str]
-    """Why other configurations have no row, by label."""
-    notes: tuple[str, ...]
-    """What a reader must know to read the answer correctly."""
+    baseline: str  # Its label
+    metrics: tuple[Metric, ...]  # The compared figures
+    rows: tuple[SpeedupRow, ...]  # One per configuration with a result, the baseline among them
+    time_to: TimeTo | None  # Time to a target; null when no run was evaluated on the way
+    left_out: Mapping[str, str]  # Why other configurations have no row, by label
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Serializable):
     """What the seeds say about A against B on one metric. Differences are A minus B."""
 
-    metric: str
-    """Name with its unit."""
-    mean_a: Number
-    """Mean of A over seeds."""
-    mean_b: Number
-    """Mean of B over seeds."""
-    difference: Number
-    """Mean difference, in the metric's unit."""
-    relative: Number | None
-    """Difference divided by the size of B's mean; null when that is 0."""
+    metric: str  # Name with its unit
+    mean_a: Number  # Mean of A over seeds
+    mean_b: Number  # Mean of B over seeds
+    difference: Number  # Mean difference, in the metric's unit
+    relative: Number | None  # Difference divided by the size of B's mean; null when that is 0
     relative_low: Number | None
     """Lower end of the interval of `relative`, which holds 0 exactly when `low` to `high` does: over seeds
     the interval of the means' ratio (Fieller), else that of the difference divided by the size of B's
     mean."""
-    relative_high: Number | None
-    """Upper end of that interval; may be infinite."""
-    error: Number
-    """Standard error of the difference, in the metric's unit."""
+    relative_high: Number | None  # Upper end of that interval; may be infinite
+    error: Number  # Standard error of the difference, in the metric's unit
     low: Number
     """Lower end of the interval of the difference at level 1 - alpha, not corrected: it holds 0 exactly when
     the p-value before correction is not below alpha."""
-    high: Number
-    """Upper end of that interval."""
+    high: Number  # Upper end of that interval
     interval: Literal["Student's t", "two-way"]
     """How the interval was made: over seeds, or over seeds and examples."""
-    test: Test
-    """Which test gave `p_value`."""
+    test: Test  # Which test gave `p_value`
     p_value: Number
     """Two-sided, corrected over `claims` (Holm's steps, by Shaffer's count of pairs that can be equal)."""
-    p_equivalent: Number | None
-    """Larger p-value of the two one-sided tests, corrected; null without a margin."""
-    pairs: int
-    """Seeds that were paired; 0 when unpaired."""
-    seeds_a: int
-    """Seeds of A."""
-    seeds_b: int
-    """Seeds of B."""
+    p_equivalent: Number | None  # Larger p-value of the two one-sided tests, corrected; null without a margin
+    pairs: int  # Seeds that were paired; 0 when unpaired
+    seeds_a: int  # Seeds of A
+    seeds_b: int  # Seeds of B
     examples: int
     """Examples that both sides were compared on; 0 = seeds alone, and the claim is about further seeds on the
     same examples."""
     resolution: Number
     """Least standard deviation that one run's figure is taken to have, in the metric's unit."""
-    at_resolution: bool
-    """Whether seeds spread less than that, so that it stands in for their spread."""
-    margin: Number | None
-    """Largest difference that counts as none; null when equivalence was not asked."""
-    claims: int
-    """How many claims the p-values are corrected for; 1 = not corrected."""
+    at_resolution: bool  # Whether seeds spread less than that, so that it stands in for their spread
+    margin: Number | None  # Largest difference that counts as none; null when equivalence was not asked
+    claims: int  # How many claims the p-values are corrected for; 1 = not corrected
     reversed: bool
     """Whether the means over all seeds of each side point the other way than those over the paired seeds,
     or are equal: then no side is called better."""
-    verdict: Verdict
-    """The verdict."""
+    verdict: Verdict  # The verdict
     more_seeds: int | None
     """About how many more seeds a side an undecided claim needs; null when decided, past 1000, or when only
     more examples would do."""
@@ -332,33 +248,25 @@ class Claim(Serializable):
 class LevelEffect(Serializable):
     """What one value of an axis does against its first one: what `compare --by AXIS --claims` says."""
 
-    axis: str
-    """The axis."""
-    level: AxisValue
-    """The value."""
-    baseline: AxisValue
-    """The axis' first value."""
+    axis: str  # The axis
+    level: AxisValue  # The value
+    baseline: AxisValue  # The axis' first value
     effect: Number
     """Relative change (-0.6 = 60% less) on the ratio scale, else a difference in the metric's unit."""
-    low: Number
-    """Lower end of its interval."""
-    high: Number
-    """Upper end of its interval; may be infinite on the ratio scale."""
+    low: Number  # Lower end of its interval
+    high: Number  # Upper end of its interval; may be infinite on the ratio scale
     p_value: Number
     """Two-sided, of no effect, corrected over all pairs of the axis' values; of equivalence where that is the
     verdict."""
-    verdict: Literal["better", "worse", "equivalent", "undecided"]
-    """Of the value against the first one."""
+    verdict: Literal["better", "worse", "equivalent", "undecided"]  # Of the value against the first one
 
 
 @dataclass(frozen=True, slots=True)
 class Term(Serializable):
     """Test of an axis (one name) or of an interaction (two names)."""
 
-    axes: tuple[str, ...]
-    """One or two axes."""
-    seeds: int
-    """Seeds that the test goes over; the fewest of any pair of values of an axis."""
+    axes: tuple[str, ...]  # One or two axes
+    seeds: int  # Seeds that the test goes over; the fewest of any pair of values of an axis
     p_value: Number
     """Of no effect: the smallest corrected one of any pair of an axis' values; of an interaction by an F
     test with seeds as blocks and Box's lower bound of its degrees of freedom."""
@@ -370,37 +278,26 @@ class Term(Serializable):
 class Effects(Serializable):
     """Effects of the axes on one metric."""
 
-    metric: str
-    """Name with its unit."""
-    scale: Scale
-    """`ratio` when effects are ratios of means, and interactions are of logarithms."""
-    levels: tuple[LevelEffect, ...]
-    """Level effects, axis by axis."""
-    terms: tuple[Term, ...]
-    """Tests of axes, then of interactions."""
+    metric: str  # Name with its unit
+    scale: Scale  # `ratio` when effects are ratios of means, and interactions are of logarithms
+    levels: tuple[LevelEffect, ...]  # Level effects, axis by axis
+    terms: tuple[Term, ...]  # Tests of axes, then of interactions
     left_out: tuple[tuple[str, ...], ...]
     """Interactions that cannot be tested: a combination of values has no run, or fewer than two seeds ran
     all."""
-    r_squared: Number
-    """Share of the variance between runs that axes and their two-way interactions explain."""
-    checks: tuple[str, ...]
-    """What was left out, and what makes the tests doubtful; empty when nothing does."""
+    r_squared: Number  # Share of the variance between runs that axes and their two-way interactions explain
+    checks: tuple[str, ...]  # What was left out, and what makes the tests doubtful; empty when nothing does
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation(Serializable):
     """The best configuration on the objective that meets every constraint, with its evidence."""
 
-    winner: str
-    """Label of the chosen configuration."""
-    winner_point: Mapping[str, AxisValue]
-    """Its axis values by dotted name."""
-    objective: str
-    """Metric to be best on."""
-    value: Number
-    """The winner's mean of it."""
-    runner_up: str | None
-    """Next best configuration that meets the constraints; null if there is none."""
+    winner: str  # Label of the chosen configuration
+    winner_point: Mapping[str, AxisValue]  # Its axis values by dotted name
+    objective: str  # Metric to be best on
+    value: Number  # The winner's mean of it
+    runner_up: str | None  # Next best configuration that meets the constraints; null if there is none
     over_runner_up: Claim | None
     """Winner (A) against runner-up (B) on the objective, corrected over all pairs of configurations; null
     when that cannot be tested, and then `sure` says why."""
@@ -408,21 +305,16 @@ class Recommendation(Serializable):
     """Winner (A) against the best (B) on each metric that may be a little worse, tested for equivalence
     within that difference and corrected alike; left out where the winner is the best itself or a side has too
     few seeds."""
-    excluded: Mapping[str, str]
-    """Why each other configuration was left out, by label."""
-    sure: str
-    """How sure the choice is, in one sentence."""
-    text: str
-    """The answer in words."""
-    notes: tuple[str, ...] = ()
-    """What a reader must know to read the answer correctly."""
+    excluded: Mapping[str, str]  # Why each other configuration was left out, by label
+    sure: str  # How sure the choice is, in one sentence
+    text: str  # The answer in words
+    notes: tuple[str, ...] = ()  # What a reader must know to read the answer correctly
 
 
 class Definitions(StrEnum):
     """Whose time and occupancy the strategies weigh."""
 
-    stillhouse = "stillhouse"
-    """A run's whole time; occupancy of the SMs while kernels run."""
+    stillhouse = "stillhouse"  # A run's whole time; occupancy of the SMs while kernels run
     published = "published"
     """The study's: time of training without validation; occupancy averaged over wall time, idle included."""
 
@@ -431,24 +323,18 @@ class Definitions(StrEnum):
 class Criterion(Serializable):
     """One metric's part in the score."""
 
-    metric: str
-    """Name with its unit."""
-    weight: Number
-    """Not negative, dimensionless."""
-    better: Better = "lower"
-    """Which direction wins; higher-is-better parts count negative."""
+    metric: str  # Name with its unit
+    weight: Number  # Not negative, dimensionless
+    better: Better = "lower"  # Which direction wins; higher-is-better parts count negative
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRange(Serializable):
     """Weights of one metric, the others scaled to fill up, over which one configuration wins."""
 
-    low: Number
-    """From this share of the total weight, in [0, 1]."""
-    high: Number
-    """To this one."""
-    winner: str
-    """Label of the configuration."""
+    low: Number  # From this share of the total weight, in [0, 1]
+    high: Number  # To this one
+    winner: str  # Label of the configuration
 
 
 class AnalysisError(ValueError):

@@ -58,8 +58,7 @@ class UserKind(StrEnum):
 
     person = "person"
     service = "service"
-    local = "local"
-    """Anyone who reaches a service that listens on loopback and asks for no token."""
+    local = "local"  # Anyone who reaches a service that listens on loopback and asks for no token
 
 
 class Action(StrEnum):
@@ -67,20 +66,13 @@ class Action(StrEnum):
 
     see = "see"
     submit = "submit"
-    steer_own = "steer_own"
-    """Cancel, pause, resume, retry and delete what the user submitted."""
-    steer_any = "steer_any"
-    """The same with what others submitted, and priorities."""
-    organise = "organise"
-    """Tags, notes and archive; those of others' experiments as `steer_any`."""
-    share = "share"
-    """Views of lists, for everyone in a project."""
-    manage_project = "manage_project"
-    """Members, quotas and settings of a project."""
-    operate = "operate"
-    """The queue and the cluster as a whole."""
-    administer = "administer"
-    """Users, tokens of others, projects, the audit log."""
+    steer_own = "steer_own"  # Cancel, pause, resume, retry and delete what the user submitted
+    steer_any = "steer_any"  # The same with what others submitted, and priorities
+    organise = "organise"  # Tags, notes and archive; those of others' experiments as `steer_any`
+    share = "share"  # Views of lists, for everyone in a project
+    manage_project = "manage_project"  # Members, quotas and settings of a project
+    operate = "operate"  # The queue and the cluster as a whole
+    administer = "administer"  # Users, tokens of others, projects, the audit log
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +80,7 @@ class _Rule:
     """What an action needs."""
 
     scope: Scope
-    role: Role | None
-    """Role in the project; None = the user is an administrator."""
+    role: Role | None  # Role in the project; None = the user is an administrator
     verb: str
 
 

@@ -12,16 +12,12 @@ class EventKind(StrEnum):
     """What happened to an experiment, or to one of its runs."""
 
     experiment_submitted = "experiment.submitted"
-    experiment_claimed = "experiment.claimed"
-    """A scheduler took it from the queue."""
+    experiment_claimed = "experiment.claimed"  # A scheduler took it from the queue
     experiment_adopted = "experiment.adopted"
     """A scheduler took over the lease of a driver that did not renew it."""
-    experiment_started = "experiment.started"
-    """The driver of an attempt is running."""
-    experiment_released = "experiment.released"
-    """An attempt was lost; the experiment is queued for another."""
-    experiment_yielded = "experiment.yielded"
-    """It may hold no devices at present; it is queued until it may."""
+    experiment_started = "experiment.started"  # The driver of an attempt is running
+    experiment_released = "experiment.released"  # An attempt was lost; the experiment is queued for another
+    experiment_yielded = "experiment.yielded"  # It may hold no devices at present; it is queued until it may
     experiment_suggested = "experiment.suggested"
     """The search chose the axis values of some runs; `data` has the point."""
     experiment_note = "experiment.note"
@@ -38,36 +34,25 @@ class EventKind(StrEnum):
     experiment_succeeded = "experiment.succeeded"
     experiment_failed = "experiment.failed"
     experiment_cancelled = "experiment.cancelled"
-    experiment_deleted = "experiment.deleted"
-    """No one sees it any more, unless it is restored."""
+    experiment_deleted = "experiment.deleted"  # No one sees it any more, unless it is restored
     experiment_restored = "experiment.restored"
-    experiment_tagged = "experiment.tagged"
-    """Its tags changed; `data` has them."""
-    experiment_annotated = "experiment.annotated"
-    """Its notes changed."""
+    experiment_tagged = "experiment.tagged"  # Its tags changed; `data` has them
+    experiment_annotated = "experiment.annotated"  # Its notes changed
     experiment_archived = "experiment.archived"
     experiment_unarchived = "experiment.unarchived"
 
-    run_waiting = "run.waiting"
-    """Its turn has come and the cluster has no room for it."""
-    run_starting = "run.starting"
-    """An attempt was opened."""
-    run_started = "run.started"
-    """The attempt's workers train."""
+    run_waiting = "run.waiting"  # Its turn has come and the cluster has no room for it
+    run_starting = "run.starting"  # An attempt was opened
+    run_started = "run.started"  # The attempt's workers train
     run_rows_set_aside = "run.rows_set_aside"
     """The database refused rows of an attempt; they are kept in a file on its node."""
-    run_lost = "run.lost"
-    """The attempt went with its driver."""
-    run_retrying = "run.retrying"
-    """The attempt failed, and there will be another."""
+    run_lost = "run.lost"  # The attempt went with its driver
+    run_retrying = "run.retrying"  # The attempt failed, and there will be another
     run_preempted = "run.preempted"
     """Its devices went to others; the run is queued again, to continue from its checkpoint."""
-    run_resumed = "run.resumed"
-    """Stopped for a request that was withdrawn meanwhile, and queued again."""
-    run_retried = "run.retried"
-    """Queued again on request."""
-    run_kept = "run.kept"
-    """Asked to be measured again, and left as it is."""
+    run_resumed = "run.resumed"  # Stopped for a request that was withdrawn meanwhile, and queued again
+    run_retried = "run.retried"  # Queued again on request
+    run_kept = "run.kept"  # Asked to be measured again, and left as it is
     run_reused = "run.reused"
     run_cancel_requested = "run.cancel_requested"
     run_paused = "run.paused"
@@ -88,13 +73,8 @@ class EventKind(StrEnum):
 class Topic(StrEnum):
     """What a subscription asks for."""
 
-    end = "end"
-    """An experiment ended, however."""
-    failure = "failure"
-    """An experiment failed."""
-    hold = "hold"
-    """A budget put an experiment, or a project's queue, on hold."""
-    budget = "budget"
-    """A project has used 80% or all of a month's budget."""
-    preemption = "preemption"
-    """A run gave its devices back to others at a checkpoint, and is queued again."""
+    end = "end"  # An experiment ended, however
+    failure = "failure"  # An experiment failed
+    hold = "hold"  # A budget put an experiment, or a project's queue, on hold
+    budget = "budget"  # A project has used 80% or all of a month's budget
+    preemption = "preemption"  # A run gave its devices back to others at a checkpoint, and is queued again

@@ -23,10 +23,8 @@ _COUNTED = frozenset({FailureClass.bug, FailureClass.not_finite})
 class FailureCounts:
     """Failures so far, the present one included."""
 
-    own: int
-    """Failures of the run itself."""
-    infrastructure: int
-    """Failures of machines, processes or networks under it."""
+    own: int  # Failures of the run itself
+    infrastructure: int  # Failures of machines, processes or networks under it
 
 
 @dataclass(frozen=True, slots=True)

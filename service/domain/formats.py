@@ -180,12 +180,9 @@ def counts_text(counts: Mapping[Any, int]) -> str:
 class TableFormat(StrEnum):
     """File format of an exported table of runs."""
 
-    csv = "csv"
-    """Comma-separated, a header line, UTF-8; cells that a spreadsheet would run begin with '."""
-    parquet = "parquet"
-    """Apache Parquet, typed columns, zstd."""
-    jsonl = "jsonl"
-    """One JSON object per line."""
+    csv = "csv"  # Comma-separated, a header line, UTF-8; cells that a spreadsheet would run begin with '
+    parquet = "parquet"  # Apache Parquet, typed columns, zstd
+    jsonl = "jsonl"  # One JSON object per line
 
 
 def seconds_of(text: str) -> float:

@@ -94,65 +94,42 @@ class AttemptUsage:
 class Sum(Serializable):
     """Charges added up."""
 
-    attempts: int
-    """How many attempts."""
-    retries: int
-    """Attempts beyond the first at a run."""
-    time_s: Number
-    """Time of the attempts, in seconds."""
-    device_hours: Number
-    """Time x devices, in hours."""
-    cost_usd: Number
-    """Time x price of the devices, in USD."""
+    attempts: int  # How many attempts
+    retries: int  # Attempts beyond the first at a run
+    time_s: Number  # Time of the attempts, in seconds
+    device_hours: Number  # Time x devices, in hours
+    cost_usd: Number  # Time x price of the devices, in USD
     energy_kwh: Mapping[str, Number]
     """By provenance (counter, sampled, modelled), in kWh; provenances are never added up."""
-    lost_s: Number
-    """The part of the time, in seconds, whose work no result holds."""
-    lost_usd: Number
-    """Cost of that part, in USD."""
-    overhead_s: Number
-    """The part of the time, in seconds, that no configuration caused."""
-    overhead_usd: Number
-    """Cost of that part, in USD."""
-    estimated_s: Number
-    """The part of the time, in seconds, that is charged up to a last heartbeat."""
+    lost_s: Number  # The part of the time, in seconds, whose work no result holds
+    lost_usd: Number  # Cost of that part, in USD
+    overhead_s: Number  # The part of the time, in seconds, that no configuration caused
+    overhead_usd: Number  # Cost of that part, in USD
+    estimated_s: Number  # The part of the time, in seconds, that is charged up to a last heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Charge(Serializable):
     """What one attempt is charged."""
 
-    attempt: int
-    """Its number."""
-    state: RunState
-    """How it stands or ended."""
-    failure_class: FailureClass | None
-    """Why it failed; null when it did not."""
-    started_s: float
-    """When it was opened."""
+    attempt: int  # Its number
+    state: RunState  # How it stands or ended
+    failure_class: FailureClass | None  # Why it failed; null when it did not
+    started_s: float  # When it was opened
     until: Until
     """What ends the time that is charged; one that died without reporting an error has no other end."""
-    time_s: Number
-    """From its opening until then, in seconds."""
-    device_hours: Number
-    """Time x devices, in hours."""
-    cost_usd: Number
-    """Time x price of its devices, in USD."""
-    energy_kwh: Mapping[str, Number]
-    """By provenance, in kWh."""
-    utilisation_pct: Number | None
-    """Of its CPUs (counter) or GPUs (sampled), in percent; null = not reported."""
-    utilisation_provenance: str | None
-    """How the utilisation was measured: counter or sampled."""
-    lost_s: Number
-    """The part of the time, in seconds, whose work no result holds."""
-    lost_usd: Number
-    """Cost of that part, in USD."""
+    time_s: Number  # From its opening until then, in seconds
+    device_hours: Number  # Time x devices, in hours
+    cost_usd: Number  # Time x price of its devices, in USD
+    energy_kwh: Mapping[str, Number]  # By provenance, in kWh
+    utilisation_pct: Number | None  # Of its CPUs (counter) or GPUs (sampled), in percent; null = not reported
+    utilisation_provenance: str | None  # How the utilisation was measured: counter or sampled
+    lost_s: Number  # The part of the time, in seconds, whose work no result holds
+    lost_usd: Number  # Cost of that part, in USD
     overhead_s: Number
     """The part of the time, in seconds, that no configuration caused: filling caches, warming up, restoring
     state."""
-    overhead_usd: Number
-    """Cost of that part, in USD."""
+    overhead_usd: Number  # Cost of that part, in USD
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,40 +138,29 @@ class Overhead(Serializable):
 
     part: str
     """`worker_start` and `between_runs` outside attempts; `preparation`, `warm_up` and `restart` inside."""
-    time_s: Number
-    """Summed over placements and attempts, in seconds."""
-    device_hours: Number
-    """Time x devices, in hours."""
-    cost_usd: Number
-    """Time x price of the devices, in USD."""
+    time_s: Number  # Summed over placements and attempts, in seconds
+    device_hours: Number  # Time x devices, in hours
+    cost_usd: Number  # Time x price of the devices, in USD
 
 
 @dataclass(frozen=True, slots=True)
 class Account(Serializable):
     """One run: its attempts, oldest first, and their sum."""
 
-    run_id: int
-    """The run."""
-    state: RunState
-    """State of the run."""
-    charges: tuple[Charge, ...]
-    """One per attempt."""
-    total: Sum
-    """Their sum."""
+    run_id: int  # The run
+    state: RunState  # State of the run
+    charges: tuple[Charge, ...]  # One per attempt
+    total: Sum  # Their sum
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger(Serializable):
     """An experiment: its runs that had an attempt, the overhead by part, and the sum of all that was held."""
 
-    experiment_id: int
-    """The experiment."""
-    runs: tuple[Account, ...]
-    """In the order of their numbers."""
-    overhead: tuple[Overhead, ...]
-    """Overhead by part, inside attempts and outside."""
-    total: Sum
-    """All that was held: the runs, and the overhead outside their attempts."""
+    experiment_id: int  # The experiment
+    runs: tuple[Account, ...]  # In the order of their numbers
+    overhead: tuple[Overhead, ...]  # Overhead by part, inside attempts and outside
+    total: Sum  # All that was held: the runs, and the overhead outside their attempts
 
 
 def counts_towards_usage(measurement: MeasurementRow) -> bool:

@@ -24,10 +24,8 @@ _RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
 class Metric(Serializable):
     """A figure that runs are compared by."""
 
-    name: str
-    """Name with its unit."""
-    better: Better
-    """Which direction wins."""
+    name: str  # Name with its unit
+    better: Better  # Which direction wins
 
 
 def _declared(name: str) -> Metric:
@@ -76,13 +74,11 @@ MARGINS: Mapping[str, float] = MappingProxyType(
 class Spread(Serializable):
     """A figure over seeds."""
 
-    mean: Number
-    """Mean of the cells' means, in the metric's unit."""
+    mean: Number  # Mean of the cells' means, in the metric's unit
     sd: Number | None
     """Sample standard deviation between seeds of one cell, pooled over the row's cells by their degrees of
     freedom; null when no cell has two values."""
-    n: int
-    """Values that went in."""
+    n: int  # Values that went in
 
 
 def better_of(name: str, headline: str | None = None) -> Better | None:

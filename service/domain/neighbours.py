@@ -23,10 +23,8 @@ DISTURBED_PCT = 10.0
 class Neighbour(StrEnum):
     """Who shares the node with a run."""
 
-    foreign = "foreign"
-    """Processes outside the cluster."""
-    other_experiment = "other_experiment"
-    """Processes of another experiment."""
+    foreign = "foreign"  # Processes outside the cluster
+    other_experiment = "other_experiment"  # Processes of another experiment
     same_experiment = "same_experiment"
     """Processes of the same experiment that are not the run's, those that are still starting included."""
 

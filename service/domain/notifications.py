@@ -21,34 +21,23 @@ TEST = "notice.test"
 class DeliveryState(StrEnum):
     """Where a message to one subscriber is."""
 
-    pending = "pending"
-    """Due for delivery; if the scheduler dies while sending, it stays pending."""
-    delivered = "delivered"
-    """The receiver took it."""
-    failed = "failed"
-    """Given up after the last attempt, or refused for good."""
+    pending = "pending"  # Due for delivery; if the scheduler dies while sending, it stays pending
+    delivered = "delivered"  # The receiver took it
+    failed = "failed"  # Given up after the last attempt, or refused for good
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription(StoredRecord):
     """Who is told what, and how."""
 
-    id: int
-    """Number of the subscription."""
-    owner: str
-    """User who is told."""
-    project: str | None
-    """All experiments of this project; None = the owner's own, in every project."""
-    topics: tuple[Topic, ...]
-    """What is told."""
-    channel: str
-    """Name of the channel, such as `webhook`."""
-    target: str
-    """Address in the channel: a URL, or an e-mail address."""
-    created_s: float
-    """When it was made, in Unix seconds."""
-    disabled_s: float | None
-    """When the receiver asked for no more; None = in use."""
+    id: int  # Number of the subscription
+    owner: str  # User who is told
+    project: str | None  # All experiments of this project; None = the owner's own, in every project
+    topics: tuple[Topic, ...]  # What is told
+    channel: str  # Name of the channel, such as `webhook`
+    target: str  # Address in the channel: a URL, or an e-mail address
+    created_s: float  # When it was made, in Unix seconds
+    disabled_s: float | None  # When the receiver asked for no more; None = in use
     disabled_because: str | None
     """What the receiver answered then, or what became of the token that it was made with."""
     limited_to: str | None
@@ -70,36 +59,24 @@ class Subscription(StoredRecord):
 class NewSubscription(Serializable):
     """A subscription that was just made, with its secret, which is shown once."""
 
-    subscription: Subscription
-    """The subscription."""
-    secret: str | None
-    """Secret that a webhook's messages are signed with; None = the channel signs nothing."""
+    subscription: Subscription  # The subscription
+    secret: str | None  # Secret that a webhook's messages are signed with; None = the channel signs nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(StoredRecord):
     """One message to one subscription, and what came of it."""
 
-    id: int
-    """Number of the delivery."""
-    subscription_id: int
-    """Number of the subscription."""
-    message_id: str
-    """Sent with every attempt: receivers drop a message whose id they have seen."""
-    kind: str
-    """What happened, such as `experiment.failed`."""
-    state: DeliveryState
-    """Where the message is."""
-    attempts: int
-    """Attempts so far."""
-    next_s: float | None
-    """Earliest next attempt, in Unix seconds; None = there is none."""
-    answer: str | None
-    """Result of the last attempt, in one line; None = there was none."""
-    created_s: float
-    """When the message was written, in Unix seconds."""
-    ended_s: float | None
-    """When it was delivered or given up; None = pending."""
+    id: int  # Number of the delivery
+    subscription_id: int  # Number of the subscription
+    message_id: str  # Sent with every attempt: receivers drop a message whose id they have seen
+    kind: str  # What happened, such as `experiment.failed`
+    state: DeliveryState  # Where the message is
+    attempts: int  # Attempts so far
+    next_s: float | None  # Earliest next attempt, in Unix seconds; None = there is none
+    answer: str | None  # Result of the last attempt, in one line; None = there was none
+    created_s: float  # When the message was written, in Unix seconds
+    ended_s: float | None  # When it was delivered or given up; None = pending
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:

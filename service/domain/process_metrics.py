@@ -23,12 +23,9 @@ _SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 class MetricKind(StrEnum):
     """How values combine over time and over processes."""
 
-    counter = "counter"
-    """Added up."""
-    histogram = "histogram"
-    """Counted by size and added up."""
-    gauge = "gauge"
-    """Replaced by the same process; of several processes, the greatest is shown."""
+    counter = "counter"  # Added up
+    histogram = "histogram"  # Counted by size and added up
+    gauge = "gauge"  # Replaced by the same process; of several processes, the greatest is shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Frozen dataclasses as JSON: what the API answers with is what the client reads.
 
 A class is written once, with the domain that it belongs to. FastAPI takes it as a response model, OpenAPI
-takes its docstrings as descriptions, and the client reads the answer back into it.
+takes what is written next to its fields as descriptions, and the client reads the answer back into it.
 """
 
 from __future__ import annotations
@@ -26,46 +26,49 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _describe(schema: dict[str, Any], kind: type) -> None:
-    """Completes a class' JSON schema with the docstrings of its fields, inherited ones included.
+    """Completes a class' JSON schema with the descriptions of its fields, inherited ones included.
 
     Defaults are left out: they are for the caller who builds the object; an answer has every field.
     """
-    docstrings: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            docstrings |= _field_docstrings(base.__module__).get(base.__qualname__, {})
+            descriptions |= _field_descriptions(base.__module__).get(base.__qualname__, {})
     for name, field in schema["properties"].items():
         field.pop("default", None)
-        if name in docstrings:
-            field["description"] = docstrings[name]
+        if name in descriptions:
+            field["description"] = descriptions[name]
 
 
 @cache
-def _field_docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Returns the string literal below each annotated field of a module's classes, by class and field.
+def _field_descriptions(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Returns the comment behind each annotated field, or the string below it, by class and field.
 
     Pydantic's `use_attribute_docstrings` leaves out inherited fields, and before Python 3.13 parses the
     whole module once per class whenever an adapter is built; this is read when OpenAPI is generated.
     """
-    return {
-        node.name: {
-            field.target.id: inspect.cleandoc(text.value.value)
-            for field, text in itertools.pairwise(node.body)
-            if isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        }
-        for node in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(node, ast.ClassDef)
-    }
+    source = inspect.getsource(sys.modules[module])
+    lines = source.encode().splitlines()
+    described: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        texts = described[node.name] = {}
+        for field, below in itertools.zip_longest(node.body, node.body[1:]):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            rest = lines[(field.end_lineno or 0) - 1][field.end_col_offset :].decode()
+            if comment := rest.partition("# ")[2]:
+                texts[field.target.id] = f"{comment.removesuffix('.')}."
+            elif isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                texts[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return described
 
 
 class Serializable:
     """Base of the frozen slots dataclasses that the API answers with.
 
-    A string literal below a field is the field's description in OpenAPI.
+    The comment behind a field, or a string below it, is the field's description in OpenAPI.
     """
 
     __slots__ = ()

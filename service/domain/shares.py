@@ -15,72 +15,49 @@ _ROUNDING = 1e-6
 class Share(Serializable):
     """A project's part of the devices of one kind, or a user's inside the project."""
 
-    pool: str
-    """Cluster that has the devices."""
-    hardware: str
-    """Kind of the devices."""
-    project: str | None
-    """None = all projects together that the reader does not see."""
-    user: str | None
-    """None = the whole project."""
-    weight: Number
-    """Relative to the other projects; 1 for each user inside one."""
-    held_devices: Number
-    """Devices that it holds now."""
-    held_usd_per_hour: Number
-    """Their price."""
+    pool: str  # Cluster that has the devices
+    hardware: str  # Kind of the devices
+    project: str | None  # None = all projects together that the reader does not see
+    user: str | None  # None = the whole project
+    weight: Number  # Relative to the other projects; 1 for each user inside one
+    held_devices: Number  # Devices that it holds now
+    held_usd_per_hour: Number  # Their price
     entitled_usd_per_hour: Number
     """Price of the devices that its weight entitles it to, among those that hold or want some."""
-    entitled_part: Number
-    """The same as a part of all those devices."""
-    used_usd: Number
-    """What it has used lately; an amount halves in a week."""
-    used_part: Number
-    """The same as a part of what all of them have used."""
-    waits: bool
-    """Whether runs of it wait for such devices."""
+    entitled_part: Number  # The same as a part of all those devices
+    used_usd: Number  # What it has used lately; an amount halves in a week
+    used_part: Number  # The same as a part of what all of them have used
+    waits: bool  # Whether runs of it wait for such devices
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetUse(Serializable):
     """How far a budget of the month has been used."""
 
-    unit: str
-    """usd, kwh or device_hours."""
-    budget: Number
-    """What may be used in the month."""
-    used: Number
-    """What has been used."""
-    left: Number
-    """Below 0, it is overspent."""
-    forecast: Number
-    """Use by the end of the month at the rate since it began; of a past month, its use."""
+    unit: str  # usd, kwh or device_hours
+    budget: Number  # What may be used in the month
+    used: Number  # What has been used
+    left: Number  # Below 0, it is overspent
+    forecast: Number  # Use by the end of the month at the rate since it began; of a past month, its use
 
 
 @dataclass(frozen=True, slots=True)
 class UserUse(Serializable):
     """What one user's experiments have used."""
 
-    user: str
-    """Name of the user."""
-    used: Spending
-    """By what they submitted."""
+    user: str  # Name of the user
+    used: Spending  # By what they submitted
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectUse(Serializable):
     """What a project has used in a calendar month, in UTC."""
 
-    project: str
-    """Name of the project."""
-    month: str
-    """As 2026-11."""
-    used: Spending
-    """By all its users."""
-    budgets: list[BudgetUse]
-    """Those that are set now."""
-    users: list[UserUse]
-    """Who has used something, the most USD first."""
+    project: str  # Name of the project
+    month: str  # As 2026-11
+    used: Spending  # By all its users
+    budgets: list[BudgetUse]  # Those that are set now
+    users: list[UserUse]  # Who has used something, the most USD first
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +82,23 @@ class DeviceAllowance:
 class DeviceHolder(Serializable):
     """The experiment that holds devices."""
 
-    id: int
-    """Number of the experiment."""
-    name: str
-    """Name for people."""
-    owner: str
-    """Who submitted it."""
-    project: str
-    """Project that it belongs to."""
+    id: int  # Number of the experiment
+    name: str  # Name for people
+    owner: str  # Who submitted it
+    project: str  # Project that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices(Serializable):
     """Devices that one experiment holds for one run at a time."""
 
-    pool: str
-    """Cluster that has the devices."""
-    hardware: str
-    """Name in the catalogue."""
-    devices: float
-    """How many; a part of one where runs share it."""
-    workers: int
-    """Worker processes on them."""
-    since_s: float
-    """When they were reserved, Unix time."""
-    node: str | None
-    """Node of the run's first worker; null = no run is on them, or it is not known."""
-    run_id: int | None
-    """Run that is on them; null = none, or of a project that the reader does not see."""
+    pool: str  # Cluster that has the devices
+    hardware: str  # Name in the catalogue
+    devices: float  # How many; a part of one where runs share it
+    workers: int  # Worker processes on them
+    since_s: float  # When they were reserved, Unix time
+    node: str | None  # Node of the run's first worker; null = no run is on them, or it is not known
+    run_id: int | None  # Run that is on them; null = none, or of a project that the reader does not see
     experiment: DeviceHolder | None
     """Who holds them; null = an experiment of a project that the reader does not see."""
 
@@ -165,9 +131,6 @@ def month_named(name: str) -> Month:
 class Spending(Serializable):
     """What devices took while they were held, lost work included."""
 
-    usd: float = 0.0
-    """Their price."""
-    kwh: float = 0.0
-    """Energy at their rated power."""
-    device_hours: float = 0.0
-    """Device time, in hours."""
+    usd: float = 0.0  # Their price
+    kwh: float = 0.0  # Energy at their rated power
+    device_hours: float = 0.0  # Device time, in hours

@@ -14,29 +14,24 @@ from types import MappingProxyType
 class ExperimentState(StrEnum):
     """Where an experiment is in its life."""
 
-    queued = "queued"
-    """Waits for a scheduler to claim it. After a crash of any process it still waits."""
+    queued = "queued"  # Waits for a scheduler to claim it. After a crash of any process it still waits.
     starting = "starting"
     """Claimed under a lease; a Ray Job is being submitted. When the lease runs out, any
     scheduler looks the job up by its submission id and adopts it, or submits it."""
     running = "running"
     """The driver in the Ray Job renews the lease. When the lease runs out and Ray says that the
     job is gone, a scheduler starts a new attempt; while Ray is unreachable nothing changes."""
-    paused = "paused"
-    """Held by its owner; its runs keep their checkpoints. Only `resume` moves it on."""
-    succeeded = "succeeded"
-    """Terminal: every run has ended, and at least one has a result."""
+    paused = "paused"  # Held by its owner; its runs keep their checkpoints. Only `resume` moves it on.
+    succeeded = "succeeded"  # Terminal: every run has ended, and at least one has a result
     failed = "failed"
     """Terminal: no run has a result, or the driver could not be started. `retry` queues it again."""
-    cancelled = "cancelled"
-    """Terminal: ended on request. `retry` queues it again."""
-
+    cancelled = "cancelled"  # Terminal: ended on request. `retry` queues it again
+.
 
 class RunState(StrEnum):
     """Where a run is in its life."""
 
-    queued = "queued"
-    """Waits for its turn in the sweep, or for the delay before a retry."""
+    queued = "queued"  # Waits for its turn in the sweep, or for the delay before a retry
     starting = "starting"
     """The driver has opened an attempt; a worker is being placed. After a crash of the driver the
     next driver opens a new attempt, and writes of this one change no row."""
@@ -49,12 +44,9 @@ class RunState(StrEnum):
     succeeded = "succeeded"
     """Terminal: the whole length was trained and evaluated, or the figures of such a run are reused.
     Only `retry --disturbed` queues it again, to be measured from the beginning."""
-    failed = "failed"
-    """Terminal: the failure class says why. `retry` queues it again."""
-    cancelled = "cancelled"
-    """Terminal: ended on request."""
-    stopped = "stopped"
-    """Terminal: ended early by the search or a budget; a result, marked incomplete."""
+    failed = "failed"  # Terminal: the failure class says why. `retry` queues it again.
+    cancelled = "cancelled"  # Terminal: ended on request
+    stopped = "stopped"  # Terminal: ended early by the search or a budget; a result, marked incomplete
 
 
 TERMINAL_EXPERIMENT_STATES = frozenset(

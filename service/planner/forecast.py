@@ -73,12 +73,9 @@ class Past:
 class Span(Serializable):
     """An estimate with the ends of its interval."""
 
-    low: Number
-    """Lower end."""
-    middle: Number
-    """The estimate."""
-    high: Number
-    """Upper end."""
+    low: Number  # Lower end
+    middle: Number  # The estimate
+    high: Number  # Upper end
 
     def __add__(self, other: Span) -> Span:
         return Span(self.low + other.low, self.middle + other.middle, self.high + other.high)
@@ -104,28 +101,20 @@ class RunForecast:
 class Forecast(Serializable):
     """What a whole grid will take; 90% intervals."""
 
-    runs: int
-    """Runs that are forecast."""
-    cost_usd: Span
-    """Cost, in USD; 0 where nothing is forecast."""
-    energy_kwh: Span
-    """Energy, in kWh; 0 where nothing is forecast."""
-    device_hours: Span
-    """Device time, in hours summed over runs; 0 where nothing is forecast."""
-    basis: tuple[str, ...]
-    """What it rests on, in words, each with its number of runs."""
-    unknown: tuple[str, ...]
-    """Why other runs are not forecast, in words."""
-    warnings: tuple[str, ...]
-    """What does not fit into the budget, in words."""
+    runs: int  # Runs that are forecast
+    cost_usd: Span  # Cost, in USD; 0 where nothing is forecast
+    energy_kwh: Span  # Energy, in kWh; 0 where nothing is forecast
+    device_hours: Span  # Device time, in hours summed over runs; 0 where nothing is forecast
+    basis: tuple[str, ...]  # What it rests on, in words, each with its number of runs
+    unknown: tuple[str, ...]  # Why other runs are not forecast, in words
+    warnings: tuple[str, ...]  # What does not fit into the budget, in words
 
 
 @dataclass(frozen=True, slots=True)
 class GridForecast(Forecast):
     """The forecast of a grid with its cheapest run, which a budget must hold at least."""
 
-    shortest: RunForecast | None
-    """The cheapest single run; None = none is forecast."""
+    shortest: RunForecast | None  # The cheapest single run; None = none is forecast
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,40 +24,23 @@ from trainers.config import SHARERS, Precision
 class PlannedRun(Serializable):
     """One run of a grid that has not been submitted."""
 
-    index: int
-    """Position in the grid's order, from 0."""
-    cell: str
-    """Hash of the axis values."""
-    seed: int
-    """The run's seed."""
-    point: dict[str, AxisValue]
-    """Axis values by dotted name."""
-    hardware: str
-    """Name in the catalogue."""
-    workers: int
-    """Worker processes; of an elastic run, the most."""
-    min_workers: int
-    """The fewest; the same unless the run is elastic."""
-    cpus: int
-    """CPUs that it reserves in all, at the most workers."""
-    accelerators: int
-    """Accelerators that it reserves in all."""
-    memory_gib: float | None
-    """Memory that it reserves in all; null = not reserved."""
-    price_usd_per_hour: float
-    """Price of all its devices, at the most workers."""
-    min_price_usd_per_hour: float
-    """The same at the fewest."""
-    feasible: bool
-    """Whether it is valid and the cluster could serve it."""
-    reason: str | None
-    """Why it is not feasible."""
-    at_a_time: int | None = None
-    """Runs like it that the idle cluster holds at a time; null = not known."""
-    at_a_time_shared: int | None = None
-    """The same with `measure: shared`; null = it is shared, or not known."""
-    reused_from: int | None = None
-    """Run whose figures it takes, instead of training; null = it is trained."""
+    index: int  # Position in the grid's order, from 0
+    cell: str  # Hash of the axis values
+    seed: int  # The run's seed
+    point: dict[str, AxisValue]  # Axis values by dotted name
+    hardware: str  # Name in the catalogue
+    workers: int  # Worker processes; of an elastic run, the most
+    min_workers: int  # The fewest; the same unless the run is elastic
+    cpus: int  # CPUs that it reserves in all, at the most workers
+    accelerators: int  # Accelerators that it reserves in all
+    memory_gib: float | None  # Memory that it reserves in all; null = not reserved
+    price_usd_per_hour: float  # Price of all its devices, at the most workers
+    min_price_usd_per_hour: float  # The same at the fewest
+    feasible: bool  # Whether it is valid and the cluster could serve it
+    reason: str | None  # Why it is not feasible
+    at_a_time: int | None = None  # Runs like it that the idle cluster holds at a time; null = not known
+    at_a_time_shared: int | None = None  # The same with `measure: shared`; null = it is shared, or not known
+    reused_from: int | None = None  # Run whose figures it takes, instead of training; null = it is trained
     not_reused: str | None = None
     """Why a run with the same settings is not reused; null = there is none, or `reuse` is not set."""
 
@@ -66,20 +49,14 @@ class PlannedRun(Serializable):
 class Preview(Serializable):
     """One page of the runs that a spec would make."""
 
-    run_count: int
-    """Runs of the whole grid."""
-    reused_count: int
-    """Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`."""
+    run_count: int  # Runs of the whole grid
+    reused_count: int  # Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`
     cluster_age_s: float | None
     """Age of the view of the cluster; null when there is none, and then capacity is not judged."""
-    items: list[PlannedRun]
-    """At most `page_size` of them."""
-    next_page_token: str | None = None
-    """Give this as `page_token` for the next page; null on the last."""
-    forecast: Forecast | None = None
-    """What the whole grid will take; with the first page only."""
-    notes: tuple[str, ...] = ()
-    """What to know before submitting; with the first page only."""
+    items: list[PlannedRun]  # At most `page_size` of them
+    next_page_token: str | None = None  # Give this as `page_token` for the next page; null on the last
+    forecast: Forecast | None = None  # What the whole grid will take; with the first page only
+    notes: tuple[str, ...] = ()  # What to know before submitting; with the first page only
     start: PlannedStart | None = None
     """When it would start and at whose expense; with the first page only, null = the cluster is not known, or
     could not run it."""
@@ -89,16 +66,11 @@ class Preview(Serializable):
 class Validated(Serializable):
     """A spec that is valid."""
 
-    valid: bool
-    """Always true; an invalid spec is answered by a problem."""
-    name: str
-    """Name of the experiment."""
-    sha256: str
-    """Hash of the canonical spec."""
-    run_count: int
-    """Runs in its grid."""
-    spec: dict[str, Any]
-    """The spec with all defaults filled in."""
+    valid: bool  # Always true; an invalid spec is answered by a problem
+    name: str  # Name of the experiment
+    sha256: str  # Hash of the canonical spec
+    run_count: int  # Runs in its grid
+    spec: dict[str, Any]  # The spec with all defaults filled in
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> Validated:

@@ -14,23 +14,17 @@ from trainers.config import Section
 class Samples(Enum):
     """Whether a search takes a number of combinations to draw or suggest."""
 
-    unused = "unused"
-    """The axes alone decide which runs there are."""
-    optional = "optional"
-    """Unset = every combination."""
-    required = "required"
-    """The search ends after so many."""
+    unused = "unused"  # The axes alone decide which runs there are
+    optional = "optional"  # Unset = every combination
+    required = "required"  # The search ends after so many
 
 
 class Outcome(Enum):
-    valued = "valued"
-    """It has a value."""
-    running = "running"
-    """Not known yet."""
+    valued = "valued"  # It has a value
+    running = "running"  # Not known yet
     bad = "bad"
     """It cannot be trained, did not fit into memory, diverged or was ended early: worse than every value."""
-    unknown = "unknown"
-    """It was cancelled, or a machine failed: no evidence either way."""
+    unknown = "unknown"  # It was cancelled, or a machine failed: no evidence either way
 
 
 @dataclass(frozen=True, slots=True)

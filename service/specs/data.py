@@ -31,8 +31,7 @@ Signature = tuple[object, ...]
 class _Dataset:
     path: Path
     task: Task
-    key: str
-    """Tells it apart from all others."""
+    key: str  # Tells it apart from all others
 
 
 class _Memory:

@@ -127,13 +127,15 @@ class Derived(Base):
     third: int = 3
     """The third,
     in two lines."""
+    fourth: str = "# z"  # The fourth, „quoted“
+    """Not this."""
 
 
-def test_a_schema_describes_fields_by_their_docstrings_and_has_no_defaults() -> None:
+def test_a_schema_describes_fields_by_what_is_next_to_them_and_has_no_defaults() -> None:
     described = adapter(Derived).json_schema(mode="serialization")["properties"]
     assert {name: field.get("description") for name, field in described.items()} == {
         "first": "The first.", "plain": None, "second": "The second, again.",
-        "third": "The third,\nin two lines.",
+        "third": "The third,\nin two lines.", "fourth": "The fourth, „quoted“.",
     }  # fmt: skip
     assert not any("default" in field for field in described.values())
     assert adapter(Derived) is adapter(Derived)
