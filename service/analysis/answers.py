@@ -355,17 +355,11 @@ class BadQuestion(AnalysisError):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Narrows the runs that a question is about.
+    """Narrows the runs that a question is about."""
 
-    Attributes:
-        filter: In the grammar of `service.db.filters`.
-        undisturbed: Leave out runs that neighbours disturbed while they were measured.
-        with_overhead: Add to each run an even share of its experiment's overhead.
-    """
-
-    filter: str | None = None
-    undisturbed: bool = False
-    with_overhead: bool = False
+    filter: str | None = None  # In the grammar of `service.db.filters`
+    undisturbed: bool = False  # Leave out runs that neighbours disturbed while they were measured
+    with_overhead: bool = False  # Add to each run an even share of its experiment's overhead
 
 
 EVERYTHING = Selection()

@@ -56,27 +56,22 @@ class RunTable:
 
     Attributes:
         runs: In grid order; a field outside their axes in which several experiments differ is an axis here.
-        summaries: All final figures.
         data: What each run was trained and judged on; runs that never started have none.
         environments: Distinct machines and versions, each with the ids of its runs.
-        shared: Ids of runs whose device other runs might use at the same time.
         disturbed: What disturbed runs while they were measured, for all runs that the question is about.
-        left_out: Disturbed runs that are not among `runs`, on request.
-        with_overhead: Time and cost of the runs have a share of their experiment's overhead.
         unit_scores: Reads a run's scores of the test part's units, when a claim needs them.
-        references: Runs that only measure how the machine drifted; in no answer.
     """
 
     experiments: tuple[Experiment, ...]
     runs: tuple[Run, ...]
-    summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # All final figures
     data: Mapping[int, Facts] = field(default_factory=dict)
     environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
-    shared: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()  # Ids of runs whose device other runs might use at the same time
     disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
-    left_out: tuple[Run, ...] = ()
-    with_overhead: bool = False
-    references: tuple[Run, ...] = ()
+    left_out: tuple[Run, ...] = ()  # Disturbed runs that are not among `runs`, on request
+    with_overhead: bool = False  # Time and cost of the runs have a share of their experiment's overhead
+    references: tuple[Run, ...] = ()  # Runs that only measure how the machine drifted; in no answer
     unit_scores: UnitScores = no_scores
 
     def column(self, name: str) -> Column:

@@ -113,16 +113,11 @@ EVERYTHING: Final = Visibility(None)
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Author of a change, for events and the audit log.
-
-    Attributes:
-        token_id: Token of the request; None = none, or a session.
-        address: Network address of the request; None = not over the network.
-    """
+    """Author of a change, for events and the audit log."""
 
     user: str
-    token_id: int | None = None
-    address: str | None = None
+    token_id: int | None = None  # Token of the request; None = none, or a session
+    address: str | None = None  # Network address of the request; None = not over the network
 
 
 LOCAL_ACTOR: Final = Actor("local")

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from service.domain.records import MeasurementRow, Placement
 from service.domain.serialization import Number, Serializable
@@ -46,15 +46,12 @@ class Measured:
     """Sums over the windows of an attempt.
 
     Attributes:
-        covered_s: Time that windows of energy cover.
-        energy_kwh: By provenance.
-        utilisation_pct: Mean over the time of its windows; None = unknown.
         overhead_s: By part, the time that no configuration causes.
     """
 
-    covered_s: float = 0.0
-    energy_kwh: Mapping[str, float] | None = None
-    utilisation_pct: float | None = None
+    covered_s: float = 0.0  # Time that windows of energy cover
+    energy_kwh: Mapping[str, float] | None = None  # By provenance
+    utilisation_pct: float | None = None  # Mean over the time of its windows; None = unknown
     utilisation_provenance: str | None = None
     overhead_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -68,8 +65,6 @@ class AttemptUsage:
         resumed_from_s: When the checkpoint that it resumed from was taken; None = from the beginning, or
             unknown.
         resumed_from_step, last_step: First and last step.
-        devices: Number of devices held; a part of one where runs share it.
-        placement: Id of the devices; None = unknown.
     """
 
     run_id: int
@@ -83,33 +78,41 @@ class AttemptUsage:
     resumed_from_s: float | None
     resumed_from_step: int | None
     last_step: int
-    devices: float
+    devices: float  # Number of devices held; a part of one where runs share it
     price_usd_per_hour: float
     power_w: float
-    placement: str | None = None
+    placement: str | None = None  # Id of the devices; None = unknown
     measured: Measured = field(default_factory=Measured)
 
 
 @dataclass(frozen=True, slots=True)
-class Sum(Serializable):
-    """Charges added up."""
+class Amounts(Serializable):
+    """What devices took while they were held."""
 
-    attempts: int  # How many attempts
-    retries: int  # Attempts beyond the first at a run
-    time_s: Number  # Time of the attempts, in seconds
+    time_s: Number  # Time that is charged, in seconds
     device_hours: Number  # Time x devices, in hours
     cost_usd: Number  # Time x price of the devices, in USD
     energy_kwh: Mapping[str, Number]
     """By provenance (counter, sampled, modelled), in kWh; provenances are never added up."""
     lost_s: Number  # The part of the time, in seconds, whose work no result holds
     lost_usd: Number  # Cost of that part, in USD
-    overhead_s: Number  # The part of the time, in seconds, that no configuration caused
+    overhead_s: Number
+    """The part of the time, in seconds, that no configuration caused: filling caches, warming up, restoring
+    state."""
     overhead_usd: Number  # Cost of that part, in USD
-    estimated_s: Number  # The part of the time, in seconds, that is charged up to a last heartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class Charge(Serializable):
+class Sum(Amounts):
+    """Charges added up."""
+
+    attempts: int = 0  # How many attempts
+    retries: int = 0  # Attempts beyond the first at a run
+    estimated_s: Number = 0.0  # The part of the time, in seconds, that is charged up to a last heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Charge(Amounts):
     """What one attempt is charged."""
 
     attempt: int  # Its number
@@ -118,18 +121,11 @@ class Charge(Serializable):
     started_s: float  # When it was opened
     until: Until
     """What ends the time that is charged; one that died without reporting an error has no other end."""
-    time_s: Number  # From its opening until then, in seconds
-    device_hours: Number  # Time x devices, in hours
-    cost_usd: Number  # Time x price of its devices, in USD
-    energy_kwh: Mapping[str, Number]  # By provenance, in kWh
     utilisation_pct: Number | None  # Of its CPUs (counter) or GPUs (sampled), in percent; null = not reported
     utilisation_provenance: str | None  # How the utilisation was measured: counter or sampled
-    lost_s: Number  # The part of the time, in seconds, whose work no result holds
-    lost_usd: Number  # Cost of that part, in USD
-    overhead_s: Number
-    """The part of the time, in seconds, that no configuration caused: filling caches, warming up, restoring
-    state."""
-    overhead_usd: Number  # Cost of that part, in USD
+
+
+_AMOUNTS = tuple(field.name for field in fields(Amounts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +206,6 @@ class _Stretch:
     def charged(self) -> Sum:
         cost_usd = self.time_s * self.price_usd_per_hour / 3600
         return Sum(
-            attempts=0,
-            retries=0,
             time_s=self.time_s,
             device_hours=self.time_s * self.devices / 3600,
             cost_usd=cost_usd,
@@ -220,7 +214,6 @@ class _Stretch:
             lost_usd=0.0,
             overhead_s=self.time_s,
             overhead_usd=cost_usd,
-            estimated_s=0.0,
         )
 
 
@@ -259,16 +252,9 @@ def account(run_id: int, state: RunState, used: Sequence[AttemptUsage], *, now_s
     )
     parts = [
         Sum(
+            **{name: getattr(charge, name) for name in _AMOUNTS},
             attempts=1,
             retries=int(place > 0),
-            time_s=charge.time_s,
-            device_hours=charge.device_hours,
-            cost_usd=charge.cost_usd,
-            energy_kwh=charge.energy_kwh,
-            lost_s=charge.lost_s,
-            lost_usd=charge.lost_usd,
-            overhead_s=charge.overhead_s,
-            overhead_usd=charge.overhead_usd,
             estimated_s=charge.time_s if charge.until == "its last heartbeat" else 0.0,
         )
         for place, charge in enumerate(charges)
@@ -355,44 +341,28 @@ def _went_on_from_s(attempt: AttemptUsage, after: AttemptUsage) -> float:
 
 
 def _sum(parts: Sequence[Sum]) -> Sum:
-    sources = dict.fromkeys(source for part in parts for source in part.energy_kwh)
+    sources = sorted({source for part in parts for source in part.energy_kwh})
+    energy_kwh = {source: math.fsum(part.energy_kwh.get(source, 0.0) for part in parts) for source in sources}
+    names = [name for name in (*_AMOUNTS, "estimated_s") if name != "energy_kwh"]
+    totals: dict[str, Any] = {name: math.fsum(getattr(part, name) for part in parts) for name in names}
     return Sum(
+        **totals,
+        energy_kwh=energy_kwh,
         attempts=sum(part.attempts for part in parts),
         retries=sum(part.retries for part in parts),
-        time_s=math.fsum(part.time_s for part in parts),
-        device_hours=math.fsum(part.device_hours for part in parts),
-        cost_usd=math.fsum(part.cost_usd for part in parts),
-        energy_kwh={
-            source: math.fsum(part.energy_kwh.get(source, 0.0) for part in parts)
-            for source in sorted(sources)
-        },
-        lost_s=math.fsum(part.lost_s for part in parts),
-        lost_usd=math.fsum(part.lost_usd for part in parts),
-        overhead_s=math.fsum(part.overhead_s for part in parts),
-        overhead_usd=math.fsum(part.overhead_usd for part in parts),
-        estimated_s=math.fsum(part.estimated_s for part in parts),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Sums over the runs of an experiment.
+    """Sums over the runs of an experiment."""
 
-    Attributes:
-        unfinished: Runs that have not ended.
-        done: Runs that trained to their end.
-        done_usd: Cost of these.
-        moving: Training runs that have made a step in their present attempt.
-        moving_usd: Their expected total cost, at the pace of that attempt.
-        moving_rest_usd: The part of it that is still to come.
-    """
-
-    unfinished: int
-    done: int
-    done_usd: float
-    moving: int
-    moving_usd: float
-    moving_rest_usd: float
+    unfinished: int  # Runs that have not ended
+    done: int  # Runs that trained to their end
+    done_usd: float  # Cost of these
+    moving: int  # Training runs that have made a step in their present attempt
+    moving_usd: float  # Their expected total cost, at the pace of that attempt
+    moving_rest_usd: float  # The part of it that is still to come
 
     def rest_usd(self) -> float | None:
         """Returns the expected cost of all remaining steps; None = nothing to go by yet.

@@ -30,19 +30,13 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One metric, as Prometheus knows it.
+    """One metric, as Prometheus knows it."""
 
-    Attributes:
-        name: With its unit and, for a counter, `_total`.
-        labels: Names of its labels.
-        buckets: Upper bounds, of a histogram.
-    """
-
-    name: str
+    name: str  # With its unit and, for a counter, `_total`
     kind: MetricKind
     described: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()  # Names of its labels
+    buckets: tuple[float, ...] = ()  # Upper bounds, of a histogram
 
 
 FIGURES: Mapping[str, MetricInfo] = MappingProxyType(
@@ -138,17 +132,11 @@ FIGURES: Mapping[str, MetricInfo] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One number in the database: a series of a metric, or a part of a histogram's series.
+    """One number in the database: a series of a metric, or a part of a histogram's series."""
 
-    Attributes:
-        name: Of the metric; of a histogram with `_bucket`, `_sum` or `_count`.
-        labels: JSON text with sorted names; of a bucket with `le`.
-        value: Added to the stored one, or of a gauge kept in its place.
-    """
-
-    name: str
-    labels: str
-    value: float
+    name: str  # Of the metric; of a histogram with `_bucket`, `_sum` or `_count`
+    labels: str  # JSON text with sorted names; of a bucket with `le`
+    value: float  # Added to the stored one, or of a gauge kept in its place
     is_gauge: bool
 
 

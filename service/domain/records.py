@@ -189,25 +189,20 @@ class Placement(StoredRecord):
     """Devices that an experiment held for its workers, one run after the other.
 
     Attributes:
-        id: Ray's id of the placement group.
-        devices: Number of devices held; a part of one where runs share it.
         price_usd_per_hour, power_w: Of all its devices.
-        placed_s: Ray reserved them, Unix time.
         ready_s: The worker processes could take their first run; None = not yet, or they never could.
-        released_s: Ray had them back; None = they are held.
-        seen_s: Last known to be held.
     """
 
-    id: str
+    id: str  # Ray's id of the placement group
     hardware: str
     workers: int
-    devices: float
+    devices: float  # Number of devices held; a part of one where runs share it
     price_usd_per_hour: float
     power_w: float
-    placed_s: float
+    placed_s: float  # Ray reserved them, Unix time
     ready_s: float | None
-    released_s: float | None
-    seen_s: float
+    released_s: float | None  # Ray had them back; None = they are held
+    seen_s: float  # Last known to be held
 
 
 @dataclass(frozen=True, slots=True)

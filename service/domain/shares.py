@@ -65,13 +65,11 @@ class DeviceAllowance:
     """Devices of one hardware kind that an experiment may hold now.
 
     Attributes:
-        devices: Most at a time; a run that shares its device counts as its part of it.
-        preemptible: Runs beyond it stop, with a checkpoint.
         reason: Who holds or gets what else the experiment could use, in words; None = it has enough.
     """
 
-    devices: float
-    preemptible: bool = True
+    devices: float  # Most at a time; a run that shares its device counts as its part of it
+    preemptible: bool = True  # Runs beyond it stop, with a checkpoint
     reason: str | None = None
 
     def covers(self, devices: float) -> bool:

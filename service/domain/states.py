@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TypeVar
+
+State = TypeVar("State", bound=StrEnum)
 
 
 class ExperimentState(StrEnum):
@@ -25,8 +28,8 @@ class ExperimentState(StrEnum):
     succeeded = "succeeded"  # Terminal: every run has ended, and at least one has a result
     failed = "failed"
     """Terminal: no run has a result, or the driver could not be started. `retry` queues it again."""
-    cancelled = "cancelled"  # Terminal: ended on request. `retry` queues it again
-.
+    cancelled = "cancelled"  # Terminal: ended on request. `retry` queues it again.
+
 
 class RunState(StrEnum):
     """Where a run is in its life."""
@@ -56,65 +59,29 @@ RUN_STATES_WITH_RESULT = frozenset({RunState.succeeded, RunState.stopped})
 TERMINAL_RUN_STATES = RUN_STATES_WITH_RESULT | {RunState.failed, RunState.cancelled}
 UNFINISHED_RUN_STATES = frozenset(RunState) - TERMINAL_RUN_STATES
 
-EXPERIMENT_TRANSITIONS: Mapping[ExperimentState, frozenset[ExperimentState]] = MappingProxyType(
-    {
-        ExperimentState.queued: frozenset(
-            {ExperimentState.starting, ExperimentState.paused, ExperimentState.cancelled}
-        ),
-        ExperimentState.starting: frozenset(
-            {
-                ExperimentState.running,
-                ExperimentState.queued,
-                ExperimentState.paused,
-                ExperimentState.failed,
-                ExperimentState.cancelled,
-            }
-        ),
-        ExperimentState.running: frozenset(
-            {
-                ExperimentState.queued,
-                ExperimentState.paused,
-                ExperimentState.succeeded,
-                ExperimentState.failed,
-                ExperimentState.cancelled,
-            }
-        ),
-        ExperimentState.paused: frozenset({ExperimentState.queued, ExperimentState.cancelled}),
-        ExperimentState.succeeded: frozenset({ExperimentState.queued}),
-        ExperimentState.failed: frozenset({ExperimentState.queued}),
-        ExperimentState.cancelled: frozenset({ExperimentState.queued}),
-    }
-)
 
-RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = MappingProxyType(
-    {
-        RunState.queued: frozenset(
-            {RunState.starting, RunState.paused, RunState.cancelled, RunState.stopped, RunState.failed}
-        ),
-        RunState.starting: frozenset(
-            {
-                RunState.running,
-                RunState.queued,
-                RunState.paused,
-                RunState.failed,
-                RunState.cancelled,
-                RunState.stopped,
-            }
-        ),
-        RunState.running: frozenset(
-            {
-                RunState.queued,
-                RunState.paused,
-                RunState.succeeded,
-                RunState.failed,
-                RunState.cancelled,
-                RunState.stopped,
-            }
-        ),
-        RunState.paused: frozenset({RunState.queued, RunState.cancelled, RunState.stopped, RunState.failed}),
-        RunState.succeeded: frozenset({RunState.queued}),
-        RunState.failed: frozenset({RunState.queued}),
-        RunState.cancelled: frozenset({RunState.queued}),
-        RunState.stopped: frozenset({RunState.queued}),
-    }
+def _transitions(kind: type[State], **targets: str) -> Mapping[State, frozenset[State]]:
+    return MappingProxyType({kind(state): frozenset(map(kind, to.split())) for state, to in targets.items()})
+
+
+EXPERIMENT_TRANSITIONS = _transitions(
+    ExperimentState,
+    queued="starting paused cancelled",
+    starting="running queued paused failed cancelled",
+    running="queued paused succeeded failed cancelled",
+    paused="queued cancelled",
+    succeeded="queued",
+    failed="queued",
+    cancelled="queued",
+)
+RUN_TRANSITIONS = _transitions(
+    RunState,
+    queued="starting paused cancelled stopped failed",
+    starting="running queued paused failed cancelled stopped",
+    running="queued paused succeeded failed cancelled stopped",
+    paused="queued cancelled stopped failed",
+    succeeded="queued",
+    failed="queued",
+    cancelled="queued",
+    stopped="queued",
 )

@@ -23,13 +23,12 @@ class Layer:
     """A layer, or a bucket of layers that is exchanged at once.
 
     Attributes:
-        communication_ms: exchange of its gradients; 0 = none.
         gradient_bytes, sent_bytes: before and after compression; only `into_buckets` uses them.
     """
 
     name: str
     compute_ms: float
-    communication_ms: float = 0.0
+    communication_ms: float = 0.0  # Exchange of its gradients; 0 = none
     gradient_bytes: int = 0
     sent_bytes: float = 0.0
 

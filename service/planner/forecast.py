@@ -39,15 +39,10 @@ _FEWEST_FOR_SPREAD = 3
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """A tier of similarity.
+    """A tier of similarity."""
 
-    Attributes:
-        words: what is the same beyond the rule's fields.
-        floor: least factor between the estimate and an end of its interval.
-    """
-
-    words: str
-    floor: float
+    words: str  # What is the same beyond the rule's fields
+    floor: float  # Least factor between the estimate and an end of its interval
 
 
 LIKENESS = (
@@ -122,12 +117,11 @@ class Cell:
     """A grid point, or a sample that stands for several.
 
     Attributes:
-        runs: number of runs that it stands for.
         student: arithmetic of its student's encoder; None = not known without reading the model.
     """
 
     spec: ExperimentSpec
-    runs: float
+    runs: float  # Number of runs that it stands for
     student: FlopCount | None
 
 

@@ -61,15 +61,10 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of one worker that exchanges nothing.
+    """A step of one worker that exchanges nothing."""
 
-    Attributes:
-        layers: in the order of the forward pass, for one micro-batch.
-        rest_ms: time outside the layers, independent of the number of examples.
-    """
-
-    layers: tuple[LayerCost, ...]
-    rest_ms: float
+    layers: tuple[LayerCost, ...]  # In the order of the forward pass, for one micro-batch
+    rest_ms: float  # Time outside the layers, independent of the number of examples
     micro_batches: int
     examples: float
 
@@ -105,46 +100,29 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How workers exchange their gradients.
+    """How workers exchange their gradients."""
 
-    Attributes:
-        bucket_bytes: gradients that are sent together.
-        messages: collectives of a bucket; each takes the link's latency.
-        pack_ms_per_mib: compression of a bucket's gradients; the backward pass waits for it.
-        unpack_ms_per_mib: decompression, after the exchange.
-        waits: the backward pass waits for each bucket's exchange too.
-        answers_last: the second half of all exchanges begins after the last bucket's first half.
-    """
-
-    bucket_bytes: int = BUCKET_BYTES
-    messages: int = 1
-    pack_ms_per_mib: float = 0.0
-    unpack_ms_per_mib: float = 0.0
-    waits: bool = False
-    answers_last: bool = False
+    bucket_bytes: int = BUCKET_BYTES  # Gradients that are sent together
+    messages: int = 1  # Collectives of a bucket; each takes the link's latency
+    pack_ms_per_mib: float = 0.0  # Compression of a bucket's gradients; the backward pass waits for it
+    unpack_ms_per_mib: float = 0.0  # Decompression, after the exchange
+    waits: bool = False  # The backward pass waits for each bucket's exchange too
+    answers_last: bool = False  # The second half of all exchanges begins after the last bucket's first half
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A step on a number of data-parallel workers.
-
-    Attributes:
-        compute_ms: layers and rest.
-        compression_ms: packing and unpacking.
-        exposed_ms: part of these, and of the computation that they delay, that lengthens the step.
-        sent_bytes: gradients of a step after compression.
-        speed_up: over one worker's step with the same global batch.
-    """
+    """A step on a number of data-parallel workers."""
 
     workers: int
     step_ms: float
-    compute_ms: float
+    compute_ms: float  # Layers and rest
     communication_ms: float
-    compression_ms: float
-    exposed_ms: float
-    sent_bytes: float
+    compression_ms: float  # Packing and unpacking
+    exposed_ms: float  # Part of these, and of the computation that they delay, that lengthens the step
+    sent_bytes: float  # Gradients of a step after compression
     buckets: int
-    speed_up: float
+    speed_up: float  # Over one worker's step with the same global batch
 
 
 def estimate(
