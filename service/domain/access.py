@@ -17,20 +17,15 @@ from typing import Final
 DEFAULT_PROJECT: Final = "default"
 """Project of experiments whose spec names none. It always exists, and every new user is a member of it."""
 DEFAULT_POOL: Final = "default"
-"""Pool of experiments whose spec names none."""
 TOKEN_PREFIX: Final = "sth_"
 """What every token begins with, so that scanners of code find one that was published."""
-NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-"""Names of projects and pools."""
+NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # Of projects and pools
 USER_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
-"""Names of users."""
 
 _USER = re.compile(USER_PATTERN)
 
 
 class _Ranked(StrEnum):
-    """Words in rising order: each includes those before it."""
-
     def includes(self, other: _Ranked) -> bool:
         order = list(type(self))
         return order.index(self) >= order.index(type(self)(other))
@@ -62,8 +57,6 @@ class UserKind(StrEnum):
 
 
 class Action(StrEnum):
-    """What the rules distinguish."""
-
     see = "see"
     submit = "submit"
     steer_own = "steer_own"  # Cancel, pause, resume, retry and delete what the user submitted
@@ -77,8 +70,6 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What an action needs."""
-
     scope: Scope
     role: Role | None  # Role in the project; None = the user is an administrator
     verb: str
@@ -108,7 +99,6 @@ class Visibility:
 
 
 EVERYTHING: Final = Visibility(None)
-"""Everything may be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +154,10 @@ class Principal:
         return self.lacks(action, project, owner) is None
 
     def steering(self, owner: str) -> Action:
-        """Returns the action of managing an experiment of this owner."""
         return Action.steer_own if owner == self.user else Action.steer_any
 
     def lacks(self, action: Action, project: str | None = None, owner: str | None = None) -> str | None:
-        """Returns what is missing for an action, and who can grant it, in one line; None = nothing."""
+        """Returns what is missing for an action, and who can grant it, in one line."""
         if self.kind is UserKind.local:
             return None
         if action is Action.organise and owner not in (None, self.user):
@@ -203,10 +192,7 @@ class Principal:
         return None
 
     def lacks_for_token(self, user: str, scope: Scope, project: str | None) -> str | None:
-        """Returns why they may not create or revoke a token, in one line; None = they may.
-
-        No token gives or takes more than it may do itself, and none that only reads creates another.
-        """
+        """Returns why they may not create or revoke a token, which may do no more than theirs."""
         if self.kind is UserKind.local:
             return None
         if not self.scope.includes(Scope.submit):
@@ -236,7 +222,6 @@ def _steering_needs(project: str | None) -> str:
 
 
 def local(user: str = "local") -> Principal:
-    """The one person on loopback, who may do everything."""
     return Principal(user, UserKind.local, Scope.admin, administrator=True)
 
 

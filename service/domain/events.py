@@ -9,8 +9,6 @@ from service.domain.states import ExperimentState, RunState
 
 
 class EventKind(StrEnum):
-    """What happened to an experiment, or to one of its runs."""
-
     experiment_submitted = "experiment.submitted"
     experiment_claimed = "experiment.claimed"  # A scheduler took it from the queue
     experiment_adopted = "experiment.adopted"

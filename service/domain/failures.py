@@ -1,8 +1,4 @@
-"""Decides what follows a failed attempt. Pure.
-
-The class of the failure decides. Failures of the machine are counted apart from the run's own; what would
-fail again unchanged is not retried.
-"""
+"""Decides what follows a failed attempt; failures of machines count apart from the run's own. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +25,6 @@ class FailureCounts:
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """Retry after a delay, or fail for good; `reason` says why in words."""
-
     retry: bool
     delay_s: float
     reason: str
@@ -66,7 +60,6 @@ def decide_retry(
 
 
 def retry_rule(failure: FailureClass) -> str:
-    """Returns how often a failure of this class is retried, in words."""
     if failure is FailureClass.preempted:
         return "yes, not counted"
     if failure in FAILURES_OF_MACHINES:
@@ -75,5 +68,4 @@ def retry_rule(failure: FailureClass) -> str:
 
 
 def backoff_s(failures: int) -> float:
-    """Returns the delay before the retry that follows the n-th failure: doubling from 1 s to 300 s."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))

@@ -61,7 +61,6 @@ class Scale:
         return f"{value * self.factor:,.{self.decimals}f}"
 
     def spread(self, spread: Spread | None) -> str:
-        """The mean and standard deviation; the mean alone for one seed; a dash for nothing."""
         if spread is None:
             return "-"
         if spread.sd is None:
@@ -70,7 +69,6 @@ class Scale:
 
 
 def scale_for(name: str, values: Iterable[float]) -> Scale:
-    """Returns the scale in which a column of this metric is read most easily."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if name in SCORES and SCORES[name].share is not None:
         return Scale("", 1.0, 3)
@@ -86,7 +84,7 @@ def scale_for(name: str, values: Iterable[float]) -> Scale:
 
 
 def _decimals(largest: float, most: int = 4) -> int:
-    """Three significant digits for the largest value."""
+    """Three significant digits."""
     if largest <= 0.0:
         return 1
     return min(most, max(0, 2 - math.floor(math.log10(largest))))
@@ -109,12 +107,10 @@ def figure(name: str, value: float | int | str | None) -> str:
 
 
 def kernel_figure(value: float | None) -> str:
-    """Three significant digits; "-" where there is no value."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def title(name: str) -> str:
-    """The heading, without its unit."""
     return _TITLES.get(name, name.replace("_", " "))
 
 
@@ -158,7 +154,6 @@ def short_names(axes: Sequence[str]) -> dict[str, str]:
 
 
 def axis_value(value: Any) -> str:
-    """The value as the spec writes it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)

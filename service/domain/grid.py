@@ -23,10 +23,8 @@ Point: TypeAlias = dict[str, AxisValue]
 Conditions: TypeAlias = Mapping[str, Mapping[str, Collection[AxisValue]]]
 """By conditional axis: the values that earlier axes must have for it to vary."""
 
-REFERENCE_CELL = "reference"
-"""Cell of the runs that only tell how the machine drifts; no hash is written like that."""
-MAX_RUNS = 10_000
-"""Most runs that one experiment may have."""
+REFERENCE_CELL = "reference"  # Runs that only tell how the machine drifts; no hash
+MAX_RUNS = 10_000  # Of one experiment
 Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 
@@ -55,7 +53,6 @@ class Range(Section):
         return self.rounded(value)
 
     def rounded(self, value: float) -> float:
-        """Six significant digits; an end stays as it is."""
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
@@ -63,10 +60,7 @@ Axes: TypeAlias = Mapping[str, Sequence[AxisValue] | Range]
 
 
 def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditions | None = None) -> int:
-    """Returns the number of runs, without expanding anything; beyond `MAX_RUNS` any larger number.
-
-    `samples` are grid points drawn by a search; None = all of them.
-    """
+    """Returns the number of runs, without expanding anything; beyond `MAX_RUNS` any larger number."""
     listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     if len(listed) < len(axes):
         return (samples or 1) * seeds
@@ -75,10 +69,7 @@ def cardinality(axes: Axes, seeds: int, samples: int | None, conditions: Conditi
 
 
 def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[Point]:
-    """Yields all grid points in product order, the first axis varying slowest.
-
-    An axis whose condition does not hold is absent from the point: the field keeps the spec's value.
-    """
+    """Yields all points in product order; an axis whose condition does not hold is absent from the point."""
     if not conditions:
         names = list(axes)
         for values in itertools.product(*axes.values()):
@@ -90,10 +81,7 @@ def grid_points(axes: Listed, conditions: Conditions | None = None) -> Iterator[
 def sampled_points(
     axes: Axes, samples: int, seed: int, conditions: Conditions | None = None
 ) -> Iterator[Point]:
-    """Yields points drawn uniformly.
-
-    Without a continuous axis the points are distinct; the grid is expanded only when it has conditions.
-    """
+    """Yields points drawn uniformly; they are distinct unless an axis is continuous."""
     drawn = random.Random(seed)
     if any(isinstance(values, Range) for values in axes.values()):
         looked_up = _as_sets(conditions or {})
@@ -138,11 +126,7 @@ def reference_places(runs: int, every: int | None) -> list[int]:
 
 
 def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisValue]) -> dict[str, object]:
-    """Returns a copy of a spec document with the dotted names of `point` set.
-
-    Raises:
-        ValueError: a name runs through something that is not a section.
-    """
+    """Returns a copy with dotted names set; `ValueError` where one runs through something not a section."""
     result = dict(document)
     for dotted, value in point.items():
         *sections, leaf = dotted.split(".")
@@ -158,11 +142,7 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, AxisVal
 
 
 def ordered(names: Iterable[str], conditions: Conditions) -> list[str]:
-    """Returns the axes as listed, but each after those in its condition.
-
-    Raises:
-        ValueError: conditions refer to each other in a circle.
-    """
+    """Returns the axes as listed, but each after those in its condition; `ValueError` for a circle."""
     listed = list(names)
     if not conditions:
         return listed
@@ -210,7 +190,6 @@ def _extend(names: list[str], axes: Listed, conditions: Conditions, chosen: Poin
 
 
 def _as_sets(conditions: Conditions) -> Conditions:
-    """For quick look-ups, however many values there are."""
     return {
         name: {other: frozenset(values) for other, values in needs.items()}
         for name, needs in conditions.items()
@@ -218,16 +197,12 @@ def _as_sets(conditions: Conditions) -> Conditions:
 
 
 def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
-    """Returns the number of points; stops counting at `enough`.
-
-    Only axes that decide about others are walked through; the others multiply.
-    """
+    """Returns the number of points, up to `enough`; walks through those axes that decide about others."""
     deciding = {other for needs in conditions.values() for other in needs}
     names = [name for name in axes if name in deciding or name in conditions]
     free = math.prod(len(values) for name, values in axes.items() if name not in names)
 
     def count(first: int, chosen: Point) -> int:
-        """Points of the axes from position `first` on."""
         factor = 1
         for place in range(first, len(names)):
             name = names[place]
@@ -248,7 +223,6 @@ def _count(axes: Listed, conditions: Conditions, enough: int) -> int:
 
 
 def _drawn_numbers(total: int, samples: int, drawn: random.Random) -> Iterable[int]:
-    """Distinct numbers below `total`, in the order drawn."""
     if total <= sys.maxsize:
         return drawn.sample(range(total), samples)
     # No `range` is that long. Among so many a number hardly ever comes twice.

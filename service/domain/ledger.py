@@ -31,7 +31,6 @@ from trainers.telemetry.usage import J_PER_KWH
 WINDOW_ENERGY, WINDOW_UTILISATION = "window_energy_kwh", "window_utilisation_pct"
 OVERHEAD_TIME = "overhead_time_s"
 WINDOWS = (WINDOW_ENERGY, WINDOW_UTILISATION, OVERHEAD_TIME)
-"""Measurements that attempts report, window by window."""
 WORKER_START, BETWEEN_RUNS = "worker_start", "between_runs"
 OUTSIDE_ATTEMPTS = (WORKER_START, BETWEEN_RUNS)
 """Parts of the overhead outside attempts; those inside are named after the trainer's phases."""
@@ -87,8 +86,6 @@ class AttemptUsage:
 
 @dataclass(frozen=True, slots=True)
 class Amounts(Serializable):
-    """What devices took while they were held."""
-
     time_s: Number  # Time that is charged, in seconds
     device_hours: Number  # Time x devices, in hours
     cost_usd: Number  # Time x price of the devices, in USD
@@ -160,7 +157,6 @@ class Ledger(Serializable):
 
 
 def counts_towards_usage(measurement: MeasurementRow) -> bool:
-    """Whether a measurement adds to the energy or the overhead of its attempt."""
     if measurement.name == OVERHEAD_TIME:
         return measurement.scope in OVERHEAD  # Other scopes are sums, which a run ends with.
     return measurement.name == WINDOW_ENERGY
@@ -169,7 +165,6 @@ def counts_towards_usage(measurement: MeasurementRow) -> bool:
 def ledger(
     experiment_id: int, used: Iterable[AttemptUsage], placements: Iterable[Placement] = (), *, now_s: float
 ) -> Ledger:
-    """Returns the ledger of an experiment; open attempts are charged up to `now_s`."""
     used, by_run = list(used), dict[int, list[AttemptUsage]]()
     for attempt in used:
         by_run.setdefault(attempt.run_id, []).append(attempt)
@@ -195,8 +190,6 @@ def ledger(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Time of one part of the overhead on some devices."""
-
     part: str
     time_s: float
     devices: float
@@ -218,7 +211,6 @@ class _Stretch:
 
 
 def _outside_attempts(placement: Placement, charged_s: float, now_s: float) -> list[_Stretch]:
-    """Returns the parts of a placement in which no attempt was open."""
     ends_s = now_s if placement.released_s is None else placement.released_s
     held_s = max(0.0, ends_s - placement.placed_s)
     ready_s = ends_s if placement.ready_s is None else placement.ready_s
@@ -355,8 +347,6 @@ def _sum(parts: Sequence[Sum]) -> Sum:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Sums over the runs of an experiment."""
-
     unfinished: int  # Runs that have not ended
     done: int  # Runs that trained to their end
     done_usd: float  # Cost of these

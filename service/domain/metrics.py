@@ -7,8 +7,9 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
+from service.domain.records import Run
 from service.domain.serialization import Number, Serializable
 from service.domain.states import RunState
 from trainers.metrics import DECLARED, SCORES, Better, Figure, on_test
@@ -45,13 +46,12 @@ METRICS = tuple(
 """Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
 
 
-def default_metrics(runs: Iterable[EndedRun]) -> tuple[str, ...]:
-    """The project's question in the words of the runs' tasks: their headline metrics for accuracy."""
+def default_metrics(runs: Iterable[Run]) -> tuple[str, ...]:
     headlines = answer_headlines(runs) or ("accuracy",)
     return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
 
 
-def evaluation_metrics(runs: Sequence[EndedRun], known: Container[str]) -> tuple[str, ...]:
+def evaluation_metrics(runs: Sequence[Run], known: Container[str]) -> tuple[str, ...]:
     """What evaluation-only runs are compared by: accuracy, cost of an example, and memory."""
     names = dict.fromkeys(("validation_loss", "accuracy", "mrr", *answer_headlines(runs)))
     names |= dict.fromkeys(("example_ms_p50", "example_ms_p95", "weight_memory_mib"))
@@ -82,10 +82,7 @@ class Spread(Serializable):
 
 
 def better_of(name: str, headline: str | None = None) -> Better | None:
-    """Returns the winning direction as the trainers declare it; None = undeclared.
-
-    With `headline`, `score` and `best_score` are its values.
-    """
+    """Returns the winning direction as the trainers declare it; None = undeclared."""
     figure = figure_of(name, headline)
     return None if figure is None else figure.better
 
@@ -111,41 +108,19 @@ def scale_of(name: str) -> Literal["ratio", "difference"]:
 
 
 def finite(value: object) -> float | None:
-    """None for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
-class JudgedRun(Protocol):
-    """The part of a run that decides its headline."""
-
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def headline(self) -> str | None:
-        """As reported by the run; None until it has ended."""
-        ...
-
-    @property
-    def score(self) -> float | None:
-        """The headline's value; None until the run has ended."""
-        ...
-
-
-def headline(run: JudgedRun) -> str:
-    """The task's headline until the run has reported its own."""
+def headline(run: Run) -> str:
     if run.headline is not None:
         return run.headline
     return TASKS[run.task].headline
 
 
-def score(run: JudgedRun, latest: Mapping[str, float] | None = None) -> float | None:
-    """Returns the headline's value at the end of the run, else at its last evaluation.
-
-    `latest` has the last value of each of its metrics, where they are known.
-    """
+def score(run: Run, latest: Mapping[str, float] | None = None) -> float | None:
+    """Returns the headline's value at the end of the run, else at its last evaluation, else in `latest`."""
     if run.score is not None:
         return run.score
     name = headline(run)
@@ -153,26 +128,12 @@ def score(run: JudgedRun, latest: Mapping[str, float] | None = None) -> float | 
     return column if column is not None else (latest or {}).get(name)
 
 
-class EndedRun(JudgedRun, Protocol):
-    """The part of a run that decides on which part of the data it is judged."""
-
-    @property
-    def state(self) -> RunState: ...
-
-    @property
-    def test_score(self) -> float | None:
-        """The headline on the test part; None = there is none, or not yet."""
-        ...
-
-
-def is_on_test(runs: Iterable[EndedRun]) -> bool:
-    """Whether all runs that trained their whole length have a score on the test part."""
+def is_on_test(runs: Iterable[Run]) -> bool:
     scores = [run.test_score for run in runs if run.state is RunState.succeeded]
     return bool(scores) and None not in scores
 
 
-def answer_headlines(runs: Iterable[EndedRun]) -> tuple[str, ...]:
-    """The headlines, on the test part where all runs have one."""
+def answer_headlines(runs: Iterable[Run]) -> tuple[str, ...]:
     runs = list(runs)
     on_part = _on_test if is_on_test(runs) else str
     return tuple(dict.fromkeys(on_part(headline(run)) for run in runs))
@@ -182,7 +143,7 @@ def _on_test(name: str) -> str:
     return on_test(name) or name
 
 
-def shared_headline(runs: Iterable[JudgedRun]) -> str | None:
-    """The headline that all runs have in common; None when they are judged by different ones."""
+def shared_headline(runs: Iterable[Run]) -> str | None:
+    """The headline that all runs have in common; None = there are several."""
     names = {headline(run) for run in runs}
     return names.pop() if len(names) == 1 else None

@@ -12,9 +12,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
 
-from service.domain.states import RUN_STATES_WITH_RESULT, RunState
+from service.domain.records import Run
+from service.domain.states import RUN_STATES_WITH_RESULT
 
 DISTURBED_PCT = 10.0
 """Share of a run's time above which neighbours disturb it."""
@@ -50,26 +50,13 @@ def of_cpus(kind: Neighbour) -> str:
     return f"neighbours_{kind}_cpu_pct"
 
 
-class MeasuredRun(Protocol):
-    """The part of a run that the rule needs, with its columns of `of_time`."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def point(self) -> dict[str, Any]: ...
-
-    @property
-    def state(self) -> RunState: ...
-
-
-def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]]:
+def disturbances(runs: Iterable[Run]) -> dict[int, tuple[Neighbour, ...]]:
     """Returns who disturbed runs with a result, by run id; undisturbed runs are left out.
 
     Whether company of the same experiment disturbs depends on all runs of a configuration, so `runs` are
     all that are compared.
     """
-    cells: dict[str, list[MeasuredRun]] = {}
+    cells: dict[str, list[Run]] = {}
     for run in runs:
         if run.state in RUN_STATES_WITH_RESULT:
             cells.setdefault(json.dumps(run.point, sort_keys=True), []).append(run)
@@ -88,7 +75,7 @@ def disturbances(runs: Iterable[MeasuredRun]) -> dict[int, tuple[Neighbour, ...]
     return causes_by_run
 
 
-def _noticed(run: MeasuredRun) -> list[Neighbour]:
+def _noticed(run: Run) -> list[Neighbour]:
     return [kind for kind in Neighbour if (getattr(run, of_time(kind)) or 0.0) > DISTURBED_PCT]
 
 

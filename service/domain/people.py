@@ -1,5 +1,3 @@
-"""Users, sessions, tokens, projects and the audit log, as they are stored and sent."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,26 +8,17 @@ from service.domain.access import Role, Scope, UserKind
 from service.domain.records import StoredRecord
 from service.domain.serialization import Serializable
 
-LONGEST_NOTES = 4_000
-"""Characters of notes at most, of a project or an experiment."""
+LONGEST_NOTES = 4_000  # Characters
 TAG_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}$"
-"""Tags of an experiment."""
 MOST_TAGS = 50
-"""Tags of an experiment at most."""
 TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}$"
-"""Names of tokens."""
-SESSION_IDLE_S: Final = 24 * 3600.0
-"""Longest time between two requests of a session."""
-SESSION_LASTS_S: Final = 14 * 24 * 3600.0
-"""Longest life of a session, however busy."""
+SESSION_IDLE_S: Final = 24 * 3600.0  # Longest time between two requests of a session
+SESSION_LASTS_S: Final = 14 * 24 * 3600.0  # Longest life of a session, however busy
 SESSION_TOUCH_EVERY_S: Final = 300.0
 """How exactly the last use of a session is known: a write per request would cost more than it tells."""
-GRANT_LASTS_S: Final = 600.0
-"""Time in which a device login must be approved."""
-GRANT_POLL_EVERY_S: Final = 5.0
-"""Shortest time between two polls for a device login."""
+GRANT_LASTS_S: Final = 600.0  # Time in which a device login must be approved
+GRANT_POLL_EVERY_S: Final = 5.0  # Shortest time between two polls for a device login
 DEVICE_TOKEN_LASTS_S: Final = 90 * 24 * 3600.0
-"""Life of the token that a device login gives."""
 PUBLIC_ID_LENGTH: Final = 16
 
 
@@ -182,5 +171,4 @@ class Whoami(Serializable):
 
 
 def public_id(sha256: str) -> str:
-    """The name of a session where people see it."""
     return sha256[:PUBLIC_ID_LENGTH]

@@ -21,8 +21,6 @@ _SUM, _BUCKET, _COUNT = "_sum", "_bucket", "_count"
 
 
 class MetricKind(StrEnum):
-    """How values combine over time and over processes."""
-
     counter = "counter"  # Added up
     histogram = "histogram"  # Counted by size and added up
     gauge = "gauge"  # Replaced by the same process; of several processes, the greatest is shown
@@ -30,8 +28,6 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One metric, as Prometheus knows it."""
-
     name: str  # With its unit and, for a counter, `_total`
     kind: MetricKind
     described: str

@@ -24,14 +24,11 @@ VIEW_PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "colum
 """Parameters of the list's address that a view keeps."""
 LONGEST_VIEW_NAME: Final = 80
 LONGEST_VIEW_QUERY: Final = 8_000
-MOST_VIEWS: Final = 200
-"""Most views of one owner."""
+MOST_VIEWS: Final = 200  # Of one owner
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord(Serializable):
-    """Base of the records that are one row of a table."""
-
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
         return cls(**{field.name: row[field.name] for field in fields(cls)})
@@ -156,7 +153,6 @@ class Run(StoredRecord):
 
     @property
     def is_reference(self) -> bool:
-        """It repeats the first cell only to measure how the machine drifts; it is in no comparison."""
         return self.cell == REFERENCE_CELL
 
 
@@ -505,11 +501,7 @@ class View(StoredRecord):
 
 
 def canonical_query(text: str) -> str:
-    """Returns the parameters of a view in one order, without empty ones.
-
-    Raises:
-        ValueError: a parameter is unknown, or is there twice.
-    """
+    """Returns a view's parameters in order, without empty ones; `ValueError` for unknown or repeated ones."""
     parameters: dict[str, str] = {}
     for name, value in parse_qsl(text.removeprefix("?"), max_num_fields=100):
         if name not in VIEW_PARAMETERS:

@@ -26,10 +26,7 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _describe(schema: dict[str, Any], kind: type) -> None:
-    """Completes a class' JSON schema with the descriptions of its fields, inherited ones included.
-
-    Defaults are left out: they are for the caller who builds the object; an answer has every field.
-    """
+    """Adds descriptions of fields, inherited ones too, and leaves out defaults: an answer has every field."""
     descriptions: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
@@ -66,10 +63,7 @@ def _field_descriptions(module: str) -> Mapping[str, Mapping[str, str]]:
 
 
 class Serializable:
-    """Base of the frozen slots dataclasses that the API answers with.
-
-    The comment behind a field, or a string below it, is the field's description in OpenAPI.
-    """
+    """Base of the frozen slots dataclasses that the API answers with."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
@@ -80,7 +74,6 @@ class Serializable:
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Built once per type."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]

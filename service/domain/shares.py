@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from service.domain.serialization import Number, Serializable
 
-_ROUNDING = 1e-6
-"""Shares of a device need not add up exactly."""
+_ROUNDING = 1e-6  # Parts of a device need not add up exactly
 
 
 @dataclass(frozen=True, slots=True)
-class Share(Serializable):
+class Standing(Serializable):
+    """What one of several projects, or of a project's users, holds, is entitled to and has used."""
+
+    weight: Number  # Relative to the other projects; 1 for each user inside one
+    held_usd_per_hour: Number  # Price of the devices that it holds now
+    entitled_usd_per_hour: Number
+    """Price of the devices that its weight entitles it to, among those that hold or want some."""
+    entitled_part: Number  # The same as a part of all those devices
+    used_usd: Number  # What it has used lately; an amount halves in a week
+    used_part: Number  # The same as a part of what all of them have used
+
+
+STANDING = tuple(field.name for field in fields(Standing))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareScore(Standing):
+    """What decides between projects, or between the users of one, for devices of one kind."""
+
+    score: Number  # The lowest goes first
+    excess_usd: Number  # By how much it has used more than it was entitled to, as far as that still counts
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Standing):
     """A project's part of the devices of one kind, or a user's inside the project."""
 
     pool: str  # Cluster that has the devices
     hardware: str  # Kind of the devices
     project: str | None  # None = all projects together that the reader does not see
     user: str | None  # None = the whole project
-    weight: Number  # Relative to the other projects; 1 for each user inside one
     held_devices: Number  # Devices that it holds now
-    held_usd_per_hour: Number  # Their price
-    entitled_usd_per_hour: Number
-    """Price of the devices that its weight entitles it to, among those that hold or want some."""
-    entitled_part: Number  # The same as a part of all those devices
-    used_usd: Number  # What it has used lately; an amount halves in a week
-    used_part: Number  # The same as a part of what all of them have used
     waits: bool  # Whether runs of it wait for such devices
 
 

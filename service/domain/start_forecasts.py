@@ -5,21 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.domain.serialization import Number, Serializable
-
-
-@dataclass(frozen=True, slots=True)
-class ShareScore(Serializable):
-    """What decides between projects, or between the users of one, for devices of one kind."""
-
-    score: Number  # The lowest goes first
-    weight: Number  # Of the project; 1 for a user of one
-    held_usd_per_hour: Number  # Price of the devices that it holds now
-    entitled_usd_per_hour: Number
-    """Price of the devices that its weight entitles it to, among those that hold or want some."""
-    entitled_part: Number  # The same as a part of all those devices
-    used_usd: Number  # What it has used lately; an amount halves in a week
-    used_part: Number  # The same as a part of what all of them have used
-    excess_usd: Number  # By how much it has used more than it was entitled to, as far as that still counts
+from service.domain.shares import ShareScore
 
 
 @dataclass(frozen=True, slots=True)

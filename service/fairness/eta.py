@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
-from service.domain.start_forecasts import ShareScore
+from service.domain.shares import ShareScore
 from service.fairness.allowances import divide
 from service.fairness.shares import charge
 from service.fairness.state import (

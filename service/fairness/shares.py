@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from service.domain.start_forecasts import ShareScore
+from service.domain.shares import ShareScore
 from service.fairness.state import Lane, Usage, UsageTree
 
 HORIZON_H = 12.0

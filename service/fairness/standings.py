@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
-from service.domain.start_forecasts import ShareScore
+from service.domain.shares import ShareScore
 from service.fairness.lanes import Lanes, ProjectLane, UserLane
 from service.fairness.shares import Level
 from service.fairness.state import (

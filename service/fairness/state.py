@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from service.domain.access import DEFAULT_POOL
-from service.domain.start_forecasts import ShareScore
+from service.domain.shares import ShareScore
 
 DEFAULT_WEIGHT = 1.0
 """Weight of a project whose settings give none."""

@@ -13,7 +13,7 @@ from service.config.hardware import find
 from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
 from service.domain.records import Experiment
-from service.domain.shares import Share
+from service.domain.shares import STANDING, Share
 from service.fairness.allowances import Division, divide
 from service.fairness.shares import Level, charged, decayed
 from service.fairness.state import Capacity, Claimant, Demand, Handover, Lane, ProjectTerms, Usage
@@ -396,29 +396,22 @@ def _of_lane(
 def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level) -> Share:
     score = level.score(project if user is None else user, part.usd_per_hour)
     return Share(
-        *lane,
+        **{name: getattr(score, name) for name in STANDING},
+        pool=lane.pool,
+        hardware=lane.hardware,
         project=project,
         user=user,
-        weight=score.weight,
         held_devices=part.devices,
-        held_usd_per_hour=part.usd_per_hour,
-        entitled_usd_per_hour=score.entitled_usd_per_hour,
-        entitled_part=score.entitled_part,
-        used_usd=score.used_usd,
-        used_part=score.used_part,
         waits=part.waits,
     )
 
 
 def _together(shares: list[Share]) -> Share:
-    names = (
-        "weight", "held_devices", "held_usd_per_hour", "entitled_usd_per_hour", "entitled_part", "used_usd",
-        "used_part",
-    )  # fmt: skip
-    sums = {name: sum(getattr(share, name) for share in shares) for name in names}
+    names = (*STANDING, "held_devices")
+    sums: dict[str, float] = {name: sum(getattr(share, name) for share in shares) for name in names}
     return Share(
-        shares[0].pool,
-        shares[0].hardware,
+        pool=shares[0].pool,
+        hardware=shares[0].hardware,
         project=None,
         user=None,
         waits=any(share.waits for share in shares),

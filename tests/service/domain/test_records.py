@@ -158,6 +158,7 @@ def test_an_answer_is_written_with_numbers_that_are_not_finite_as_words() -> Non
         "plain": 1,
         "second": "y",
         "third": 3,
+        "fourth": "# z",
     }
 
 
