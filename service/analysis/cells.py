@@ -28,11 +28,7 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
 def configurations(
     runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
 ) -> list[Configuration]:
-    """Returns each cell's figures by metric and seed, of runs that trained their whole length.
-
-    Failures are kept with their reasons, and runs without a figure by number. A seed that ran more than
-    once, as over several experiments, counts with its mean.
-    """
+    """Returns each cell's figures by metric and seed; a seed that ran more than once counts with its mean."""
     values = {metric: columns(metric).tolist() for metric in metrics}
     return [_configuration(runs, positions, values) for positions in cells]
 
@@ -165,8 +161,6 @@ def sides(
 
 @dataclass(frozen=True, slots=True)
 class _Average:
-    """A side's means over cells by seed, and the ids of the runs behind them, of each cell."""
-
     values: Mapping[int, float] = field(default_factory=dict)
     runs: Mapping[int, Sequence[Sequence[int]]] = field(default_factory=dict)
 

@@ -58,7 +58,6 @@ _Scores = Mapping[int, Values]
 POWER = 0.8
 """Chance of a decision that "about N more seeds" aims at."""
 MOST_SEEDS = 1000
-"""Seeds beyond which no number is named."""
 MOST_PAIRS = 500
 """Pairs that are tested at once; more is a question no one asked."""
 _TESTS: Mapping[tuple[bool, bool], Test] = {
@@ -67,7 +66,6 @@ _TESTS: Mapping[tuple[bool, bool], Test] = {
     (True, True): "paired two-way test",
     (False, True): "two-way test",
 }
-"""By whether seeds are paired, and whether examples are."""
 
 
 def compare(
@@ -170,11 +168,7 @@ def shaffer(p_values: Sequence[float], sides: int) -> list[float]:
 
 
 def equal_pairs_left(sides: int) -> list[int]:
-    """Returns how many of all pairs can still be equal after one, two, ... are found unequal.
-
-    That is the most equal pairs that a partition of the sides can have: of three sides of which two differ,
-    one.
-    """
+    """Returns how many of all pairs can still be equal after one, two, ... are found unequal."""
     counts = _equal_pairs(sides)
     return [max(of for of in counts if of <= left) for left in range(math.comb(sides, 2), 0, -1)]
 
@@ -336,7 +330,6 @@ def _relative(sample: _Sample, reach: float, alpha: float) -> tuple[float, float
 
 
 def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
-    """Returns the larger of the two one-sided p-values: that of the nearer end of the margin."""
     room = margin - abs(difference)
     one_sided = uncertainty.p_value(room) / 2
     return one_sided if room > 0 else 1.0 - one_sided

@@ -18,8 +18,7 @@ from service.analysis.uncertainty import REPEATABILITY
 from service.domain.records import Run
 from service.domain.states import RunState
 
-FEWEST = 3
-"""Reference runs without which no interval is known."""
+FEWEST = 3  # Without which no interval is known
 LEVEL = 0.95
 
 
@@ -47,7 +46,6 @@ class Drift:
 
     @property
     def proven(self) -> bool:
-        """Whether the interval excludes zero drift."""
         return self.low_pct is not None and self.high_pct is not None and self.low_pct * self.high_pct > 0
 
     def sentence(self) -> str:

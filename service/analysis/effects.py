@@ -171,7 +171,6 @@ class _Grid:
         return float(np.nanvar(self.values))
 
     def share(self, deviations: Matrix) -> float:
-        """Share of the total sum of squares."""
         return min(1.0, float(deviations.var()) / self._total) if self._total else 0.0
 
     def explained(self) -> float:
@@ -192,7 +191,6 @@ class _Grid:
         return max(0.0, 1.0 - (within + between) / (self._total * int(counts.sum())))
 
     def checks(self) -> list[str]:
-        """Doubts: missing cells, uneven seeds, seeds that are not normally distributed."""
         doubts: list[str] = []
         possible = math.prod(len(levels) for levels in self.axes.values())
         if len(self.codes) < possible:
@@ -284,7 +282,6 @@ def orthonormal_contrasts(levels: int) -> Matrix:
 
 
 def sentences(model: Effects, *, alpha: float = 0.05, margin: float | None = None) -> tuple[str, ...]:
-    """Returns the level effects in words: "precision=bf16 against fp32: total_time_s -60% (...)"."""
     return tuple(_sentence(model, level, alpha, margin) for level in model.levels)
 
 

@@ -11,7 +11,6 @@ from service.search.protocol import Samples
 
 
 def next_seeds(used: Iterable[int], count: int) -> list[int]:
-    """Returns the smallest unused seeds."""
     excluded = set(used)
     return list(itertools.islice((seed for seed in itertools.count() if seed not in excluded), count))
 

@@ -53,11 +53,9 @@ _LOSER = {"A is better": "b", "B is better": "a"}
 
 MOST_KERNELS = 10
 """Kernels of a row that an answer has."""
-KernelFigures = Mapping[int, Mapping[str, Mapping[str, float]]]
-"""Figures of each kernel by name, by run id and the kernel's name."""
+KernelFigures = Mapping[int, Mapping[str, Mapping[str, float]]]  # By run id, kernel and figure
 
-Curves = Mapping[int, Sequence[PointRow]]
-"""Evaluations by run id, in the order of steps."""
+Curves = Mapping[int, Sequence[PointRow]]  # Evaluations by run id, in the order of steps
 
 
 class Question(Rows):
@@ -124,7 +122,6 @@ class Question(Rows):
         return replace(table, rows=rows, best=best, claims=tested, notes=tuple(notes), kernels=launched)
 
     def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
-        """Counts in each row the runs that shared a device or were disturbed."""
         shared: Counter[str] = Counter()
         causes: dict[str, list[tuple[Neighbour, ...]]] = {}
         for run in self.run_table.runs:
@@ -143,7 +140,6 @@ class Question(Rows):
         )
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
-        """The kernels with the most time of each row, with means over its profiled runs."""
         for row in rows:
             runs = [
                 run for run in self.run_table.finished if run.id in kernels and is_at(run.point, row.point)
@@ -393,7 +389,6 @@ class Question(Rows):
     # -- Effects and speed-ups -------------------------------------------------------------
 
     def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
-        """Raises `AnalysisError` when no metric can be modelled, with the reason for the first."""
         chosen = self._metrics(metrics)
         cells = self._cells(chosen)
         items: list[FittedEffects] = []

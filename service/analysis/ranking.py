@@ -38,7 +38,7 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration: its label, its figures by metric name, in the metric's unit, and its axis values."""
+    """A configuration with its figures by metric name, in the metric's unit."""
 
     label: str
     values: Mapping[str, float | None]
@@ -78,8 +78,6 @@ def _number(value: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """Names of the figures that a strategy weighs besides cost and energy."""
-
     time: str
     occupancy: str
 
@@ -93,7 +91,6 @@ OCCUPANCY = frozenset(figures.occupancy for figures in _FIGURES.values())
 
 
 def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
-    """A name lists what matters from most to least."""
     figures = _FIGURES[definitions]
     return MappingProxyType(
         {
@@ -109,7 +106,6 @@ def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
 
 
 STRATEGIES = strategies(Definitions.stillhouse)
-"""The named weightings over our figures."""
 
 
 def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
@@ -165,7 +161,6 @@ def sensitivity(
 
 
 def _lower_envelope(at_zero: Matrix, at_one: Matrix, labels: Sequence[str]) -> list[WeightRange]:
-    """Winners of the lines from `at_zero` (share 0) to `at_one` (share 1), left to right."""
     slopes = at_one - at_zero
     share = 0.0
     current = int(np.lexsort((slopes, at_zero))[0])

@@ -39,7 +39,6 @@ class Configuration:
     energy_provenance: str | None = None
 
     def mean(self, metric: str) -> float | None:
-        """Returns the mean over seeds; None when no seed has the metric."""
         values = self.figures.get(metric)
         return statistics.fmean(values.values()) if values else None
 
@@ -68,7 +67,6 @@ class Constraint:
 
 
 _Tested = Callable[[str, Configuration, Configuration, Better, float | None], Claim]
-"""The claim about a metric of A against B, by the direction that wins and the margin."""
 
 
 def recommend(
@@ -138,7 +136,6 @@ def recommend(
 def _within_limits(
     configurations: Sequence[Configuration], constraints: Sequence[Constraint]
 ) -> Sequence[Configuration]:
-    """Returns those within the absolute bounds: the best mean is taken among them."""
     limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]
     return [each for each in configurations if _missed(each, limits) is None] or configurations
 
@@ -213,7 +210,6 @@ def _against_best(
     constraints: Sequence[Constraint],
     test: _Tested,
 ) -> tuple[tuple[Claim, ...], list[str]]:
-    """Returns the claims that the winner's mean is within the best one's by more than luck, and in words."""
     claims: list[Claim] = []
     words: list[str] = []
     for constraint in constraints:

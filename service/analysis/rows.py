@@ -41,13 +41,10 @@ from trainers.metrics import SCORES, on_test
 
 MOST_SCORES = 2_000_000
 """Scores of units that are held at once; runs beyond them are claimed about over seeds alone."""
-_MOST_DISTURBED = 5
-"""Configurations with disturbed runs that are named one by one."""
+_MOST_DISTURBED = 5  # Named one by one
 
 
 class Rows:
-    """Comparable runs, read by column."""
-
     def __init__(self, run_table: RunTable) -> None:
         run_table.check_comparable()
         self.run_table = run_table
@@ -195,7 +192,6 @@ class Rows:
         return {label: scores for label, scores in known.items() if scores}
 
     def _scores_of_run(self, id: int) -> Mapping[str, float] | None:
-        """Kept for further claims, up to `MOST_SCORES` of all runs."""
         if id not in self._read_scores:
             scores = None
             if sum(len(of) for of in self._read_scores.values() if of) < MOST_SCORES:
@@ -221,7 +217,6 @@ class Rows:
         )
 
     def _candidates(self, metrics: Sequence[Metric]) -> tuple[list[Candidate], dict[str, str]]:
-        """Configurations with a mean of every metric, and why others have none."""
         candidates: list[Candidate] = []
         left_out: dict[str, str] = {}
         for cell in self._cells(metrics):
@@ -241,7 +236,6 @@ class Rows:
         return candidates, left_out
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """What a reader must know: missing figures, mixed energy, runs without a result, one seed."""
         finished = self._finished
         notes = self._part_notes(metrics)
         for metric in metrics:
@@ -269,7 +263,6 @@ class Rows:
         return notes
 
     def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:
-        """On which part of the data the runs are judged, and why not on the test part."""
         finished = self._finished
         if not finished:
             return []

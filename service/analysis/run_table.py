@@ -110,7 +110,6 @@ class RunTable:
         return tuple(dict.fromkeys(name for run in self.runs for name in run.point))
 
     def check_comparable(self) -> None:
-        """Refuses runs of different tasks or data, and says how to narrow down."""
         if self.left_out and not any(run.state in RUN_STATES_WITH_RESULT for run in self.runs):
             count = len(self.left_out)
             raise AnalysisError(
@@ -152,7 +151,6 @@ def read_run_table(
     *,
     unit_scores: UnitScores = no_scores,
 ) -> RunTable:
-    """Returns the runs of one or several experiments with everything needed to judge them."""
     ids = list(dict.fromkeys(experiment_ids))
     experiments = tuple(store.experiment(id) for id in ids)
     every = [run for id in ids for run in store.all_runs(id, selection.filter)]
@@ -219,7 +217,6 @@ def read_run_table(
 
 
 def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Sequence[Run]) -> list[Run]:
-    """Returns runs with each field in which their experiments differ written into their points."""
     if len(experiment_ids) < 2:
         return list(runs)
     with store.database.read() as connection:
@@ -273,7 +270,6 @@ def _axis_value(value: Any) -> AxisValue:
 def read_curves(
     store: Store, runs: Sequence[Run], names: Sequence[str], *, max_points: int | None = None
 ) -> dict[int, dict[str, list[PointRow]]]:
-    """Points by run id and name; runs without any are left out."""
     curves: dict[int, dict[str, list[PointRow]]] = {}
     for run in runs:
         series = {

@@ -44,12 +44,7 @@ def ratio(
 
 
 def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) -> tuple[TimeToTarget, ...]:
-    """Returns the mean time to a target by configuration.
-
-    Args:
-        times: By label, one time in seconds per run; None where the target was never reached.
-        baseline: Label of the configuration that the others are set against.
-    """
+    """Returns the mean time by configuration, from one time per run in seconds; None = never reached."""
     means = {
         label: statistics.fmean(reached)
         if (reached := [t for t in of if t is not None]) and None not in of

@@ -63,7 +63,6 @@ def metric_of(
 
 
 def test_words(claim: Claim) -> str:
-    """`paired two-way test over 3 seeds and 12,500 examples`."""
     seeds = str(claim.seeds_a)
     if claim.seeds_a != claim.seeds_b:
         seeds += f" and {claim.seeds_b}"
@@ -76,5 +75,4 @@ def correction_words(claim: Claim) -> str:
 
 
 def steps_words(claim: Claim) -> str:
-    """Notes that seeds agree more closely than the figure's steps; else empty."""
     return ", whose spread is below the figure's resolution" if claim.at_resolution else ""

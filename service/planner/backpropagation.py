@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OVERHEAD_MS = 0.09
-"""What a whole pass takes beyond its layers; the one constant that fits both published measurements."""
+"""The one constant that fits both published measurements."""
 
 
 @dataclass(frozen=True, slots=True)

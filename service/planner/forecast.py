@@ -30,17 +30,13 @@ MFU, LEAST_MFU, MOST_MFU = 0.25, 0.05, 0.6
 """Share of the published peak that BERT training reaches: in the middle, and between these."""
 CPU_GFLOPS, LEAST_CPU_GFLOPS, MOST_CPU_GFLOPS = 30.0, 5.0, 100.0
 """What one virtual CPU does in fp32, for which there is no published peak; in GFLOP/s."""
-LEAST_FILLED = 0.25
-"""Share of `max_length` that texts fill at the low end."""
-SETUP_S = 2.0
-"""Data and model, where there is no history."""
+LEAST_FILLED = 0.25  # Share of `max_length`, at the low end
+SETUP_S = 2.0  # Where there is no history
 _FEWEST_FOR_SPREAD = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """A tier of similarity."""
-
     words: str  # What is the same beyond the rule's fields
     floor: float  # Least factor between the estimate and an end of its interval
 
@@ -49,8 +45,7 @@ LIKENESS = (
     Likeness("the same batch, optimizer and text length", 1.10),
     Likeness("the same text length, another batch or optimizer", 1.4),
     Likeness("another text length", 2.0),
-)
-"""Tiers, nearest first."""
+)  # Nearest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,6 @@ class Forecast(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class GridForecast(Forecast):
-    """The forecast of a grid with its cheapest run, which a budget must hold at least."""
-
     shortest: RunForecast | None  # The cheapest single run; None = none is forecast
 
 

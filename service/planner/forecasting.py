@@ -41,13 +41,11 @@ _SPANS: Mapping[str, Callable[[Forecast], Span]] = {
     "kwh": lambda found: found.energy_kwh,
     "device_hours": lambda found: found.device_hours,
 }
-"""What of a forecast counts towards a project's budget, by its unit."""
 MOST_CELLS = 500
 """Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
 FEW_CELLS = 12
 """The same where only the time of a run is asked for."""
-MOST_PAST = 500
-"""Finished runs that are looked at."""
+MOST_PAST = 500  # Finished runs
 
 
 _LOOKED_THROUGH = 20_000
@@ -61,7 +59,7 @@ def forecast_of(
     *,
     reused: Collection[int] = (),
 ) -> GridForecast:
-    """Returns the forecast of a spec's whole grid; runs at the positions `reused` are not trained."""
+    """Returns the forecast of a whole grid; runs at the positions `reused` are not trained."""
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
     return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
 
@@ -106,7 +104,6 @@ def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) 
 
 
 def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
-    """Returns the newest finished runs of the same tasks, students and hardware."""
     newest = (
         sa.select(_r.id)
         .where(_r.state == RunState.succeeded, _r.reused_from.is_(None))

@@ -119,7 +119,6 @@ def planned_runs(
 def _resolve(
     spec: ExperimentSpec, point: Point, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, str | None]:
-    """Returns the spec at a grid point; where the point is not valid, the spec as it stands, and why."""
     try:
         return spec.at(point, catalogue, named=False), None
     except SpecError as error:

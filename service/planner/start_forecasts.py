@@ -50,35 +50,26 @@ from trainers.config import SHARERS
 logger = logging.getLogger(__name__)
 
 _x, _r, _f, _e = schema.experiments.c, schema.runs.c, schema.start_forecasts.c, schema.start_errors.c
-ERRORS = sa.select(schema.start_errors).order_by(_e.id)
-"""How far forecasts were off, the oldest first."""
+ERRORS = sa.select(schema.start_errors).order_by(_e.id)  # The oldest first
 FORECASTS_IN = sa.select(schema.start_forecasts).where(_f.pool == sa.bindparam("in_pool"))
-"""All forecasts of a pool."""
 
 EVERY_S = 10.0
-"""Time between two forecasts."""
 TIMES_EVERY_S = 120.0
-"""How often the times of runs are forecast again."""
-CONSIDERED = 100
-"""Waiting experiments whose start is forecast, the first in the order of claims."""
-FEWEST_RUNS = 3
-"""Finished runs from which on the time of an experiment's other runs is taken from them."""
+CONSIDERED = 100  # Waiting experiments, the first in the order of claims
+FEWEST_RUNS = 3  # Finished, from which the time of the others is taken
 LEAST_PROGRESS = 0.05
 """Part of a run from which on the rest is forecast from its own pace."""
 PACE = (0.7, 1.5)
 """Ends of the interval for the rest of such a run, as multiples of the time at its pace."""
 LEAST_LEFT = 0.2
 """Part of its time that a run which should have ended is expected to continue."""
-CHECKPOINT_S = 30.0
-"""Time until a run that is asked to stop has written its checkpoint, at most."""
+CHECKPOINT_S = 30.0  # At most, from a request to stop
 UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
-"""Time of a run about which nothing is known."""
 _STARTED = frozenset(
     {ExperimentState.starting, ExperimentState.running, ExperimentState.succeeded, ExperimentState.failed}
 )
 _FIRST = ("first_s", "first_reason", "first_earliest_s", "first_latest_s")
-PLANNED_RUNS = 100
-"""Runs of a grid from which the demand of all of it is estimated."""
+PLANNED_RUNS = 100  # From which the demand of a whole grid is estimated
 _AT_ONCE = Start(0.0, 0.0, 0.0)
 
 
@@ -104,7 +95,6 @@ class StartForecasts:
                 logger.exception("forecasting starts failed; trying again")
 
     def run_once(self) -> None:
-        """Stores when what waits now will start."""
         cluster = self._queue.cluster()
         if cluster is None:
             return
@@ -300,7 +290,6 @@ def forecast_queue(
 def times_of(
     store: Store, specs: Mapping[int, ExperimentSpec | None], catalogue: Mapping[str, Hardware]
 ) -> dict[int, Seconds]:
-    """Returns how long one run of each experiment takes, whichever it is."""
     time_s = _r.total_time_s
     statement = (
         sa.select(
@@ -346,7 +335,7 @@ def calibration(connection: Connection) -> Calibration:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """When a waiting experiment may have a driver, in seconds from now."""
+    """When a waiting experiment may have a driver."""
 
     claimant: Claimant
     rank: int

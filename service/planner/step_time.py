@@ -80,16 +80,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What an all-reduce goes through.
+    """What an all-reduce goes through."""
 
-    Attributes:     bandwidth_gb_s: of one worker.     latency_ms: of one turn of the ring.     taken: share
-    of an exchange's time that it takes from a worker that computes meanwhile (processor time,         where
-    no core is idle); 0 = exchanges cost computation nothing.
-    """
-
-    bandwidth_gb_s: float
-    latency_ms: float = 0.0
+    bandwidth_gb_s: float  # Of one worker
+    latency_ms: float = 0.0  # Of one turn of the ring
     taken: float = 0.0
+    """Share of an exchange's time that it takes from a worker that computes meanwhile (processor time, where
+    no core is idle); 0 = exchanges cost computation nothing."""
 
     @classmethod
     def measured(cls, workers: int, *, message_ms: float, ms_per_mib: float, taken: float) -> Link:
@@ -100,8 +97,6 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How workers exchange their gradients."""
-
     bucket_bytes: int = BUCKET_BYTES  # Gradients that are sent together
     messages: int = 1  # Collectives of a bucket; each takes the link's latency
     pack_ms_per_mib: float = 0.0  # Compression of a bucket's gradients; the backward pass waits for it
@@ -112,8 +107,6 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A step on a number of data-parallel workers."""
-
     workers: int
     step_ms: float
     compute_ms: float  # Layers and rest
@@ -310,7 +303,6 @@ def gradients(layer: LayerTime, parallel: Parallel) -> tuple[Gradient, ...]:
 
 
 def payload_of(parallel: Parallel, element_bytes: int = FP32_BYTES) -> Callable[[Sequence[int]], float]:
-    """Returns bytes sent of a gradient, by its shape."""
     traits = parallel.compression_info
     return lambda shape: traits.payload(shape, element_bytes, parallel)
 

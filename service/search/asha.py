@@ -28,7 +28,7 @@ def rungs(first: float, reduction: int) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Halving:
-    """The rungs of one search; `values` by rung, then by run, are those that runs were judged by."""
+    """The rungs of one search; `values` by rung, then by run."""
 
     first: float
     reduction: int

@@ -76,6 +76,6 @@ SEARCHES: dict[str, SearchInfo] = {}
 
 
 def names(wanted: Callable[[SearchInfo], bool]) -> str:
-    """Returns the names of some searches, for messages: `random, asha or tpe`; empty if there are none."""
+    """Returns `random, asha or tpe`; empty if there are none."""
     listed = [search.name for search in SEARCHES.values() if wanted(search)]
     return " or ".join(filter(None, [", ".join(listed[:-1]), *listed[-1:]]))

@@ -31,9 +31,7 @@ from trainers.metrics import SCORES, Better
 from trainers.registry import NameIn, described
 
 MAX_CONDITIONED = 16
-"""Most axes that `when` may name: a grid is counted by walking through the combinations of their values."""
 _TEST = "test_"
-"""How the names of all figures of the test part begin."""
 
 
 class Rungs(Section):
@@ -76,7 +74,6 @@ class Search(Rungs):
     @field_validator("axes", mode="before")
     @classmethod
     def _lists_or_ranges(cls, axes: Any) -> Any:
-        """Replaces pydantic's errors for each form of an axis by one line."""
         for name, values in axes.items() if isinstance(axes, Mapping) else ():
             if isinstance(values, Mapping | Range):
                 continue
@@ -187,7 +184,6 @@ class Search(Rungs):
         return SEARCHES[self.name]
 
     def ordered_axes(self) -> dict[str, list[AxisValue] | Range]:
-        """Returns the axes as listed, but each after those that its condition names."""
         return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
 
     @property
@@ -196,7 +192,6 @@ class Search(Rungs):
         return 1.0
 
     def run_count(self, seeds: int) -> int:
-        """Returns the number of runs, computed without expanding the grid."""
         return grid.cardinality(self.ordered_axes(), seeds, self.samples, self.when)
 
     def points(self) -> Iterator[Point]:
@@ -217,7 +212,6 @@ class Search(Rungs):
         raise NotImplementedError(f"search.name: {self.name} suggests nothing")
 
     def judge(self, better: Better) -> Judge | None:
-        """Returns a new judge of running runs; None = the search ends none early."""
         return None
 
     def _product(self) -> Iterator[Point]:
@@ -259,8 +253,6 @@ def _by_name(document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 class _Published:
-    """Publishes the own fields of all registered searches in one flat section."""
-
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
@@ -273,7 +265,6 @@ class _Published:
 
 
 AnySearch = Annotated[SerializeAsAny[Search], WrapValidator(_by_name), _Published()]
-"""The type of the spec's field: a section of any registered search."""
 
 
 def _shown(value: object) -> str:

@@ -30,8 +30,6 @@ _TRIES = 20
 
 
 class Tpe(Search):
-    """Configurations suggested one after the other, by how those before ended."""
-
     @model_validator(mode="after")
     def _has_axes(self) -> Tpe:
         if not self.axes:
@@ -74,7 +72,6 @@ def suggest(
 
 
 def _text(point: Point) -> str:
-    """Equal for equal points alone: 1 is not true."""
     return json.dumps(point, sort_keys=True)
 
 

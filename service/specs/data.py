@@ -42,7 +42,6 @@ class _Memory:
         self._found: OrderedDict[str, tuple[Signature, Sequence[str]]] = OrderedDict()
 
     def get(self, dataset: _Dataset) -> Sequence[str] | None:
-        """Returns the mistakes in the dataset as it is now; None = unknown."""
         with self._lock:
             signature, mistakes = self._found.get(dataset.key, (None, ()))
         if signature is None or signature != _signature(dataset.path)[0]:

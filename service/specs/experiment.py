@@ -28,8 +28,7 @@ from service.specs.wording import naming_problems
 from trainers.config import Precision, Section
 
 
-def nothing() -> None:
-    """The null form of `before_each`."""
+def nothing() -> None: ...
 
 
 class ExperimentSpec(SpecFields):
@@ -138,7 +137,6 @@ class ExperimentSpec(SpecFields):
 
 
 def cell_of(point: Mapping[str, AxisValue]) -> str:
-    """Returns the short hash of axis values; runs that differ by seed alone share it."""
     return hashlib.sha256(canonical_json(point).encode()).hexdigest()[:12]
 
 
@@ -181,7 +179,6 @@ def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] =
 
 @functools.cache
 def _part_of_spec(names: tuple[str, ...]) -> type[Section]:
-    """A model of some of a spec's fields, each validated alone."""
     fields: dict[str, Any] = {
         name: (field.annotation, field)
         for name, field in ExperimentSpec.model_fields.items()
@@ -236,7 +233,6 @@ def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:
 
 
 def _field_value(document: Mapping[str, object], name: str) -> object:
-    """Returns the document's value of a dotted field, or the field's default."""
     value: Any = document
     section: Any = ExperimentSpec
     for part in name.split("."):
@@ -250,7 +246,6 @@ def _field_value(document: Mapping[str, object], name: str) -> object:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec, as published at `/api/v1/spec.schema.json`."""
     schema = ExperimentSpec.model_json_schema(mode="validation")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -23,7 +23,6 @@ from trainers.metrics import Better
 from trainers.tasks import TASKS
 
 PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
-"""Priority classes, and what each is as a number."""
 _NOT_AXES = frozenset(
     {"name", "description", "project", "pool", "search", "seeds", "queue", "budget", "isolation", "reuse"}
 )  # fmt: skip
@@ -64,7 +63,6 @@ class Budget(Section):
 
 
 def _number_of(priority: object) -> object:
-    """Returns the number of a priority class; any other value as it is."""
     if not isinstance(priority, str):
         return priority
     if priority not in PRIORITIES:
@@ -228,7 +226,6 @@ def canonical_json(value: object) -> str:
 
 @functools.cache
 def axis_names() -> tuple[str, ...]:
-    """Dotted names of all fields that may be an axis."""
     return tuple(_dotted(SpecFields, without=_NOT_AXES))
 
 

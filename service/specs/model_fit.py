@@ -21,12 +21,10 @@ from trainers.models.fit import Misfit, student_misfits, teacher_misfits
 from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
 from trainers.telemetry.flops import FlopCount, flop_count
 
-_LARGEST_TOKENIZER = 32 << 20
-"""Bytes of a `tokenizer.json` that is read; the largest of published models have 17 MB."""
+_LARGEST_TOKENIZER = 32 << 20  # Bytes; the largest of published models have 17 MB
 
 _Misfits = Callable[[TrainingSections, str, FamilyInfo, Mapping[str, Any]], Iterator[Misfit]]
-_LARGEST_CONFIGURATION = 1 << 20
-"""Bytes of a `config.json` that is read; those of published models have a few kilobytes."""
+_LARGEST_CONFIGURATION = 1 << 20  # Bytes; those of published models have a few kilobytes
 
 
 def model_problems(specs: Iterable[ExperimentSpec], roots: Roots) -> list[Problem]:
@@ -102,7 +100,6 @@ def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[P
 
 
 def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
-    """The tokenizer's ids by token; empty where they are not known."""
     file = model_file(model, "tokenizer.json", roots)
     document = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     if document is None:
@@ -118,7 +115,6 @@ def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
 
 
 def _pad_token(model: str, roots: Sequence[Path]) -> str:
-    """The padding token in the model's settings; empty = none."""
     file = model_file(model, "tokenizer_config.json", roots)
     settings = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     token = (settings or {}).get("pad_token")

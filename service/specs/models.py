@@ -18,18 +18,14 @@ from trainers.config import Workspace
 from trainers.errors import FailureClass
 
 RUN = "run:"
-"""Prefix of a model that is the best checkpoint of a run."""
-FIELDS = ("model.name", "model.teacher")
-"""Where a spec may name one."""
+FIELDS = ("model.name", "model.teacher")  # Where a spec may name one
 Which = Literal["best", "last"]
 
 EXPERIMENTS = "experiments"
-"""Folder of the data folder in which experiments keep their files."""
 
 _REFERENCE = re.compile(r"run:([1-9][0-9]{0,17})")
 
 FindRun = Callable[[int], Run | None]
-"""Looks a run up by its number; None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,6 @@ def referenced_runs(spec: ExperimentSpec) -> set[int]:
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
-    """Returns the first problems of the runs that a grid starts from, each judged once."""
     seen = dict.fromkeys(
         (field, text, plan.spec.task.name)
         for plan in plans
@@ -125,7 +120,6 @@ def _problem(field: str, text: str, task: str, run: Run | None) -> Problem | Non
 
 
 def waits_for(references: Iterable[Reference]) -> str | None:
-    """Returns in words what an experiment waits for; None when every run that it starts from has ended."""
     pending = [str(run.run_id) for run in references if run.pending]
     if not pending:
         return None
@@ -134,7 +128,6 @@ def waits_for(references: Iterable[Reference]) -> str | None:
 
 
 def hopeless(references: Iterable[Reference]) -> str | None:
-    """Returns which of the runs that an experiment starts from have no model, and what follows."""
     reasons = [reason for run in references if (reason := run.hopeless) is not None]
     return f"{'; '.join(reasons)}; runs that start from it will fail with bad_spec" if reasons else None
 
@@ -157,7 +150,6 @@ def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, firs
 
 
 def checkpoints_of(settings: Settings, run: Run) -> Path:
-    """Returns the folder of the run's present measurement."""
     return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
 
 
@@ -196,7 +188,6 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
 
 
 def _newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, by attempt and then by step."""
     try:
         saved = manifest.checkpoints_in(folder)
     except OSError:

@@ -17,8 +17,7 @@ from trainers.models.origin import PRESETS
 
 _FIELDS = ("task.path", *MODEL_FIELDS)
 
-Roots = Callable[[str], tuple[Path, ...]]
-"""Gives the allowed folders of `data` or `model` paths."""
+Roots = Callable[[str], tuple[Path, ...]]  # Allowed folders of `data` or `model` paths
 
 
 def dataset_problem(text: str, roots: Roots) -> Problem | None:
@@ -108,5 +107,4 @@ def path_problems(
 
 
 def _texts(spec: ExperimentSpec, field: str) -> list[str]:
-    """The paths that a field may have over the grid, each once."""
     return list(dict.fromkeys(value for value in spec.values_of(field) if isinstance(value, str)))

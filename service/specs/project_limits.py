@@ -17,9 +17,7 @@ Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]
 Runs = Annotated[int, Field(ge=0, le=10_000_000)]
 
 UNITS = {"usd": "USD", "kwh": "kWh", "device_hours": "device-hours"}
-"""Units of budgets, in words."""
-SET_BY_MAINTAINERS = frozenset({"priorities"})
-"""Fields that a project's maintainers set; administrators set all."""
+SET_BY_MAINTAINERS = frozenset({"priorities"})  # Administrators set all fields
 
 
 class Budgets(BaseModel):
@@ -35,7 +33,6 @@ class Budgets(BaseModel):
     """Device time, in hours."""
 
     def limited(self) -> dict[str, float]:
-        """The limited amounts, by unit."""
         return self.model_dump(exclude_none=True)
 
 
@@ -67,7 +64,6 @@ class ProjectLimits(BaseModel):
 
 
 NO_LIMITS = ProjectLimits()
-"""Limits of a project without settings."""
 
 
 def limit_problems(
@@ -119,7 +115,6 @@ def refused_priority(limits: ProjectLimits, project: str, role: Role | None, pri
 
 
 def queue_cap_problem(project: str, owner: str, waiting: int, more: int, most: int | None) -> Problem | None:
-    """Returns why a user may not queue more runs in a project; None = they may."""
     if most is None or waiting + more <= most:
         return None
     return Problem(
@@ -132,7 +127,6 @@ def queue_cap_problem(project: str, owner: str, waiting: int, more: int, most: i
 
 
 def spent_budget(limits: ProjectLimits, project: str, spent: Spending, month: str) -> str | None:
-    """Returns which budget of a project is used up, in one line; None = none is."""
     for unit, most in limits.budgets.limited().items():
         if getattr(spent, unit) >= most:
             return (
@@ -143,5 +137,4 @@ def spent_budget(limits: ProjectLimits, project: str, spent: Spending, month: st
 
 
 def class_of(priority: int) -> str:
-    """Returns the name of a priority's class, or its number where it is between two."""
     return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))

@@ -241,7 +241,6 @@ def _metric_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
-    """Searches that judge runs as they train, where some have no steps."""
     values = spec.search.axes.get("length.steps", [spec.length.steps])
     none = 0 in values if isinstance(values, list) else values.low == 0
     if not none:
@@ -259,7 +258,6 @@ def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
-    """Settings that need the runs at submission, where the search suggests them later."""
     search = spec.search
     if not search.info.suggests:
         return
