@@ -43,18 +43,14 @@ def _configuration(
     sources = {run.energy_provenance for run in done if run.energy_provenance is not None}
     figures: dict[str, dict[int, float]] = {}
     having: dict[str, dict[int, tuple[int, ...]]] = {}
-    absent: dict[str, tuple[int, ...]] = {}
     for metric, column in columns.items():
         of_seeds: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
-        missing = []
         # Measured and modelled energy never share a number.
         mixed = metric == "energy_kwh" and len(sources) > 1
         for run, position in zip(done, finished, strict=True):
             value = column[position]
-            if mixed or value != value:
-                missing.append(run.id)
-            else:
+            if not mixed and value == value:
                 of_seeds.setdefault(run.seed, []).append(value)
                 ids.setdefault(run.seed, []).append(run.id)
         figures[metric] = {
@@ -62,16 +58,12 @@ def _configuration(
             for seed, values in of_seeds.items()
         }
         having[metric] = {seed: tuple(of) for seed, of in ids.items()}
-        if missing:
-            absent[metric] = tuple(missing)
     return Configuration(
         label=label_of(point),
         point=point,
         figures=figures,
         runs=having,
         failures={run.seed: _reason(run) for run in members if run.state is not RunState.succeeded},
-        absent=absent,
-        energy_provenance="mixed" if len(sources) > 1 else next(iter(sources), None),
     )
 
 

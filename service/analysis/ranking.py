@@ -76,29 +76,24 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    time: str
-    occupancy: str
-
-
-_FIGURES: Mapping[Definitions, _Figures] = {
-    Definitions.stillhouse: _Figures("total_time_s", "sm_occupancy_pct"),
-    Definitions.published: _Figures("train_time_s", "sm_occupancy_wall_pct"),
+_FIGURES: Mapping[Definitions, tuple[str, str]] = {
+    Definitions.stillhouse: ("total_time_s", "sm_occupancy_pct"),
+    Definitions.published: ("train_time_s", "sm_occupancy_wall_pct"),
 }
-OCCUPANCY = frozenset(figures.occupancy for figures in _FIGURES.values())
+"""Time and occupancy, which a strategy weighs besides cost and energy."""
+OCCUPANCY = frozenset(occupancy for _, occupancy in _FIGURES.values())
 """Only runs on a GPU with `telemetry.profile_steps` have them: a strategy does without them elsewhere."""
 
 
 def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
-    figures = _FIGURES[definitions]
+    of_time, of_occupancy = _FIGURES[definitions]
     return MappingProxyType(
         {
             name: (
-                Criterion(figures.time, time),
+                Criterion(of_time, time),
                 Criterion("cost_usd", cost),
                 Criterion("energy_kwh", energy),
-                Criterion(figures.occupancy, 0.1, "higher"),
+                Criterion(of_occupancy, 0.1, "higher"),
             )
             for name, (time, cost, energy) in _WEIGHTS.items()
         }

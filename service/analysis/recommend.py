@@ -23,20 +23,13 @@ from trainers.metrics import Better
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One cell of the grid.
-
-    `figures`, `runs` (ids) and `absent` (ids of finished runs without the figure) are by metric, the first
-    two then by seed; `failures` are in words by seed, such as `does not fit (out_of_memory)`.
-    `energy_provenance` `mixed` leaves the energy out.
-    """
+    """One cell of the grid."""
 
     label: str
     point: Mapping[str, Any]
-    figures: Mapping[str, Mapping[int, float]]
-    failures: Mapping[int, str]
-    absent: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    runs: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
-    energy_provenance: str | None = None
+    figures: Mapping[str, Mapping[int, float]]  # By metric, then by seed
+    failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
+    runs: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
 
     def mean(self, metric: str) -> float | None:
         values = self.figures.get(metric)

@@ -164,17 +164,23 @@ class Principal:
             action = Action.steer_any
         rule = _RULES[action]
         if not self.scope.includes(rule.scope):
-            return (
-                f"{rule.verb} needs a token with scope {rule.scope}, and this one has scope {self.scope}; "
-                f"{_grants_scope(rule)}"
+            create = (
+                f"create one with `stillhouse token create --scope {rule.scope}`, or ask an administrator"
             )
+            fix = "an administrator can create one" if rule.scope is Scope.admin else create
+            has = f"this one has scope {self.scope}"
+            return f"{rule.verb} needs a token with scope {rule.scope}, and {has}; {fix}"
         if self.restricted_to is not None and project != self.restricted_to:
             return (
                 f"this token is only for project {self.restricted_to}; "
                 "create one without --project, or for the other project"
             )
         if action is Action.steer_own and owner not in (None, self.user):
-            return f"this experiment belongs to {owner}; {_steering_needs(project)}"
+            where = f"project {project}" if project else "its project"
+            return (
+                f"this experiment belongs to {owner}; "
+                f"its owner, a maintainer of {where} or an administrator can do this"
+            )
         if self.administrator:
             return None
         if rule.role is None:
@@ -208,17 +214,6 @@ class Principal:
 
     def actor(self, address: str | None = None) -> Actor:
         return Actor(self.user, self.token_id, address)
-
-
-def _grants_scope(rule: _Rule) -> str:
-    if rule.scope is Scope.admin:
-        return "an administrator can create one"
-    return f"create one with `stillhouse token create --scope {rule.scope}`, or ask an administrator"
-
-
-def _steering_needs(project: str | None) -> str:
-    where = f"project {project}" if project else "its project"
-    return f"its owner, a maintainer of {where} or an administrator can do this"
 
 
 def local(user: str = "local") -> Principal:

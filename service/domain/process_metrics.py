@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
+
+from trainers.registry import by_name
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
@@ -29,99 +30,85 @@ class MetricKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
     name: str  # With its unit and, for a counter, `_total`
-    kind: MetricKind
     described: str
     labels: tuple[str, ...] = ()  # Names of its labels
     buckets: tuple[float, ...] = ()  # Upper bounds, of a histogram
 
+    @property
+    def kind(self) -> MetricKind:
+        if self.buckets:
+            return MetricKind.histogram
+        return MetricKind.counter if self.name.endswith("_total") else MetricKind.gauge
 
-FIGURES: Mapping[str, MetricInfo] = MappingProxyType(
-    {
-        info.name: info
-        for info in (
-            MetricInfo(
-                "stillhouse_claim_seconds",
-                MetricKind.histogram,
-                "Time that claiming an experiment from the queue takes a scheduler.",
-                buckets=_FAST_S,
-            ),
-            MetricInfo(
-                "stillhouse_queue_wait_seconds",
-                MetricKind.histogram,
-                "Time that experiments were queued before they were claimed, without delays before a retry.",
-                ("project",),
-                _WAITS_S,
-            ),
-            MetricInfo(
-                "stillhouse_scheduler_pass_seconds",
-                MetricKind.histogram,
-                "Time that a pass of a scheduler takes.",
-                buckets=_FAST_S,
-            ),
-            MetricInfo(
-                "stillhouse_lease_lapses_total",
-                MetricKind.counter,
-                "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
-            ),
-            MetricInfo(
-                "stillhouse_adoptions_total",
-                MetricKind.counter,
-                "Lapsed leases that a scheduler took over.",
-            ),
-            MetricInfo(
-                "stillhouse_silent_drivers_stopped_total",
-                MetricKind.counter,
-                "Jobs that were stopped because their driver stayed silent.",
-            ),
-            MetricInfo(
-                "stillhouse_preemptions_total",
-                MetricKind.counter,
-                "Runs that gave their devices back at a checkpoint.",
-                ("project",),
-            ),
-            MetricInfo(
-                "stillhouse_share_error_ratio",
-                MetricKind.gauge,
-                "Part of recent use minus the part entitled to, of projects that have work.",
-                ("project",),
-            ),
-            MetricInfo(
-                "stillhouse_budget_left_ratio",
-                MetricKind.gauge,
-                "Part of this month's budget that is left; below 0 it is overspent.",
-                ("project", "unit"),
-            ),
-            MetricInfo(
-                "stillhouse_ray_up",
-                MetricKind.gauge,
-                "Whether Ray answered a scheduler's last look at its pool's cluster.",
-                ("pool",),
-            ),
-            MetricInfo(
-                "stillhouse_commit_seconds",
-                MetricKind.histogram,
-                "Time of a write to the database, from its begin to its commit.",
-                ("process",),
-                _FAST_S,
-            ),
-            MetricInfo(
-                "stillhouse_recorder_lag_seconds",
-                MetricKind.gauge,
-                "Age of the oldest report that an experiment's recorder has not stored in the database yet.",
-            ),
-            MetricInfo(
-                "stillhouse_spool_bytes",
-                MetricKind.gauge,
-                "Size of the points that wait for the database on the disk of a recorder's node.",
-            ),
-            MetricInfo(
-                "stillhouse_message_deliveries_total",
-                MetricKind.counter,
-                "Attempts to deliver a message to a subscriber, by channel and outcome.",
-                ("channel", "outcome"),
-            ),
-        )
-    }
+
+FIGURES = by_name(
+    MetricInfo(
+        "stillhouse_claim_seconds",
+        "Time that claiming an experiment from the queue takes a scheduler.",
+        buckets=_FAST_S,
+    ),
+    MetricInfo(
+        "stillhouse_queue_wait_seconds",
+        "Time that experiments were queued before they were claimed, without delays before a retry.",
+        ("project",),
+        _WAITS_S,
+    ),
+    MetricInfo(
+        "stillhouse_scheduler_pass_seconds",
+        "Time that a pass of a scheduler takes.",
+        buckets=_FAST_S,
+    ),
+    MetricInfo(
+        "stillhouse_lease_lapses_total",
+        "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
+    ),
+    MetricInfo(
+        "stillhouse_adoptions_total",
+        "Lapsed leases that a scheduler took over.",
+    ),
+    MetricInfo(
+        "stillhouse_silent_drivers_stopped_total",
+        "Jobs that were stopped because their driver stayed silent.",
+    ),
+    MetricInfo(
+        "stillhouse_preemptions_total",
+        "Runs that gave their devices back at a checkpoint.",
+        ("project",),
+    ),
+    MetricInfo(
+        "stillhouse_share_error_ratio",
+        "Part of recent use minus the part entitled to, of projects that have work.",
+        ("project",),
+    ),
+    MetricInfo(
+        "stillhouse_budget_left_ratio",
+        "Part of this month's budget that is left; below 0 it is overspent.",
+        ("project", "unit"),
+    ),
+    MetricInfo(
+        "stillhouse_ray_up",
+        "Whether Ray answered a scheduler's last look at its pool's cluster.",
+        ("pool",),
+    ),
+    MetricInfo(
+        "stillhouse_commit_seconds",
+        "Time of a write to the database, from its begin to its commit.",
+        ("process",),
+        _FAST_S,
+    ),
+    MetricInfo(
+        "stillhouse_recorder_lag_seconds",
+        "Age of the oldest report that an experiment's recorder has not stored in the database yet.",
+    ),
+    MetricInfo(
+        "stillhouse_spool_bytes",
+        "Size of the points that wait for the database on the disk of a recorder's node.",
+    ),
+    MetricInfo(
+        "stillhouse_message_deliveries_total",
+        "Attempts to deliver a message to a subscriber, by channel and outcome.",
+        ("channel", "outcome"),
+    ),
 )
 """By name. A new figure is added here; `/metrics` and its documentation follow."""
 

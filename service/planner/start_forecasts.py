@@ -23,6 +23,7 @@ from service.config.hardware import Hardware, lookup
 from service.db import schema, statements
 from service.db.errors import StoreError
 from service.domain.access import DEFAULT_POOL, Visibility
+from service.domain.metrics import finite
 from service.domain.serialization import to_json
 from service.domain.start_forecasts import PlannedStart, StartForecast, Yields
 from service.domain.states import ExperimentState, RunState
@@ -168,24 +169,17 @@ class StartForecasts:
             if id in found:
                 waiting, start = found[id]
                 row["start"] = to_json(_forecast(waiting, projects[id], start, learned, now_s))
-                row |= _first(waiting, start, now_s) if id not in first else _kept(first[id])
+                kept = first.get(id)
+                values = (
+                    (now_s, waiting.reason, finite(start.earliest), finite(start.latest))
+                    if kept is None
+                    else (getattr(kept, name) for name in _FIRST)
+                )
+                row |= dict(zip(_FIRST, values, strict=True))
             rows.append(row)
         if rows:
             statement = statements.insert_or_replace(connection, schema.start_forecasts, ("experiment_id",))
             connection.execute(statement, rows)
-
-
-def _first(waiting: Waiting, start: Start, now_s: float) -> dict[str, Any]:
-    return {
-        "first_s": now_s,
-        "first_reason": waiting.reason,
-        "first_earliest_s": finite(start.earliest),
-        "first_latest_s": finite(start.latest),
-    }
-
-
-def _kept(row: Row[Any]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _FIRST}
 
 
 def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) -> None:
@@ -217,9 +211,6 @@ def _forecast(
     waiting: Waiting, project: str, start: Start, learned: Calibration, now_s: float
 ) -> StartForecast:
     widened = learned.widened(waiting.reason, start)
-    earliest_s, median_s, latest_s = (
-        finite(now_s + seconds) for seconds in (widened.earliest, widened.median, widened.latest)
-    )
     return StartForecast(
         at_s=now_s,
         hardware=waiting.hardware,
@@ -227,9 +218,9 @@ def _forecast(
         place=waiting.position,
         reason=reason_in_words(waiting, project),
         ahead=list(waiting.ahead),
-        earliest_s=earliest_s,
-        median_s=median_s,
-        latest_s=latest_s,
+        earliest_s=finite(now_s + widened.earliest),
+        median_s=finite(now_s + widened.median),
+        latest_s=finite(now_s + widened.latest),
         project=waiting.project_score,
         user=waiting.user_score,
     )
@@ -429,10 +420,6 @@ def _left(time: Seconds, worked_s: float, row: Row[Any] | None) -> Seconds:
     return Seconds(low, median, high)
 
 
-def finite(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
-
-
 def planned_start(
     spec: ExperimentSpec, store: Store, cluster: ClusterSnapshot, *, owner: str, visible: Visibility
 ) -> PlannedStart | None:
@@ -454,21 +441,27 @@ def planned_start(
     start = forecast.starts.get(newcomer.id, _AT_ONCE)
     waiting = forecast.waiting.get(newcomer.id)
     if waiting is None or start == _AT_ONCE:
-        return _planned(demands[0].hardware, demands[0].devices, _AT_ONCE, None, 0, 0, [])
+        hardware, devices = demands[0].hardware, demands[0].devices
+        return PlannedStart(hardware, devices, 0.0, 0.0, 0.0, None, 0, 0, [], "starts at once")
     start = learned.widened(waiting.reason, start)
+    reason, ahead = reason_in_words(waiting, spec.project), waiting.position - 1
     behind = sum(
         each.hardware == waiting.hardware and each.position > waiting.position
         for each in forecast.waiting.values()
     )
     whose = {each.id: (each.project, each.owner) for each in active}
-    return _planned(
-        waiting.hardware,
-        waiting.devices,
-        start,
-        reason_in_words(waiting, spec.project),
-        waiting.position - 1,
-        behind,
-        _yields(forecast, newcomer.id, whose, visible),
+    yields = _yields(forecast, newcomer.id, whose, visible)
+    return PlannedStart(
+        hardware=waiting.hardware,
+        devices=waiting.devices,
+        earliest_s=finite(start.earliest),
+        median_s=finite(start.median),
+        latest_s=finite(start.latest),
+        reason=reason,
+        ahead=ahead,
+        behind=behind,
+        yields=yields,
+        words=_words(start, reason, ahead, behind, yields),
     )
 
 
@@ -505,32 +498,7 @@ def _yields(
     return [*found, Yields(None, None, hidden)] if hidden else found
 
 
-def _planned(
-    hardware: str,
-    devices: float,
-    start: Start,
-    reason: str | None,
-    ahead: int,
-    behind: int,
-    yields: list[Yields],
-) -> PlannedStart:
-    return PlannedStart(
-        hardware=hardware,
-        devices=devices,
-        earliest_s=finite(start.earliest),
-        median_s=finite(start.median),
-        latest_s=finite(start.latest),
-        reason=reason,
-        ahead=ahead,
-        behind=behind,
-        yields=yields,
-        words=_words(start, reason, ahead, behind, yields),
-    )
-
-
-def _words(start: Start, reason: str | None, ahead: int, behind: int, yields: list[Yields]) -> str:
-    if reason is None:
-        return "starts at once"
+def _words(start: Start, reason: str, ahead: int, behind: int, yields: list[Yields]) -> str:
     parts = [start_in_words(start), reason, f"{ahead} ahead of it" if ahead else "next in line"]
     if behind:
         parts.append(f"{behind} that wait{'s' * (behind == 1)} would come after it")

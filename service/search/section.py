@@ -34,22 +34,14 @@ MAX_CONDITIONED = 16
 _TEST = "test_"
 
 
-class Rungs(Section):
-    """Where asha judges runs.
+class Search(Section):
+    """Which runs there are, which of them end early, and in which order they are measured."""
 
-    Part of the section of every search, because every stored spec has these fields. Those of a newer search
-    belong in its own class.
-    """
-
+    # Fields of one search stand here only where every stored spec has them; new ones belong in its own class.
     first_rung: float = Field(default=1 / 9, gt=0.0, lt=1.0)
     """asha only: share of a run's length at which it is judged first."""
     reduction: int = Field(default=3, ge=2, le=16)
     """asha only: one in this many runs continues from a rung; the next rung is this many times as far."""
-
-
-class Search(Rungs):
-    """Which runs there are, which of them end early, and in which order they are measured."""
-
     name: Annotated[str, NameIn(SEARCHES), described(SEARCHES)] = "grid"
     """Search over the axes' combinations."""
     axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
@@ -107,12 +99,10 @@ class Search(Rungs):
     @classmethod
     def _not_of_the_test_part(cls, metric: str) -> str:
         if metric.startswith(_TEST):
+            validated = metric.removeprefix(_TEST)
             raise ValueError(
-                f"'{metric}' is measured on the test part, which may not guide a search; use a "
-                f"validation metric, such as {metric.removeprefix(_TEST)}"
-                if metric.removeprefix(_TEST) in SCORES
-                else f"'{metric}' is measured on the test part, which may not guide a search; use a "
-                "validation metric, such as validation_loss"
+                f"'{metric}' is measured on the test part, which may not guide a search; use a validation "
+                f"metric, such as {validated if validated in SCORES else 'validation_loss'}"
             )
         return metric
 

@@ -5,7 +5,7 @@ For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.config.document import Problem, first_problems
@@ -21,30 +21,16 @@ Roots = Callable[[str], tuple[Path, ...]]  # Allowed folders of `data` or `model
 
 
 def dataset_problem(text: str, roots: Roots) -> Problem | None:
-    if text.startswith(HUB):
-        return _id_problem(text, "dataset", "task.path")
-    try:
-        path = find(text, roots("data"))
+    def of(path: Path) -> Problem | None:
         if path.is_dir():
-            if next(path.iterdir(), None) is None:
-                return Problem(
-                    "path-not-found", "task.path", f"'{text}' is an empty folder; put the data in it"
-                )
+            wrong = "is an empty folder; put the data in it" if next(path.iterdir(), None) is None else None
         elif not path.is_file():
-            return Problem(
-                "path-not-found",
-                "task.path",
-                f"'{text}' is neither a folder nor a file, but a device or pipe",
-            )
-        elif path.stat().st_size == 0:
-            return Problem("path-not-found", "task.path", f"'{text}' is an empty file; put the data in it")
-    except OutsideRoots as error:
-        return Problem("path-outside-roots", "task.path", str(error))
-    except UnusablePath as error:
-        return Problem("path-not-found", "task.path", str(error))
-    except OSError as error:
-        return Problem("path-not-found", "task.path", f"'{text}' cannot be read: {error.strerror}")
-    return None
+            wrong = "is neither a folder nor a file, but a device or pipe"
+        else:
+            wrong = "is an empty file; put the data in it" if path.stat().st_size == 0 else None
+        return Problem("path-not-found", "task.path", f"'{text}' {wrong}") if wrong else None
+
+    return _problem_of(text, "task.path", "dataset", roots("data"), of)
 
 
 def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem | None:
@@ -54,41 +40,49 @@ def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem
             "model-without-weights", field, f"'{text}' is a preset, which has no trained weights; "
             "give a folder, hub:<id> or run:<id>",
         )  # fmt: skip
-    if text in PRESETS:
-        return None
-    if text.startswith(HUB):
-        return _id_problem(text, "model", field)
     try:
-        if reference(text) is not None:
+        if text in PRESETS or reference(text) is not None:
             return None
     except ValueError as error:
         return Problem("invalid-value", field, str(error))
-    try:
-        path = find(text, roots("model"))
+
+    def of(path: Path) -> Problem | None:
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
-        if not (path / "config.json").is_file():
-            return Problem("model-without-weights", field, f"'{text}' has no config.json; add it")
-        if not (path / "model.safetensors").is_file():
-            return Problem("model-without-weights", field, f"'{text}' has no model.safetensors; add it")
+        for name in ("config.json", "model.safetensors"):
+            if not (path / name).is_file():
+                return Problem("model-without-weights", field, f"'{text}' has no {name}; add it")
+        return None
+
+    others = "; give a folder, hub:<id>, run:<id>"
+    if field == "model.name":
+        others += f", or a preset ({', '.join(PRESETS)})"
+    return _problem_of(text, field, "model", roots("model"), of, others)
+
+
+def _problem_of(
+    text: str,
+    field: str,
+    what: str,
+    roots: Sequence[Path],
+    of: Callable[[Path], Problem | None],
+    others: str = "",
+) -> Problem | None:
+    """Judges an id on the hub, or by `of` what is at a path; `others` ends the message where nothing is."""
+    if text.startswith(HUB):
+        try:
+            id_on_hub(text, what)
+        except UnusablePath as error:
+            return Problem("invalid-value", field, str(error))
+        return None
+    try:
+        return of(find(text, roots))
     except OutsideRoots as error:
         return Problem("path-outside-roots", field, str(error))
     except UnusablePath as error:
-        message = f"{error}; give a folder, hub:<id>, run:<id>"
-        if field == "model.name":
-            message += f", or a preset ({', '.join(PRESETS)})"
-        return Problem("path-not-found", field, message)
+        return Problem("path-not-found", field, f"{error}{others}")
     except OSError as error:
         return Problem("path-not-found", field, f"'{text}' cannot be read: {error.strerror}")
-    return None
-
-
-def _id_problem(text: str, what: str, field: str) -> Problem | None:
-    try:
-        id_on_hub(text, what)
-    except UnusablePath as error:
-        return Problem("invalid-value", field, str(error))
-    return None
 
 
 def path_problems(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from trainers.model_kinds.encoders import ENCODERS
 
 INFEASIBLE = "precision-not-on-hardware"
 """Type of the problem that a grid over hardware may have in some of its cells."""
+_invalid = functools.partial(Problem, "invalid-value")
 _HALVES = frozenset({Precision.fp16, Precision.bf16})
 
 
@@ -56,7 +58,7 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
             try:
                 ENCODERS[encoder].require_device(hardware.device, hardware.name)
             except ValueError as error:
-                yield Problem("invalid-value", field, f"{prefix}{where}{error}")
+                yield _invalid(field, f"{prefix}{where}{error}")
     yield from _device_problems(spec, hardware, prefix)
     if "precision" not in spec.search.axes:
         yield from _precision_problems(spec, hardware, prefix)
@@ -95,7 +97,7 @@ def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> It
         try:
             ENCODERS[spec.model.encoder].require_precision(hardware.auto_precision)
         except ValueError as error:
-            yield Problem("invalid-value", "precision", f"{prefix}precision auto: {error}")
+            yield _invalid("precision", f"{prefix}precision auto: {error}")
 
 
 def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
@@ -110,11 +112,11 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
     kind, axes = hardware.kind, spec.search.axes
     for field, served in kind.serves.items():
         if field not in axes and (value := value_of(field)) not in served:
-            yield Problem("invalid-value", field, prefix + kind.refusal(field, value, hardware.name))
+            yield _invalid(field, prefix + kind.refusal(field, value, hardware.name))
     if "parallel.workers" not in axes:
         for workers in spec.worker_numbers:
             if (reason := hardware.why_not_workers(workers)) is not None:
-                yield Problem("invalid-value", "parallel.workers", prefix + reason)
+                yield _invalid("parallel.workers", prefix + reason)
                 break
     if not kind.static_shapes:
         return
@@ -127,21 +129,18 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
             for name, info in ENCODERS.items()
             if not info.packs and (info.devices is None or hardware.device in info.devices)
         )
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "model.encoder",
             f"{prefix}encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
         )
     if spec.batch.micro_tokens is not None and "batch.micro_tokens" not in axes:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "batch.micro_tokens",
             f"{prefix}a budget of {spec.batch.micro_tokens} tokens makes batches of any size, {fix}; use "
             "batch.micro_size",
         )
     if spec.task.info.head.reads == "guessed" and "task.name" not in axes:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "task.name",
             f"{prefix}task {spec.task.name} guesses another number of tokens in each batch, {fix}; use other "
             "hardware",
@@ -163,8 +162,7 @@ def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware])
     for name in map(str, values if isinstance(values, list) else ()):
         entry = find(name, catalogue)
         if entry is not None and (other := first.setdefault(entry.name, name)) != name:
-            yield Problem(
-                "invalid-value",
+            yield _invalid(
                 "search.axes.hardware",
                 f"'{shortened(other)}' and '{shortened(name)}' are the same catalogue entry, {entry.name}; "
                 "list it once",
@@ -179,8 +177,7 @@ def _distillation_problems(
         if spec.stages is not None:
             return
         if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
-            yield Problem(
-                "invalid-value",
+            yield _invalid(
                 "distillation",
                 f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
             )
@@ -190,7 +187,7 @@ def _distillation_problems(
         try:
             require_layer_map(spec.distillation.layer_map, layers)
         except ValueError as error:
-            yield Problem("invalid-value", "distillation.layer_map", f"{prefix}{error}")
+            yield _invalid("distillation.layer_map", f"{prefix}{error}")
     factors = spec.distillation.layer_weights
     if factors is not None and layers is not None:
         for kind in ("hidden", "relation"):
@@ -198,7 +195,7 @@ def _distillation_problems(
                 factors.of_layers(kind, layers)
             except ValueError as error:
                 field = f"distillation.layer_weights.{kind}"
-                yield Problem("invalid-value", field, f"{prefix}{error}")
+                yield _invalid(field, f"{prefix}{error}")
 
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
@@ -206,9 +203,7 @@ def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
     if {"task.name", "task.path"} & set(spec.search.axes):
         return
     if spec.task.path == "":
-        yield Problem(
-            "invalid-value", "task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>"
-        )
+        yield _invalid("task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>")
     elif spec.task.path is None and not spec.task.info.hub_id:
         yield Problem(
             "missing-field",
@@ -222,8 +217,7 @@ def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
     if {"model.name", "model.layers"} & set(spec.search.axes):
         return
     if spec.model.layers is not None and spec.model.name in LAYERS:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "model.layers",
             f"{prefix}model.layers needs a student with weights, but '{spec.model.name}' is a preset; "
             "remove model.layers, or set model.name to a folder, hub:<id> or run:<id>",
@@ -232,8 +226,7 @@ def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
 
 def _metric_problems(spec: SpecFields) -> Iterator[Problem]:
     if spec.metric_better is None:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "search.metric",
             f"the direction of '{spec.search.metric}' is unknown; use another metric, "
             "such as validation_loss",
@@ -249,8 +242,7 @@ def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
     diverging = spec.search.stop_diverging is not None
     for field, is_set in (("name", spec.search.info.ends_runs_early), ("stop_diverging", diverging)):
         if is_set:
-            yield Problem(
-                "invalid-value",
+            yield _invalid(
                 f"search.{field}",
                 f"search.{field} {getattr(spec.search, field)} needs training runs, but length.steps is "
                 f"0; use search.name: {others} without stop_diverging, or raise length.steps",
@@ -263,15 +255,13 @@ def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
         return
     others = searches.names(lambda other: not other.suggests)
     if spec.reuse:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "reuse",
             f"search.name: {search.name} chooses its runs after submission; remove reuse, or use "
             f"search.name: {others}",
         )
     if search.reference_every is not None:
-        yield Problem(
-            "invalid-value",
+        yield _invalid(
             "search.reference_every",
             f"search.name: {search.name} has no fixed first cell to repeat; remove search.reference_every, "
             f"or use search.name: {others}",
@@ -279,8 +269,7 @@ def _suggestion_problems(spec: SpecFields) -> Iterator[Problem]:
     for name in ("model.name", "model.teacher"):
         values = spec.values_of(name) if name in search.axes else ()
         if any(isinstance(value, str) and value.startswith("run:") for value in values):
-            yield Problem(
-                "invalid-value",
+            yield _invalid(
                 f"search.axes.{name}",
                 f"runs to wait for must be known at submission, but search.name: {search.name} suggests "
                 f"later; use search.name: {others}",

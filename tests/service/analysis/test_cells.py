@@ -36,9 +36,8 @@ def test_a_configuration_has_the_figures_of_its_finished_runs_and_the_reasons_of
     assert (fp32.label, fp32.point, bf16.label) == ("precision=fp32", FP32, "precision=bf16")
     assert fp32.figures == {"cost_usd": {0: 1.0, 1: 3.0}, "accuracy": {0: 0.5}}
     assert fp32.runs == {"cost_usd": {0: (1,), 1: (2, 3)}, "accuracy": {0: (1,)}}
-    assert fp32.absent == {"accuracy": (2, 3)}
     assert fp32.failures == {2: "is stopped", 3: "bug: division by zero", 4: "bad_data"}
-    assert (fp32.energy_provenance, bf16.absent) == ("modelled", {"accuracy": (7,)})
+    assert bf16.figures == {"cost_usd": {0: 7.0}, "accuracy": {}}
 
 
 def test_measured_and_modelled_energy_make_none() -> None:
@@ -48,13 +47,9 @@ def test_measured_and_modelled_energy_make_none() -> None:
         run(3, FP32, 2, energy_kwh=1.0, energy_provenance="counter"),
     ]  # fmt: skip
     (mixed,) = made(runs, "energy_kwh", "cost_usd")
-    assert mixed.energy_provenance == "mixed"
     assert mixed.figures == {"energy_kwh": {}, "cost_usd": {0: 1.0}}
-    assert mixed.absent == {"energy_kwh": (1, 2, 3), "cost_usd": (2, 3)}
     (alike,) = made(runs[:2], "energy_kwh")
-    assert (alike.energy_provenance, alike.figures) == ("modelled", {"energy_kwh": {0: 1.0, 1: 1.0}})
-    (unknown,) = made(runs[1:2], "energy_kwh")
-    assert unknown.energy_provenance is None
+    assert alike.figures == {"energy_kwh": {0: 1.0, 1: 1.0}}
 
 
 def cell(
