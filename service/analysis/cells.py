@@ -77,24 +77,18 @@ def _reason(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What a claim is about: a configuration, or one axis value averaged over all other axes.
-
-    `values` are by metric, then by seed; where other axes are averaged over, a seed's mean over the same
-    cells on every side. `runs` has the ids of the runs behind each value, of each cell.
-    """
+    """What a claim is about: a configuration, or one axis value averaged over all other axes."""
 
     label: str
     point: Mapping[str, Any]
-    values: Mapping[str, Mapping[int, float]]
+    values: Mapping[str, Mapping[int, float]]  # By metric and seed; means over the same cells on every side
     runs: Mapping[str, Mapping[int, Sequence[Sequence[int]]]] = field(default_factory=dict)
+    """Ids of the runs behind each value, of each cell."""
 
     def unit_scores(
         self, metric: str, read: Callable[[int], Mapping[str, float] | None]
     ) -> dict[int, Mapping[str, float]]:
-        """Returns the mean score of each test unit by seed, weighed as the values are.
-
-        Seeds are left out unless all their runs have scores, on the same units.
-        """
+        """Returns each test unit's mean score by seed, where all its runs have scores on the same units."""
         scores: dict[int, Mapping[str, float]] = {}
         for seed, cells in self.runs.get(metric, {}).items():
             of_cells = [_mean_scores([read(id) for id in ids]) for ids in cells]

@@ -99,11 +99,7 @@ def compare(
 
 
 class Family:
-    """All pairs of some sides on one metric, tested and corrected together.
-
-    With more than `MOST_PAIRS` pairs, only the requested ones are tested, with Bonferroni's correction for
-    all.
-    """
+    """All pairs of some sides on one metric, corrected together; above `MOST_PAIRS` by Bonferroni."""
 
     def __init__(
         self,

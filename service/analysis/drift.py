@@ -24,18 +24,14 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Trend of the reference runs: `slope_pct` in percent per hour, positive = slower, with a 95% interval.
-
-    The slope is None with fewer than `FEWEST` runs, or when all ran at once. `hours` span the middles of
-    the first and the last run; `spread_pct` is the standard deviation around the line.
-    """
+    """Trend of the reference runs, with a 95% interval."""
 
     runs: int
-    hours: float
-    slope_pct: float | None
+    hours: float  # Between the middles of the first and the last run
+    slope_pct: float | None  # Percent per hour, positive = slower; None = too few runs, or all at once
     low_pct: float | None
     high_pct: float | None
-    spread_pct: float | None
+    spread_pct: float | None  # Standard deviation around the line
 
     @property
     def total_pct(self) -> float | None:

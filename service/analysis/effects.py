@@ -96,14 +96,11 @@ def effects(
 
 @dataclass(frozen=True, slots=True)
 class _AxisClaims:
-    """Claims about the values of one axis, against its first value and by position; falsy without any.
-
-    `p_value` is the smallest of all pairs of values, `seeds` the fewest of any pair.
-    """
+    """Claims about the values of one axis, against its first value and by position; falsy without any."""
 
     against_first: Sequence[tuple[int, Claim]]
-    p_value: float
-    seeds: int
+    p_value: float  # The smallest of all pairs of values
+    seeds: int  # The fewest of any pair
 
     def __bool__(self) -> bool:
         return bool(self.against_first)
@@ -146,16 +143,12 @@ def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Figures as arrays: C cells, S seeds, A axes that vary.
-
-    `codes` (C, A) has each cell's value positions, `figures` (C, S) the metric, NaN = no run, `values` the
-    same on the model's scale.
-    """
+    """Figures as arrays: C cells, S seeds, A axes that vary."""
 
     axes: Mapping[str, Sequence[Any]]
-    codes: Codes
-    figures: Matrix
-    values: Matrix
+    codes: Codes  # (C, A): each cell's value positions
+    figures: Matrix  # (C, S): the metric, NaN = no run
+    values: Matrix  # (C, S): the same on the model's scale
 
     @property
     def cell_means(self) -> Matrix:

@@ -159,10 +159,7 @@ class Question(Rows):
                 yield KernelRow(row.label, row.point, kernel, count, means[kernel])
 
     def _best(self, table: ComparisonAnswer) -> Mapping[str, int]:
-        """The row of the best mean by metric, over the cells that all rows have.
-
-        The means in the table may be over unlike cells, or over runs that were stopped early.
-        """
+        """The row of the best mean by metric, over the cells that all rows have, of whole runs."""
         if table.axes == self.axes and not any(row.incomplete for row in table.rows):
             return table.best
         best: dict[str, int] = {}
@@ -187,10 +184,7 @@ class Question(Rows):
     def claims_against(
         self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None
     ) -> tuple[TestedPair, ...]:
-        """Returns one configuration against each other one, corrected over all pairs of configurations.
-
-        So the configuration may have been picked from the figures, and `compare` claims the same.
-        """
+        """Returns one configuration, even one picked from the figures, against each other one."""
         chosen = self._metrics(metrics)
         every, _ = sides(self._cells(chosen), self.axes, [metric.name for metric in chosen])
         pairs = [(label, side.label) for side in every if side.label != label]

@@ -52,11 +52,7 @@ def label_of(point: Mapping[str, Any]) -> str:
 
 
 def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
-    """Returns the values as an array (candidates, metrics).
-
-    Raises:
-        AnalysisError: a candidate lacks a metric or has NaN there; all such are named, none is dropped.
-    """
+    """Returns values (candidates, metrics); `AnalysisError` names all that lack one or have NaN there."""
     if not candidates:
         raise AnalysisError("there is nothing to compare: no run has a result")
     if not metrics:
@@ -135,10 +131,7 @@ def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list
 def sensitivity(
     candidates: Sequence[Candidate], criteria: Sequence[Criterion], metric: str
 ) -> list[WeightRange]:
-    """Returns who wins as the weight of `metric` goes from 0 to all, the others keeping their proportions.
-
-    The ranges are of its share of the total weight and cover [0, 1] without gaps.
-    """
+    """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps."""
     _check(criteria)
     names = [criterion.metric for criterion in criteria]
     if metric not in names:
@@ -198,11 +191,7 @@ def _check(criteria: Sequence[Criterion]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The undominated configurations and, for each other one, the members that dominate it.
-
-    A dominator is at least as good on every metric and better on one; naming members is enough, because
-    domination is transitive.
-    """
+    """The undominated configurations, and for each other one those of them that dominate it."""
 
     members: tuple[str, ...]
     dominated: Mapping[str, tuple[str, ...]]

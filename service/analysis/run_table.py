@@ -52,27 +52,19 @@ def no_scores(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs as read from the store, with everything needed to judge them; mappings are by run id.
-
-    Attributes:
-        runs: In grid order; a field outside their axes in which several experiments differ is an axis here.
-        data: What each run was trained and judged on; runs that never started have none.
-        environments: Distinct machines and versions, each with the ids of its runs.
-        disturbed: What disturbed runs while they were measured, for all runs that the question is about.
-        unit_scores: Reads a run's scores of the test part's units, when a claim needs them.
-    """
+    """Runs as read from the store, with everything needed to judge them; mappings are by run id."""
 
     experiments: tuple[Experiment, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Run, ...]  # In grid order; fields in which several experiments differ are axes
     summaries: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # All final figures
-    data: Mapping[int, Facts] = field(default_factory=dict)
-    environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()
+    data: Mapping[int, Facts] = field(default_factory=dict)  # Trained and judged on; not of unstarted runs
+    environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()  # Machines and versions, with ids of runs
     shared: frozenset[int] = frozenset()  # Ids of runs whose device other runs might use at the same time
     disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
     left_out: tuple[Run, ...] = ()  # Disturbed runs that are not among `runs`, on request
     with_overhead: bool = False  # Time and cost of the runs have a share of their experiment's overhead
     references: tuple[Run, ...] = ()  # Runs that only measure how the machine drifted; in no answer
-    unit_scores: UnitScores = no_scores
+    unit_scores: UnitScores = no_scores  # Reads a run's scores of the test part's units
 
     def column(self, name: str) -> Column:
         """Returns a figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""
@@ -232,10 +224,7 @@ def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Se
 def with_differing_fields(
     runs: Sequence[Run], specs: Mapping[tuple[int, str], Mapping[str, Any]]
 ) -> list[Run]:
-    """Writes each field in which the experiments differ into the points of their runs.
-
-    Without this a cell of one experiment would be taken for that of another with, say, another learning rate.
-    """
+    """Writes differing fields into points, so that cells of experiments that differ in them stay apart."""
     present = {(run.experiment_id, run.cell) for run in runs}
     resolved = {key: _flat(spec) for key, spec in specs.items() if key in present}
     axes = dict.fromkeys(name for run in runs for name in run.point)

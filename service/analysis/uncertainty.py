@@ -77,10 +77,7 @@ class Uncertainty:
         return total
 
     def reach(self, alpha: float, power: float = 0.5) -> Values:
-        """Half the width of the interval at level 1 - alpha.
-
-        With `power` above a half, the distance that is shown to be one with that chance.
-        """
+        """Half the width of the interval; with `power` above 1/2, the difference shown with that chance."""
         quantile = _quantile(self.freedom, alpha, power)
         if self.step == 0.0:
             return quantile * np.sqrt(self.seeds)
@@ -111,12 +108,7 @@ class Uncertainty:
 
 
 def of_pairs(differences: Values, run_variance: Values | float) -> Uncertainty:
-    """Seeds alone, paired.
-
-    Args:
-        differences: By seed (..., S).
-        run_variance: Least variance of one run's figure (...); a difference has twice that.
-    """
+    """Seeds alone, paired, from differences (..., S); a difference has twice a run's least variance."""
     seeds = differences.shape[-1]
     variance = np.maximum(differences.var(axis=-1, ddof=1), 2.0 * np.asarray(run_variance))
     return _of_seeds(variance / seeds, np.full_like(variance, seeds - 1.0))
@@ -240,12 +232,7 @@ class Resolution:
     examples: int | None
 
     def run_variance(self, values: Values, difference: Values | float = 0.0) -> Values:
-        """Returns the least variance (...) of one run's figure between seeds.
-
-        Args:
-            values: Of the compared runs (..., R).
-            difference: Between the two sides' means (...).
-        """
+        """Returns the least variance (...) between seeds of one run's figure, from values (..., R)."""
         if self.examples is not None:
             step = 1.0 / self.examples
             return np.maximum(step**2 / 4.0, np.abs(difference) * step / 2.0)
@@ -255,12 +242,7 @@ class Resolution:
 
 
 def resolution_of(metric: str, *, headline: str | None = None, examples: float | None = None) -> Resolution:
-    """Returns the steps of a metric by its name.
-
-    Args:
-        headline: Metric that `score` and `best_score` are values of.
-        examples: In the part; None or NaN = unknown.
-    """
+    """Returns the steps of a metric, a share of so many examples; None or NaN = unknown."""
     figure = figure_of(metric, headline)
     if figure is None or figure.share is None:
         return Resolution(None)

@@ -116,21 +116,15 @@ LOCAL_ACTOR: Final = Actor("local")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sent a request, and everything that decides what they may do.
-
-    `scope` is the most that their token or session may be used for, `roles` are by project; every user may
-    see `open_projects`. `restricted_to` is the only project of their token, None = all; without a token
-    (`token_id` None) it is a session or the local user. An administrator may do everything within the
-    scope.
-    """
+    """Who sent a request; an administrator may do everything within the scope."""
 
     user: str
     kind: UserKind
-    scope: Scope
-    roles: Mapping[str, Role] = field(default_factory=dict)
-    open_projects: frozenset[str] = frozenset()
-    restricted_to: str | None = None
-    token_id: int | None = None
+    scope: Scope  # Most that their token or session may be used for
+    roles: Mapping[str, Role] = field(default_factory=dict)  # By project
+    open_projects: frozenset[str] = frozenset()  # Those that every user may see
+    restricted_to: str | None = None  # Only project of their token; None = all
+    token_id: int | None = None  # None = a session, or the local user
     token_name: str | None = None
     administrator: bool = False
 

@@ -33,11 +33,7 @@ class RetryDecision:
 def decide_retry(
     failure: FailureClass, counts: FailureCounts, *, max_restarts: int, progressed: bool
 ) -> RetryDecision:
-    """Decides whether a failed attempt is followed by another.
-
-    `max_restarts` are failures of its own that the spec lets a run recover from. `progressed` means that the
-    attempt got further than the one before; such a run is retried after machine failures without delay.
-    """
+    """`progressed`: the attempt got further than the one before, so a machine failure delays it least."""
     if failure is FailureClass.preempted:
         return RetryDecision(True, 0.0, "preempted: the run resumes when resources are back")
     if failure in FAILURES_OF_MACHINES:

@@ -42,39 +42,28 @@ Until = Literal["its end", "now", "its last heartbeat"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums over the windows of an attempt.
-
-    Attributes:
-        overhead_s: By part, the time that no configuration causes.
-    """
+    """Sums over the windows of an attempt."""
 
     covered_s: float = 0.0  # Time that windows of energy cover
     energy_kwh: Mapping[str, float] | None = None  # By provenance
     utilisation_pct: float | None = None  # Mean over the time of its windows; None = unknown
     utilisation_provenance: str | None = None
-    overhead_s: Mapping[str, float] = field(default_factory=dict)
+    overhead_s: Mapping[str, float] = field(default_factory=dict)  # By part; no configuration causes it
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptUsage:
-    """An attempt as it is stored, with the price and power of all its devices.
-
-    Attributes:
-        started_s, ended_s, seen_s: Opened, ended (or found dead), last known to be alive; Unix time.
-        resumed_from_s: When the checkpoint that it resumed from was taken; None = from the beginning, or
-            unknown.
-        resumed_from_step, last_step: First and last step.
-    """
+    """An attempt as it is stored, with the price and power of all its devices."""
 
     run_id: int
     number: int
     run_state: RunState
     state: RunState
     failure_class: FailureClass | None
-    started_s: float
-    ended_s: float | None
-    seen_s: float | None
-    resumed_from_s: float | None
+    started_s: float  # When it was opened, Unix time
+    ended_s: float | None  # When it ended, or was found dead
+    seen_s: float | None  # Last known to be alive
+    resumed_from_s: float | None  # When its first checkpoint was taken; None = from the beginning, or unknown
     resumed_from_step: int | None
     last_step: int
     devices: float  # Number of devices held; a part of one where runs share it

@@ -88,11 +88,7 @@ def better_of(name: str, headline: str | None = None) -> Better | None:
 
 
 def figure_of(name: str, headline: str | None = None) -> Figure | None:
-    """Returns the trainers' declaration of a figure; None = undeclared.
-
-    `test_` before a score means the test part. With `headline`, `score`, `best_score` and `test_score` are
-    its values.
-    """
+    """Returns the trainers' declaration; `score` is that of `headline`, and `test_` means the test part."""
     if name in DECLARED:
         return DECLARED[name]
     name = name.removeprefix("test_")

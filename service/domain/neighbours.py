@@ -51,11 +51,7 @@ def of_cpus(kind: Neighbour) -> str:
 
 
 def disturbances(runs: Iterable[Run]) -> dict[int, tuple[Neighbour, ...]]:
-    """Returns who disturbed runs with a result, by run id; undisturbed runs are left out.
-
-    Whether company of the same experiment disturbs depends on all runs of a configuration, so `runs` are
-    all that are compared.
-    """
+    """Returns who disturbed runs with a result, by run id; `runs` are all that are compared."""
     cells: dict[str, list[Run]] = {}
     for run in runs:
         if run.state in RUN_STATES_WITH_RESULT:

@@ -182,21 +182,16 @@ class Attempt(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class Placement(StoredRecord):
-    """Devices that an experiment held for its workers, one run after the other.
-
-    Attributes:
-        price_usd_per_hour, power_w: Of all its devices.
-        ready_s: The worker processes could take their first run; None = not yet, or they never could.
-    """
+    """Devices that an experiment held for its workers, one run after the other."""
 
     id: str  # Ray's id of the placement group
     hardware: str
     workers: int
     devices: float  # Number of devices held; a part of one where runs share it
-    price_usd_per_hour: float
-    power_w: float
+    price_usd_per_hour: float  # Of all its devices
+    power_w: float  # Of all its devices
     placed_s: float  # Ray reserved them, Unix time
-    ready_s: float | None
+    ready_s: float | None  # The workers could take their first run; None = not yet, or they never could
     released_s: float | None  # Ray had them back; None = they are held
     seen_s: float  # Last known to be held
 

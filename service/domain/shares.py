@@ -78,15 +78,11 @@ class ProjectUse(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class DeviceAllowance:
-    """Devices of one hardware kind that an experiment may hold now.
-
-    Attributes:
-        reason: Who holds or gets what else the experiment could use, in words; None = it has enough.
-    """
+    """Devices of one hardware kind that an experiment may hold now."""
 
     devices: float  # Most at a time; a run that shares its device counts as its part of it
     preemptible: bool = True  # Runs beyond it stop, with a checkpoint
-    reason: str | None = None
+    reason: str | None = None  # Who holds or gets what else it could use, in words; None = it has enough
 
     def covers(self, devices: float) -> bool:
         return devices <= self.devices + _ROUNDING

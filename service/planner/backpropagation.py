@@ -20,17 +20,13 @@ OVERHEAD_MS = 0.09
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer, or a bucket of layers that is exchanged at once.
-
-    Attributes:
-        gradient_bytes, sent_bytes: before and after compression; only `into_buckets` uses them.
-    """
+    """A layer, or a bucket of layers that is exchanged at once."""
 
     name: str
     compute_ms: float
     communication_ms: float = 0.0  # Exchange of its gradients; 0 = none
-    gradient_bytes: int = 0
-    sent_bytes: float = 0.0
+    gradient_bytes: int = 0  # Before compression; only `into_buckets` uses these two
+    sent_bytes: float = 0.0  # After it
 
     def __post_init__(self) -> None:
         for field in ("compute_ms", "communication_ms", "gradient_bytes", "sent_bytes"):

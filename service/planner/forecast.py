@@ -107,15 +107,11 @@ class GridForecast(Forecast):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A grid point, or a sample that stands for several.
-
-    Attributes:
-        student: arithmetic of its student's encoder; None = not known without reading the model.
-    """
+    """A grid point, or a sample that stands for several."""
 
     spec: ExperimentSpec
     runs: float  # Number of runs that it stands for
-    student: FlopCount | None
+    student: FlopCount | None  # Of its encoder; None = not known without reading the model
 
 
 def forecast(

@@ -32,17 +32,13 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """A part of the model, for one micro-batch.
-
-    Attributes:
-        gradients: of its tensors, in the order of the backward pass; empty = one, sent whole.
-    """
+    """A part of the model, for one micro-batch."""
 
     name: str
     forward_ms: float
     backward_ms: float
     gradient_bytes: int
-    gradients: tuple[Gradient, ...] = ()
+    gradients: tuple[Gradient, ...] = ()  # In the order of the backward pass; empty = one, sent whole
 
     def tensors(self) -> list[Layer]:
         """Returns its gradients as they become ready: the backward time is divided by their sizes."""

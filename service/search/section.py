@@ -129,10 +129,7 @@ class Search(Section):
         return self
 
     def settings(self, point: Mapping[str, AxisValue]) -> Point:
-        """Returns the fields that a grid point decides: its values, and `otherwise` for axes it leaves out.
-
-        An empty point, before anything is suggested, leaves no axis out.
-        """
+        """Returns the fields that a point decides: its values, and `otherwise` for axes it leaves out."""
         return {**self.otherwise, **point} if point else {}
 
     @model_validator(mode="after")

@@ -58,10 +58,7 @@ class ExperimentSpec(SpecFields):
         return resolved._with_entry(catalogue)
 
     def _with_values(self, values: Mapping[str, AxisValue], prefix: str) -> ExperimentSpec:
-        """Returns the spec with dotted fields set and without its search.
-
-        Sections with a new value are validated again, the others kept; rules between sections are checked.
-        """
+        """Returns the spec with dotted fields set, the changed sections validated again, and no search."""
         document: dict[str, Any] = {}
         for dotted, value in values.items():
             name, *fields = dotted.split(".")
@@ -142,16 +139,11 @@ def cell_of(point: Mapping[str, AxisValue]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run of the grid before it is stored; `index` and `place` count from 0.
+    """One run of the grid before it is stored."""
 
-    `index` is in product order, `place` in the order of measurement (`grid.blocked_order`). `cell` is the
-    short hash of the axis values, shared by runs that differ by seed alone; `REFERENCE_CELL` for reference
-    runs.
-    """
-
-    index: int
-    place: int
-    cell: str
+    index: int  # In product order, from 0
+    place: int  # In the order of measurement (`grid.blocked_order`), from 0
+    cell: str  # Short hash of the axis values, or `REFERENCE_CELL`
     seed: int
     point: dict[str, AxisValue]
     spec: ExperimentSpec
@@ -164,11 +156,7 @@ def read_stored(canonical: str) -> ExperimentSpec:
 
 
 def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
-    """Turns a document into a spec, checking every field, the hardware and the axes' names.
-
-    Raises:
-        SpecError: every problem found, in the order of the fields.
-    """
+    """Checks every field, the hardware and the axes' names; `SpecError` has every problem, in order."""
     document = _with_first_point(document)
     with naming_problems(document):
         spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)

@@ -187,10 +187,7 @@ def _in_folder(model: str, name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
-    """Returns the object in a JSON file; None when there is none, or it is too large.
-
-    A file is read once for all models of a grid that are the same one.
-    """
+    """Returns the object in a JSON file, read once; None when there is none, or it is too large."""
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:

@@ -62,11 +62,7 @@ class NoModel(Exception):
 
 
 def reference(text: str | None) -> int | None:
-    """Returns the run that `run:12` names; None for any other text.
-
-    Raises:
-        ValueError: it begins with `run:`, without a number.
-    """
+    """Returns the run that `run:12` names, None for other text; `ValueError` for `run:` without a number."""
     if text is None or not text.startswith(RUN):
         return None
     match = _REFERENCE.fullmatch(text)
@@ -154,11 +150,7 @@ def checkpoints_of(settings: Settings, run: Run) -> Path:
 
 
 def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
-    """Returns where runs read and write.
-
-    Without `checkpoints`, the run's folder, nothing is trained; `models` may be read besides the configured
-    folders.
-    """
+    """Returns where runs read and write; without `checkpoints` nothing is trained."""
     return Workspace(
         checkpoints=checkpoints,
         cache=str(settings.data_dir.resolve() / "cache"),
@@ -169,10 +161,7 @@ def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[
 
 
 def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
-    """Returns the folder of a run's best or last checkpoint, or raises `NoModel` where none is complete.
-
-    Checks the manifest and file sizes; `trainers.checkpoints.manifest.verify` reads every byte.
-    """
+    """Returns the folder of a complete checkpoint, judged by manifest and file sizes, or raises `NoModel`."""
     folder = checkpoints_of(settings, run)
     if which == "best":
         best = manifest.read_best(folder)

@@ -39,10 +39,7 @@ _PARTS = {
 
 
 def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> str:
-    """Returns the hash of everything that decides a run's figures except its seed and its files.
-
-    Includes the price and the power of its hardware: figures at other prices are not the same.
-    """
+    """Returns the hash of what decides a run's figures, prices included, except seed and files."""
     # Figures of a shared device are not those of one that was the run's alone.
     pricing = lookup(spec.hardware, catalogue).pricing(
         spec.resources.cpus_per_worker, shared=spec.queue.share_device
