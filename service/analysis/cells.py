@@ -119,7 +119,9 @@ def sides(
     groups: dict[str, list[Configuration]] = {}
     for configuration in configurations:
         groups.setdefault(_part(configuration.point, axes), []).append(configuration)
-    others = [axis for axis in _axes(configurations) if axis not in axes]
+    others = [
+        axis for axis in dict.fromkeys(axis for c in configurations for axis in c.point) if axis not in axes
+    ]
     if not others:
         return [
             Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, _of_one_cell(c))
@@ -195,10 +197,6 @@ def _averages(
 
 def _of_one_cell(configuration: Configuration) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
     return {metric: {seed: (ids,) for seed, ids in of.items()} for metric, of in configuration.runs.items()}
-
-
-def _axes(configurations: Sequence[Configuration]) -> list[str]:
-    return list(dict.fromkeys(axis for c in configurations for axis in c.point))
 
 
 def _part(point: Mapping[str, Any], axes: Sequence[str]) -> str:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from service.analysis.answers import ComparedRow, ComparisonAnswer
 from service.analysis.ranking import label_of
@@ -18,11 +21,7 @@ from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-Figures: TypeAlias = "npt.NDArray[np.float64]"
+Figures = npt.NDArray[np.float64]
 Column = Callable[[str], Figures]
 
 
@@ -65,8 +64,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _column(runs: Sequence[Run], name: str) -> Figures:
-    import numpy as np
-
     return np.array([getattr(run, name) for run in runs], dtype=float)
 
 
@@ -104,8 +101,6 @@ def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread 
 def _spreads(
     runs: Sequence[Run], groups: Sequence[Sequence[int]], metrics: Sequence[Metric], column: Column
 ) -> list[dict[str, Spread | None]]:
-    import numpy as np
-
     # Each cell of a group has a number, and each number its group.
     numbers: dict[tuple[int, str], int] = {}
     cell_of = np.full(len(runs), -1)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import linalg, stats
 
 from service.analysis.answers import AnalysisError, Claim, Effects, LevelEffect, Scale, Term
 from service.analysis.cells import Side, sides
@@ -267,11 +267,8 @@ def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: S
 
 def orthonormal_contrasts(levels: int) -> Matrix:
     """Helmert contrasts between levels, (L, L - 1)."""
-    contrasts = np.triu(np.ones((levels, levels - 1)))
-    below = np.arange(1, levels)
-    contrasts[below, below - 1] = -below
-    scaled: Matrix = contrasts / np.sqrt(below * (below + 1.0))
-    return scaled
+    contrasts: Matrix = np.ascontiguousarray(linalg.helmert(levels).T)
+    return contrasts
 
 
 def sentences(model: Effects, *, alpha: float = 0.05, margin: float | None = None) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ lines.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -57,19 +56,14 @@ def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
         raise AnalysisError("there is nothing to compare: no run has a result")
     if not metrics:
         raise AnalysisError("no metrics given; name at least one")
-    values = np.array(
-        [[_number(candidate.values.get(metric)) for metric in metrics] for candidate in candidates]
-    )
+    rows = [[candidate.values.get(metric) for metric in metrics] for candidate in candidates]
+    values = np.array(rows, dtype=float)  # None is NaN.
     absent = np.argwhere(~np.isfinite(values))
     if len(absent):
         named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
     return values
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 _FIGURES: Mapping[Definitions, tuple[str, str]] = {

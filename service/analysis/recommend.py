@@ -80,7 +80,9 @@ def recommend(
         raise AnalysisError("there is nothing to recommend: the experiment has no runs")
     excluded: dict[str, str] = {}
     eligible: list[Configuration] = []
-    among = _within_limits(configurations, constraints)
+    limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]
+    # The best mean is taken among those within the limits.
+    among = [each for each in configurations if _missed(each, limits) is None] or configurations
     bounds = [(constraint, _bound(constraint, among)) for constraint in constraints]
     for configuration in configurations:
         reason = _exclusion(configuration, objective, bounds)
@@ -124,13 +126,6 @@ def recommend(
         sure=sure,
         text=_words(winner, runner_up, objective, constraints, excluded, sure),
     )
-
-
-def _within_limits(
-    configurations: Sequence[Configuration], constraints: Sequence[Constraint]
-) -> Sequence[Configuration]:
-    limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]
-    return [each for each in configurations if _missed(each, limits) is None] or configurations
 
 
 def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from service.analysis.answers import AnalysisError, BadQuestion, Criterion
 from service.analysis.cells import Side, cells_of, configurations
@@ -48,6 +47,9 @@ class Rows:
     def __init__(self, run_table: RunTable) -> None:
         run_table.check_comparable()
         self.run_table = run_table
+        self.axes = run_table.axes
+        self._finished = run_table.finished
+        self._is_finished = np.array([run.state is RunState.succeeded for run in run_table.runs], dtype=bool)
         self._columns: dict[str, Column] = {}
         self._read_scores: dict[int, Mapping[str, float] | None] = {}
 
@@ -67,10 +69,6 @@ class Rows:
         if not names:
             return self._default_metrics
         return list(dict.fromkeys(self._metric(name, "metric") for name in names))
-
-    @functools.cached_property
-    def axes(self) -> tuple[str, ...]:
-        return self.run_table.axes
 
     @functools.cached_property
     def _default_metrics(self) -> list[Metric]:
@@ -156,14 +154,6 @@ class Rows:
     def _cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
         names = [metric.name for metric in metrics]
         return configurations(self.run_table.runs, self._positions, names, self._column)
-
-    @functools.cached_property
-    def _finished(self) -> list[Run]:
-        return self.run_table.finished
-
-    @functools.cached_property
-    def _is_finished(self) -> npt.NDArray[np.bool_]:
-        return np.array([run.state is RunState.succeeded for run in self.run_table.runs], dtype=bool)
 
     @functools.cached_property
     def _positions(self) -> list[list[int]]:

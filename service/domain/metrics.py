@@ -131,12 +131,8 @@ def is_on_test(runs: Iterable[Run]) -> bool:
 
 def answer_headlines(runs: Iterable[Run]) -> tuple[str, ...]:
     runs = list(runs)
-    on_part = _on_test if is_on_test(runs) else str
-    return tuple(dict.fromkeys(on_part(headline(run)) for run in runs))
-
-
-def _on_test(name: str) -> str:
-    return on_test(name) or name
+    names = dict.fromkeys(map(headline, runs))
+    return tuple(dict.fromkeys(on_test(name) or name for name in names) if is_on_test(runs) else names)
 
 
 def shared_headline(runs: Iterable[Run]) -> str | None:

@@ -30,14 +30,11 @@ class Neighbour(StrEnum):
 
     @property
     def words(self) -> str:
-        return _WORDS[self]
-
-
-_WORDS = {
-    Neighbour.foreign: "foreign processes",
-    Neighbour.other_experiment: "another experiment",
-    Neighbour.same_experiment: "same experiment",
-}
+        return {
+            Neighbour.foreign: "foreign processes",
+            Neighbour.other_experiment: "another experiment",
+            Neighbour.same_experiment: "same experiment",
+        }[self]
 
 
 def of_time(kind: Neighbour) -> str:

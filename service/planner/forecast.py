@@ -74,9 +74,6 @@ class Span(Serializable):
         return Span(self.low * factor, self.middle * factor, self.high * factor)
 
 
-NOTHING = Span(0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class RunForecast:
     time_s: Span
@@ -118,7 +115,7 @@ def forecast(
     spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
 ) -> GridForecast:
     """Returns the forecast of a grid; `cells` are all grid points, or a sample that stands for all."""
-    total = {"cost_usd": NOTHING, "energy_kwh": NOTHING, "device_hours": NOTHING}
+    total = dict.fromkeys(("cost_usd", "energy_kwh", "device_hours"), Span(0.0, 0.0, 0.0))
     basis: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     shortest: RunForecast | None = None

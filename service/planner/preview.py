@@ -94,8 +94,11 @@ def planned_runs(
             itertools.islice(spec.search.points(), first_point, None), first_point
         ):
             cell = cell_of(point)
-            resolved, reason = _resolve(spec, point, catalogue)
-            reason = reason or (unsatisfiable(resolved, snapshot, catalogue) if snapshot else None)
+            try:
+                resolved = spec.at(point, catalogue, named=False)
+                reason = unsatisfiable(resolved, snapshot, catalogue) if snapshot else None
+            except SpecError as error:
+                resolved, reason = spec, str(error)
             for position, seed in enumerate(seeds):
                 index = number * len(seeds) + position
                 yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)
@@ -114,15 +117,6 @@ def planned_runs(
 
     found = itertools.chain(itertools.islice(runs(), skipped_seeds, None), references())
     return itertools.islice(found, limit)
-
-
-def _resolve(
-    spec: ExperimentSpec, point: Point, catalogue: Mapping[str, Hardware]
-) -> tuple[ExperimentSpec, str | None]:
-    try:
-        return spec.at(point, catalogue, named=False), None
-    except SpecError as error:
-        return spec, str(error)
 
 
 def _planned(

@@ -103,8 +103,10 @@ class StartForecasts:
         seen = self._reader.read(cluster, active, CONSIDERED)
         found: dict[int, tuple[Waiting, Start]] = {}
         times: Mapping[int, Seconds] = {}
-        if not seen.waiting and not self._has_forecasts():
-            return  # An idle queue writes nothing.
+        if not seen.waiting:
+            with self._store.database.read() as connection:
+                if connection.execute(FORECASTS_IN, {"in_pool": self._queue.pool}).first() is None:
+                    return  # An idle queue writes nothing.
         if seen.waiting:
             times = self._look_up_times([claimant.id for claimant in seen.situation.claimants])
             waiting = [experiment.id for experiment in seen.waiting]
@@ -117,11 +119,6 @@ class StartForecasts:
         self._store.database.write(
             lambda connection: self._put(connection, seen.situation.now_s, times, found)
         )
-
-    def _has_forecasts(self) -> bool:
-        own = {"in_pool": self._queue.pool}
-        with self._store.database.read() as connection:
-            return connection.execute(FORECASTS_IN, own).first() is not None
 
     def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Seconds]:
         now = self._store.monotonic()
@@ -263,18 +260,18 @@ def forecast_queue(
     times = {each.id: times.get(each.id, UNKNOWN) for each in situation.claimants}
     found = starts(situation, _running(situation, times, at_work), times, only)
     most = store.settings.max_concurrent_experiments
-    for place in _places(situation.claimants, active, times, most):
-        id = place.claimant.id
+    for rank, claimant, from_s in _places(situation.claimants, active, times, most):
+        id = claimant.id
         if id not in found:
             continue
-        start, from_s = found[id], place.from_s
+        start = found[id]
         found[id] = Start(
             max(start.earliest, from_s.low),
             max(start.median, from_s.median),
             max(start.latest, from_s.high),
         )
         if id not in waiting or from_s.median > start.median:
-            waiting[id] = _waits_for_a_place(place, division, most)
+            waiting[id] = _waits_for_a_place(rank, claimant, division, most)
     return QueueForecast(division, waiting, found)
 
 
@@ -324,19 +321,10 @@ def calibration(connection: Connection) -> Calibration:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """When a waiting experiment may have a driver."""
-
-    claimant: Claimant
-    rank: int
-    from_s: Seconds
-
-
 def _places(
     claimants: Sequence[Claimant], active: int, times: Mapping[int, Seconds], most: int
-) -> Iterator[_Place]:
-    """Yields the places of those for which there is none now, in the order of claims.
+) -> Iterator[tuple[int, Claimant, Seconds]]:
+    """Yields rank, claimant and time until there is a place of those without one now, in the order of claims.
 
     Those without a driver get that of whoever has most (`service.scheduling.fair_pass`); others wait for an
     experiment to end. Those that start then end as well, and make room for the rest: how soon is not known.
@@ -357,7 +345,7 @@ def _places(
             else:
                 from_s = ends.pop(0) if ends else Seconds(last.low, last.median, math.inf)
             if claimant.demands:
-                yield _Place(claimant, rank, from_s)
+                yield rank, claimant, from_s
         drivers[owner] += 1
 
 
@@ -372,15 +360,15 @@ def _end(claimant: Claimant, time: Seconds) -> Seconds:
     return Seconds(LEAST_LEFT * time.low, rounds * time.median, rounds * time.high)
 
 
-def _waits_for_a_place(place: _Place, division: Division, most: int) -> Waiting:
-    claimant, demand = place.claimant, place.claimant.demands[0]
+def _waits_for_a_place(rank: int, claimant: Claimant, division: Division, most: int) -> Waiting:
+    demand = claimant.demands[0]
     lane = Lane(claimant.pool, demand.hardware)
     return Waiting(
         claimant.id,
         demand.hardware,
         demand.devices,
         WaitingReason.places,
-        place.rank + 1,
+        rank + 1,
         division.standings.project_score(claimant.project, lane),
         division.standings.user_score(claimant.project, claimant.user, lane),
         (),

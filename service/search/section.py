@@ -119,10 +119,6 @@ class Search(Section):
                 f"axis '{ranges[0]}' is a range, which a grid cannot expand; list values, "
                 "or use search.name: random with samples"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _otherwise_is_conditional(self) -> Search:
         for name in self.otherwise:
             if name not in self.when:
                 raise ValueError(f"otherwise has '{name}', which has no condition; add it to search.when")

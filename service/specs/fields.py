@@ -143,10 +143,6 @@ class SpecFields(TrainingSections):
                 "queue.share_device needs single-worker runs, but parallel.workers is "
                 f"{self.parallel.workers}; set queue.share_device: false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _alone_or_shared(self) -> SpecFields:
         if self.queue.share_device and self.measure == "exclusive":
             raise ValueError(
                 "measure: exclusive and queue.share_device: true cannot be combined; set "

@@ -67,36 +67,30 @@ def _problems(
 
 def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[Problem]:
     fields = configuration(model, roots)
-    if fields is None:
-        return []
+    reason = None if fields is None else _folder_misfit(fields, model, roots)
+    return [Problem("invalid-value", field, f"'{model}': {reason}")] if reason else []
+
+
+def _folder_misfit(fields: Mapping[str, Any], model: str, roots: Sequence[Path]) -> str | None:
     kind = fields.get(MODEL_TYPE)
     if isinstance(kind, str) and kind not in FAMILIES:
-        reason = f"'{model}': {MODEL_TYPE} is {kind!r}; models that can be trained are {', '.join(FAMILIES)}"
-        return [Problem("invalid-value", field, reason)]
+        return f"{MODEL_TYPE} is {kind!r}; models that can be trained are {', '.join(FAMILIES)}"
     ids, rows = _ids(model, roots), fields.get("vocab_size")
     largest = max(ids.values(), default=None)
     if largest is not None and type(rows) is int and largest >= rows:
-        return [
-            Problem(
-                "invalid-value",
-                field,
-                f"'{model}': the tokenizer's ids go up to {largest}, but the model has rows for 0 to "
-                f"{rows - 1}; use its own tokenizer",
-            )
-        ]
+        return (
+            f"the tokenizer's ids go up to {largest}, but the model has rows for 0 to {rows - 1}; "
+            "use its own tokenizer"
+        )
     family = family_of(fields)
     trained = family.first_position(fields) - 1 if family is not None and family.offset_by_padding else None
     pad = next((ids[name] for name in (_pad_token(model, roots), "[PAD]", "<pad>") if name in ids), None)
     if trained is not None and pad is not None and pad != trained:
-        return [
-            Problem(
-                "invalid-value",
-                field,
-                f"'{model}': the tokenizer pads with id {pad}, but the model was trained with {trained}, "
-                "from which it counts positions; use its own tokenizer",
-            )
-        ]
-    return []
+        return (
+            f"the tokenizer pads with id {pad}, but the model was trained with {trained}, from which it "
+            "counts positions; use its own tokenizer"
+        )
+    return None
 
 
 def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
@@ -150,40 +144,24 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
     try:
         if model.startswith(HUB):
             return _cached(model.removeprefix(HUB), name)
-        return _in_folder(model, name, roots)
-    except (OSError, ValueError):
+        return None if reference(model) is not None else find(model, roots) / name
+    except (OSError, ValueError, UnusablePath):
         return None
 
 
 def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
     """Returns problems about layers that a student does not have, where its size is known."""
-    chosen = dict.fromkeys((model.name, model.layers) for model in models if model.layers is not None)
-    if not chosen:
-        return []
-    folders = roots("model")
     problems: dict[Problem, None] = {}
-    for student, layers in chosen:
-        if layers is None or (size := student_flops(student, folders)) is None:
+    for student, layers in dict.fromkeys((model.name, model.layers) for model in models):
+        if layers is None or (size := student_flops(student, roots("model"))) is None:
             continue
         if max(layers) >= size.layers:
-            problems[
-                Problem(
-                    "out-of-range",
-                    "model.layers",
-                    f"layer {max(layers)} does not exist: '{student}' has {size.layers} layers; use 0 to "
-                    f"{size.layers - 1}",
-                )
-            ] = None
+            reason = (
+                f"layer {max(layers)} does not exist: '{student}' has {size.layers} layers; use 0 to "
+                f"{size.layers - 1}"
+            )
+            problems[Problem("out-of-range", "model.layers", reason)] = None
     return list(problems)
-
-
-def _in_folder(model: str, name: str, roots: Sequence[Path]) -> Path | None:
-    if reference(model) is not None:
-        return None
-    try:
-        return find(model, roots) / name
-    except UnusablePath:
-        return None
 
 
 def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
