@@ -141,9 +141,7 @@ class Question(Rows):
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
         for row in rows:
-            runs = [
-                run for run in self.run_table.finished if run.id in kernels and is_at(run.point, row.point)
-            ]
+            runs = [run for run in self._finished if run.id in kernels and is_at(run.point, row.point)]
             values: dict[str, dict[str, list[float]]] = {}
             for run in runs:
                 for kernel, figures in kernels[run.id].items():

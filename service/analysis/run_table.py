@@ -33,8 +33,6 @@ _OF_THE_CONFIGURATION = frozenset({"max_length", "tokenizer.sha256"})
 """Facts of the data as it is fed that belong to what is compared, not to the question."""
 _OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.train_examples"}
 """Facts that may differ when the axis that sets them is one of the grid's."""
-
-
 UnitScores = Callable[[Run], Mapping[str, float] | None]
 """Each test unit's share of a run's headline, by the unit's name; None where that is not known."""
 _ENVIRONMENT = (

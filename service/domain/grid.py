@@ -23,8 +23,8 @@ Point: TypeAlias = dict[str, AxisValue]
 Conditions: TypeAlias = Mapping[str, Mapping[str, Collection[AxisValue]]]
 """By conditional axis: the values that earlier axes must have for it to vary."""
 
-REFERENCE_CELL = "reference"  # Runs that only tell how the machine drifts; no hash
-MAX_RUNS = 10_000  # Of one experiment
+REFERENCE_CELL = "reference"  # Of runs that only tell how the machine drifts; never a hash
+MAX_RUNS = 10_000  # Most of one experiment
 Listed: TypeAlias = Mapping[str, Sequence[AxisValue]]
 
 

@@ -88,7 +88,7 @@ def better_of(name: str, headline: str | None = None) -> Better | None:
 
 
 def figure_of(name: str, headline: str | None = None) -> Figure | None:
-    """Returns the trainers' declaration; `score` is that of `headline`, and `test_` means the test part."""
+    """Returns the declaration, None = there is none; `score` is `headline`'s, `test_` means the test part."""
     if name in DECLARED:
         return DECLARED[name]
     name = name.removeprefix("test_")

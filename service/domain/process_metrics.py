@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-
-from trainers.registry import by_name
+from types import MappingProxyType
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
@@ -41,7 +40,7 @@ class MetricInfo:
         return MetricKind.counter if self.name.endswith("_total") else MetricKind.gauge
 
 
-FIGURES = by_name(
+_ALL = (
     MetricInfo(
         "stillhouse_claim_seconds",
         "Time that claiming an experiment from the queue takes a scheduler.",
@@ -54,26 +53,19 @@ FIGURES = by_name(
         _WAITS_S,
     ),
     MetricInfo(
-        "stillhouse_scheduler_pass_seconds",
-        "Time that a pass of a scheduler takes.",
-        buckets=_FAST_S,
+        "stillhouse_scheduler_pass_seconds", "Time that a pass of a scheduler takes.", buckets=_FAST_S
     ),
     MetricInfo(
         "stillhouse_lease_lapses_total",
         "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
     ),
-    MetricInfo(
-        "stillhouse_adoptions_total",
-        "Lapsed leases that a scheduler took over.",
-    ),
+    MetricInfo("stillhouse_adoptions_total", "Lapsed leases that a scheduler took over."),
     MetricInfo(
         "stillhouse_silent_drivers_stopped_total",
         "Jobs that were stopped because their driver stayed silent.",
     ),
     MetricInfo(
-        "stillhouse_preemptions_total",
-        "Runs that gave their devices back at a checkpoint.",
-        ("project",),
+        "stillhouse_preemptions_total", "Runs that gave their devices back at a checkpoint.", ("project",)
     ),
     MetricInfo(
         "stillhouse_share_error_ratio",
@@ -86,9 +78,7 @@ FIGURES = by_name(
         ("project", "unit"),
     ),
     MetricInfo(
-        "stillhouse_ray_up",
-        "Whether Ray answered a scheduler's last look at its pool's cluster.",
-        ("pool",),
+        "stillhouse_ray_up", "Whether Ray answered a scheduler's last look at its pool's cluster.", ("pool",)
     ),
     MetricInfo(
         "stillhouse_commit_seconds",
@@ -110,6 +100,7 @@ FIGURES = by_name(
         ("channel", "outcome"),
     ),
 )
+FIGURES: Mapping[str, MetricInfo] = MappingProxyType({info.name: info for info in _ALL})
 """By name. A new figure is added here; `/metrics` and its documentation follow."""
 
 

@@ -45,9 +45,7 @@ MOST_CELLS = 500
 """Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
 FEW_CELLS = 12
 """The same where only the time of a run is asked for."""
-MOST_PAST = 500  # Finished runs
-
-
+MOST_PAST = 500  # Finished runs that are looked at
 _LOOKED_THROUGH = 20_000
 """Finished runs, the newest, among which like ones are looked for."""
 

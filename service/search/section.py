@@ -30,7 +30,7 @@ from trainers.config import Section
 from trainers.metrics import SCORES, Better
 from trainers.registry import NameIn, described
 
-MAX_CONDITIONED = 16
+MAX_CONDITIONED = 16  # Most axes that `when` may name: a grid is counted by walking through them
 _TEST = "test_"
 
 
@@ -236,6 +236,8 @@ def _by_name(document: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 
 class _Published:
+    """Publishes the own fields of all registered searches in one flat section."""
+
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
