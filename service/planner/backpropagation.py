@@ -37,44 +37,15 @@ class Layer:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """When a layer is computed and exchanged, in ms from the start of the pass."""
-
-    name: str
-    compute: tuple[float, float]
-    exchange: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardEstimate:
-    """A backward pass, overhead included; `exposed_ms` is communication that no computation hides."""
-
-    intervals: tuple[Interval, ...]
-    total_ms: float
-    compute_ms: float
-    communication_ms: float
-    exposed_ms: float
-
-
-def predict(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> BackwardEstimate:
+def pass_ms(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> float:
     """Overlaps each layer's exchange with the computation of the following ones, from the output layer on."""
     if not layers:
         raise ValueError("there are no layers; give at least one")
     computed = exchanged = 0.0
-    intervals = []
     for layer in layers:
-        begin, computed = computed, computed + layer.compute_ms
-        start = max(computed, exchanged)
-        exchanged = start + layer.communication_ms
-        intervals.append(Interval(layer.name, (begin, computed), (start, exchanged)))
-    return BackwardEstimate(
-        intervals=tuple(intervals),
-        total_ms=max(computed, exchanged) + overhead_ms,
-        compute_ms=computed,
-        communication_ms=sum(layer.communication_ms for layer in layers),
-        exposed_ms=max(0.0, exchanged - computed),
-    )
+        computed += layer.compute_ms
+        exchanged = max(computed, exchanged) + layer.communication_ms
+    return max(computed, exchanged) + overhead_ms
 
 
 def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -> list[Layer]:
@@ -115,9 +86,3 @@ def ring_all_reduce_ms(
         return 0.0
     sent = 2 * (workers - 1) / workers * size_bytes
     return sent / (bandwidth_gb_s * 1e9) * 1e3 + 2 * (workers - 1) * latency_ms
-
-
-def compute_ms(flops: float, *, tflops: float) -> float:
-    if tflops <= 0:
-        raise ValueError(f"tflops is {tflops}; give a rate above 0")
-    return flops / (tflops * 1e12) * 1e3

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from service.planner.backpropagation import Layer, into_buckets, predict, ring_all_reduce_ms
+from service.planner.backpropagation import Layer, into_buckets, pass_ms, ring_all_reduce_ms
 from trainers.config import Parallel
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
 from trainers.telemetry.flops import ModelShape, Tally
@@ -198,7 +198,7 @@ def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers
         found.append(replace(bucket, compute_ms=computed_ms, communication_ms=sent_ms + unpack_ms))
         # Where no core is idle, unpacking takes its whole time from what computes next to it.
         beside_ms = link.taken * sent_ms + (unpack_ms if link.taken else 0.0)
-    total_ms = predict(found, overhead_ms=0.0).total_ms + answers_ms
+    total_ms = pass_ms(found, overhead_ms=0.0) + answers_ms
     sent_bytes = sum(bucket.sent_bytes for bucket in buckets)
     return _Pass(total_ms, communication_ms, compression_ms, sent_bytes, len(buckets))
 
