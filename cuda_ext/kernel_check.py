@@ -27,10 +27,8 @@ from typing import Any
 from cuda_ext import build
 from cuda_ext.errors import BuildError
 
-REGISTER_LIMIT = 64
-"""Registers per thread with which four blocks of 256 threads fit on a multiprocessor."""
-VOLTA = "7.0"
-"""A V100's compute capability, which CUDA 13 does not know."""
+REGISTER_LIMIT = 64  # Registers per thread with which four blocks of 256 threads fit on a multiprocessor
+VOLTA = "7.0"  # A V100's compute capability, which CUDA 13 does not know
 _ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>\w+)'")
 _SPILL = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
 _USED = re.compile(r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?")
@@ -72,7 +70,7 @@ def kernel_resources(
     nvcc = build.nvcc()
     _, release = build.toolkit(nvcc)
     digest = hashlib.sha256(release.encode())
-    patterns = ("*_cuda*.cu*", "adan_*.h", "binary_cuda.h", "number_formats.h")
+    patterns = ("*_cuda*.cu*", "adan_*.h", "binary_product.h", "number_formats.h")
     for path in sorted(path for pattern in patterns for path in build.SOURCES.glob(pattern)):
         digest.update(path.read_bytes())
     folder = build.cache_folder() / f"resources-{digest.hexdigest()[:20]}"

@@ -27,6 +27,18 @@ struct AdanArguments {
   double max_grad_norm;
 };
 
+// The operator itself, of a function of its arguments.
+template <void (*kUpdate)(const AdanArguments&)>
+void adan_operator(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs, at::TensorList exp_avg_diffs,
+                   at::TensorList exp_avg_sqs, at::TensorList g_prevs, at::TensorList masters, at::TensorList steps,
+                   at::IntArrayRef group_sizes, at::ArrayRef<double> hyper_parameters, at::IntArrayRef group_flags,
+                   at::TensorList lr_tensors, const std::optional<at::Tensor>& grad_scale,
+                   const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& grad_norm,
+                   double max_grad_norm) {
+  kUpdate({params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
+           group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm});
+}
+
 inline Storage storage_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat: return Storage::kFloat32;

@@ -8,41 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "adan_cpu_chunk.h"
 
 namespace stillhouse::cpu {
 namespace {
-
-struct InstructionSet {
-  const char* name;
-  void (*update_chunk)(const ChunkWork&);
-  double (*squares_of_chunk)(const ChunkWork&);
-};
-
-constexpr InstructionSet kScalar{"scalar", scalar::update_chunk, scalar::squares_of_chunk};
-#if defined(__x86_64__)
-constexpr InstructionSet kAvx2{"avx2", avx2::update_chunk, avx2::squares_of_chunk};
-constexpr InstructionSet kAvx512{"avx512", avx512::update_chunk, avx512::squares_of_chunk};
-#endif
-
-const InstructionSet& instruction_set() {
-#if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
-                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                                 __builtin_cpu_supports("avx512vl");
-  const char* limit = std::getenv("STILLHOUSE_CPU_CAPABILITY");
-  const bool at_most_scalar = limit != nullptr && std::strcmp(limit, "scalar") == 0;
-  const bool at_most_avx2 = limit != nullptr && std::strcmp(limit, "avx2") == 0;
-  if (has_avx512 && !at_most_avx2 && !at_most_scalar) return kAvx512;
-  if (has_avx2 && !at_most_scalar) return kAvx2;
-#endif
-  return kScalar;
-}
 
 // The tensor that owns a chunk. Tensors without elements own none and are stepped over.
 int64_t owner_of(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk) {
@@ -72,11 +43,9 @@ void for_each_chunk(const AdanTensor* tensors, int64_t tensor_count, int64_t chu
 
 }  // namespace
 
-const char* capability() { return instruction_set().name; }
-
 int64_t update(const AdanLaunch& launch, int threads) {
   if (launch.found_inf != nullptr && *launch.found_inf != 0.0f) return 0;
-  const InstructionSet& isa = instruction_set();
+  const ChunkKernels kernels = STILLHOUSE_CHOSEN(chunk_kernels)();
   const float factor = gradient_factor(launch.grad_scale, launch.grad_norm, launch.max_grad_norm);
   std::atomic<int64_t> updated{0};
 
@@ -92,7 +61,7 @@ int64_t update(const AdanLaunch& launch, int threads) {
                    work.master = launch.master;
                    work.bfloat16_moments = launch.bfloat16_moments;
                    work.first = finished == 0.0;
-                   isa.update_chunk(work);
+                   kernels.update(work);
                    updated.fetch_add(end - begin, std::memory_order_relaxed);
                  });
 
@@ -102,7 +71,7 @@ int64_t update(const AdanLaunch& launch, int threads) {
 
 double gradient_norm(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk_count, Storage storage,
                      int threads) {
-  const InstructionSet& isa = instruction_set();
+  const ChunkKernels kernels = STILLHOUSE_CHOSEN(chunk_kernels)();
   std::vector<double> partial(chunk_count, 0.0);
   for_each_chunk(tensors, tensor_count, chunk_count, threads,
                  [&](int64_t chunk, const AdanTensor& tensor, int64_t begin, int64_t end) {
@@ -111,7 +80,7 @@ double gradient_norm(const AdanTensor* tensors, int64_t tensor_count, int64_t ch
                    work.begin = begin;
                    work.end = end;
                    work.storage = storage;
-                   partial[chunk] = isa.squares_of_chunk(work);
+                   partial[chunk] = kernels.squares(work);
                  });
   double total = 0.0;
   for (double squares : partial) total += squares;

@@ -130,8 +130,6 @@ double squares(const float* __restrict values, int64_t count) {
   return total;
 }
 
-}  // namespace
-
 void update_chunk(const ChunkWork& work) {
   const UpdateFloats update = work.first ? update_floats<true> : update_floats<false>;
   if (work.storage != Storage::kFloat32 || work.bfloat16_moments) {
@@ -159,5 +157,9 @@ double squares_of_chunk(const ChunkWork& work) {
   }
   return total;
 }
+
+}  // namespace
+
+ChunkKernels chunk_kernels() { return {update_chunk, squares_of_chunk}; }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

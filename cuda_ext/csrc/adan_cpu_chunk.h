@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "adan_launch.h"
+#include "instruction_sets.h"
 
 namespace stillhouse::cpu {
 
@@ -18,16 +19,11 @@ struct ChunkWork {
   bool first;  // no previous gradient yet
 };
 
-#define STILLHOUSE_DECLARE_CHUNK(isa)                \
-  namespace isa {                                    \
-  void update_chunk(const ChunkWork& work);          \
-  double squares_of_chunk(const ChunkWork& work);    \
-  }
+struct ChunkKernels {
+  void (*update)(const ChunkWork&);
+  double (*squares)(const ChunkWork&);  // of the gradients, added
+};
 
-STILLHOUSE_DECLARE_CHUNK(scalar)
-STILLHOUSE_DECLARE_CHUNK(avx2)
-STILLHOUSE_DECLARE_CHUNK(avx512)
-
-#undef STILLHOUSE_DECLARE_CHUNK
+STILLHOUSE_IN_EACH_SET(ChunkKernels chunk_kernels())
 
 }  // namespace stillhouse::cpu

@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "adan_cuda.h"
+#include "number_formats.h"
 
 namespace stillhouse::cuda {
 
@@ -46,21 +47,6 @@ struct AdanArgumentsOnDevice {
   AdanGroup groups[kMaxGroups];
 };
 
-// Neighbouring elements in fp32, from and to storage. Streaming hints: nothing of the state is read again
-// before the next step, when it has long left the cache.
-template <int kCount>
-struct Elements {
-  float x[kCount];
-};
-using Four = Elements<4>;
-
-__device__ __forceinline__ Four load_four(const float* p) {
-  const float4 f = __ldcs(reinterpret_cast<const float4*>(p));
-  return {f.x, f.y, f.z, f.w};
-}
-__device__ __forceinline__ void store_four(float* p, const Four& f) {
-  __stcs(reinterpret_cast<float4*>(p), make_float4(f.x[0], f.x[1], f.x[2], f.x[3]));
-}
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
@@ -68,38 +54,58 @@ __device__ __forceinline__ void from_float(float x, float* p) { *p = x; }
 __device__ __forceinline__ void from_float(float x, __nv_bfloat16* p) { *p = __float2bfloat16_rn(x); }
 __device__ __forceinline__ void from_float(float x, __half* p) { *p = __float2half_rn(x); }
 
-template <typename T>
-union alignas(8) Packed {
-  uint2 bits;
-  T x[4];
-  __device__ Packed() {}
+// Neighbouring elements, one or four, as they are stored and in fp32.
+template <typename T, int kCount>
+struct Stored {
+  T x[kCount];
 };
-template <typename T>
-__device__ __forceinline__ Four load_four(const T* p) {
-  Packed<T> packed;
-  packed.bits = __ldcs(reinterpret_cast<const uint2*>(p));
-  return {to_float(packed.x[0]), to_float(packed.x[1]), to_float(packed.x[2]), to_float(packed.x[3])};
+template <int kCount>
+using Elements = Stored<float, kCount>;
+
+// One access. Streaming hints: nothing of the state is read again before the next step, when it has long left the cache.
+template <int kCount, typename T>
+__device__ __forceinline__ Stored<T, kCount> load(const T* p) {
+  Stored<T, kCount> stored;
+  if constexpr (kCount == 1) {
+    stored.x[0] = *p;
+  } else if constexpr (sizeof(T) == 4) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(p));
+    memcpy(&stored, &four, sizeof(stored));
+  } else {
+    const uint2 four = __ldcs(reinterpret_cast<const uint2*>(p));
+    memcpy(&stored, &four, sizeof(stored));
+  }
+  return stored;
 }
-template <typename T>
-__device__ __forceinline__ void store_four(T* p, const Four& f) {
-  Packed<T> packed;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) from_float(f.x[k], &packed.x[k]);
-  __stcs(reinterpret_cast<uint2*>(p), packed.bits);
+template <typename T, int kCount>
+__device__ __forceinline__ void store(T* p, const Stored<T, kCount>& stored) {
+  if constexpr (kCount == 1) {
+    *p = stored.x[0];
+  } else if constexpr (sizeof(T) == 4) {
+    float4 four;
+    memcpy(&four, &stored, sizeof(four));
+    __stcs(reinterpret_cast<float4*>(p), four);
+  } else {
+    uint2 four;
+    memcpy(&four, &stored, sizeof(four));
+    __stcs(reinterpret_cast<uint2*>(p), four);
+  }
 }
 
-template <int kWidth, typename T>
-__device__ __forceinline__ Elements<kWidth> load_elements(const T* p) {
-  if constexpr (kWidth == 4) return load_four(p);
-  return {to_float(*p)};
+template <int kCount, typename T>
+__device__ __forceinline__ Elements<kCount> load_elements(const T* p) {
+  const Stored<T, kCount> stored = load<kCount>(p);
+  Elements<kCount> elements;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) elements.x[k] = to_float(stored.x[k]);
+  return elements;
 }
-template <int kWidth, typename T>
-__device__ __forceinline__ void store_elements(T* p, const Elements<kWidth>& e) {
-  if constexpr (kWidth == 4) {
-    store_four(p, e);
-  } else {
-    from_float(e.x[0], p);
-  }
+template <typename T, int kCount>
+__device__ __forceinline__ void store_elements(T* p, const Elements<kCount>& elements) {
+  Stored<T, kCount> stored;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) from_float(elements.x[k], &stored.x[k]);
+  store(p, stored);
 }
 
 // Type of the previous gradient: see previous_storage.
@@ -113,77 +119,36 @@ struct PreviousOf<__half> {
 };
 
 // Parameters: in storage only, with an fp32 master, or split into bfloat16 and 16 remainder bits.
-template <typename T, Master kMaster>
-struct Parameter {
-  T* stored;
-  void* master;
-  __device__ __forceinline__ float load(int64_t i) const {
-    return kMaster == Master::kFull ? static_cast<const float*>(master)[i] : to_float(stored[i]);
-  }
-  __device__ __forceinline__ void store(int64_t i, float theta) const {
-    if (kMaster == Master::kFull) static_cast<float*>(master)[i] = theta;
-    from_float(theta, stored + i);
-  }
-  __device__ __forceinline__ Four load4(int64_t i) const {
-    if constexpr (kMaster == Master::kFull) return load_four(static_cast<const float*>(master) + i);
-    return load_four(stored + i);
-  }
-  __device__ __forceinline__ void store4(int64_t i, const Four& theta) const {
-    if constexpr (kMaster == Master::kFull) store_four(static_cast<float*>(master) + i, theta);
-    store_four(stored + i, theta);
-  }
-};
-
-template <>
-struct Parameter<__nv_bfloat16, Master::kSplit> {
-  __nv_bfloat16* stored;
-  void* master;
-  static __device__ __forceinline__ float join(unsigned upper, unsigned remainder) {
-    return __uint_as_float((upper << 16) + static_cast<unsigned>(static_cast<int>(static_cast<short>(remainder))));
-  }
-  static __device__ __forceinline__ void split(float theta, unsigned* upper, unsigned* remainder) {
-    const unsigned bits = __float_as_uint(theta);
-    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    *upper = (nan ? (bits >> 16) | 0x40u : (bits + 0x8000u) >> 16) & 0xffffu;
-    *remainder = nan ? 0u : bits & 0xffffu;
-  }
-  __device__ __forceinline__ float load(int64_t i) const {
-    return join(reinterpret_cast<const unsigned short*>(stored)[i], static_cast<const unsigned short*>(master)[i]);
-  }
-  __device__ __forceinline__ void store(int64_t i, float theta) const {
-    unsigned upper, remainder;
-    split(theta, &upper, &remainder);
-    reinterpret_cast<unsigned short*>(stored)[i] = static_cast<unsigned short>(upper);
-    static_cast<unsigned short*>(master)[i] = static_cast<unsigned short>(remainder);
-  }
-  __device__ __forceinline__ Four load4(int64_t i) const {
-    const uint2 upper = __ldcs(reinterpret_cast<const uint2*>(reinterpret_cast<const unsigned short*>(stored) + i));
-    const uint2 rest = __ldcs(reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(master) + i));
-    return {join(upper.x & 0xffffu, rest.x & 0xffffu), join(upper.x >> 16, rest.x >> 16),
-            join(upper.y & 0xffffu, rest.y & 0xffffu), join(upper.y >> 16, rest.y >> 16)};
-  }
-  __device__ __forceinline__ void store4(int64_t i, const Four& theta) const {
-    unsigned upper[4], rest[4];
+template <typename T, Master kMaster, int kCount>
+__device__ __forceinline__ Elements<kCount> load_parameters(const AdanTensor& tensor, int64_t i) {
+  if constexpr (kMaster == Master::kFull) {
+    return load_elements<kCount>(static_cast<const float*>(tensor.master) + i);
+  } else if constexpr (kMaster == Master::kSplit) {
+    const auto upper = load<kCount>(static_cast<const uint16_t*>(tensor.param) + i);
+    const auto remainder = load<kCount>(static_cast<const int16_t*>(tensor.master) + i);
+    Elements<kCount> theta;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) split(theta.x[k], &upper[k], &rest[k]);
-    __stcs(reinterpret_cast<uint2*>(reinterpret_cast<unsigned short*>(stored) + i),
-           make_uint2(upper[0] | upper[1] << 16, upper[2] | upper[3] << 16));
-    __stcs(reinterpret_cast<uint2*>(static_cast<unsigned short*>(master) + i),
-           make_uint2(rest[0] | rest[1] << 16, rest[2] | rest[3] << 16));
-  }
-};
-
-template <int kWidth, typename P>
-__device__ __forceinline__ Elements<kWidth> load_parameters(const P& parameter, int64_t i) {
-  if constexpr (kWidth == 4) return parameter.load4(i);
-  return {parameter.load(i)};
-}
-template <int kWidth, typename P>
-__device__ __forceinline__ void store_parameters(const P& parameter, int64_t i, const Elements<kWidth>& e) {
-  if constexpr (kWidth == 4) {
-    parameter.store4(i, e);
+    for (int k = 0; k < kCount; ++k) theta.x[k] = join_split(upper.x[k], remainder.x[k]);
+    return theta;
   } else {
-    parameter.store(i, e.x[0]);
+    return load_elements<kCount>(static_cast<const T*>(tensor.param) + i);
+  }
+}
+template <typename T, Master kMaster, int kCount>
+__device__ __forceinline__ void store_parameters(const AdanTensor& tensor, int64_t i, const Elements<kCount>& theta) {
+  if constexpr (kMaster == Master::kSplit) {
+    Stored<uint16_t, kCount> upper;
+    Stored<int16_t, kCount> remainder;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      upper.x[k] = split_upper(theta.x[k]);
+      remainder.x[k] = split_remainder(theta.x[k]);
+    }
+    store(static_cast<uint16_t*>(tensor.param) + i, upper);
+    store(static_cast<int16_t*>(tensor.master) + i, remainder);
+  } else {
+    if constexpr (kMaster == Master::kFull) store_elements(static_cast<float*>(tensor.master) + i, theta);
+    store_elements(static_cast<T*>(tensor.param) + i, theta);
   }
 }
 
@@ -195,7 +160,7 @@ struct Operands {
 
   __device__ __forceinline__ void load(const AdanTensor& tensor, int64_t i, bool first) {
     gradient = load_elements<kWidth>(static_cast<const T*>(tensor.grad) + i);
-    theta = load_parameters<kWidth>(Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}, i);
+    theta = load_parameters<T, kMaster, kWidth>(tensor, i);
     m = load_elements<kWidth>(static_cast<const Moment*>(tensor.m) + i);
     v = load_elements<kWidth>(static_cast<const Moment*>(tensor.v) + i);
     n = load_elements<kWidth>(static_cast<const float*>(tensor.n) + i);
@@ -215,11 +180,11 @@ struct Operands {
     }
   }
   __device__ __forceinline__ void store(const AdanTensor& tensor, int64_t i) const {
-    store_parameters<kWidth>(Parameter<T, kMaster>{static_cast<T*>(tensor.param), tensor.master}, i, theta);
-    store_elements<kWidth>(static_cast<Moment*>(tensor.m) + i, m);
-    store_elements<kWidth>(static_cast<Moment*>(tensor.v) + i, v);
-    store_elements<kWidth>(tensor.n + i, n);
-    store_elements<kWidth>(static_cast<Previous*>(tensor.g_prev) + i, previous);
+    store_parameters<T, kMaster>(tensor, i, theta);
+    store_elements(static_cast<Moment*>(tensor.m) + i, m);
+    store_elements(static_cast<Moment*>(tensor.v) + i, v);
+    store_elements(tensor.n + i, n);
+    store_elements(static_cast<Previous*>(tensor.g_prev) + i, previous);
   }
 };
 
@@ -302,7 +267,7 @@ __device__ __forceinline__ void update_staged(const AdanTensor& tensor, const Ad
     __pipeline_wait_prior(S::kStages - 1);
     const auto own = [&](int k) {
       const float4 f = staged[stage][k][threadIdx.x];
-      return Four{f.x, f.y, f.z, f.w};
+      return Elements<4>{f.x, f.y, f.z, f.w};
     };
     Operands<float, float, Master::kNone, 4> operands{own(0), own(1), own(2), own(3), own(4), own(5)};
     operands.update(scalars, first);
@@ -313,7 +278,6 @@ __device__ __forceinline__ void update_staged(const AdanTensor& tensor, const Ad
 template <typename S, typename T, typename Moment, Master kMaster>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
-  using Previous = typename PreviousOf<T>::Type;
   if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
 
   __shared__ AdanTensor tensor;
@@ -366,16 +330,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       }
     }
     for (int64_t i = vector_end + threadIdx.x; i < end; i += S::kThreads) {
-      const Parameter<T, kMaster> parameter{static_cast<T*>(tensor.param), tensor.master};
-      Moment *m = static_cast<Moment*>(tensor.m) + i, *v = static_cast<Moment*>(tensor.v) + i;
-      Previous* g_prev = static_cast<Previous*>(tensor.g_prev) + i;
-      AdanElement e{parameter.load(i), to_float(*m), to_float(*v), tensor.n[i], first ? 0.0f : to_float(*g_prev)};
-      adan_update(e, to_float(static_cast<const T*>(tensor.grad)[i]), shared_scalars, first);
-      parameter.store(i, e.theta);
-      from_float(e.m, m);
-      from_float(e.v, v);
-      tensor.n[i] = e.n;
-      from_float(e.g_prev, g_prev);
+      Operands<T, Moment, kMaster, 1> operands;
+      operands.load(tensor, i, first);
+      operands.update(shared_scalars, first);
+      operands.store(tensor, i);
     }
   }
 
@@ -417,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       float sum = 0.0f;
 #pragma unroll 4
       for (int k = threadIdx.x; k < vectors; k += kThreads) {
-        const Four gradient = load_four(gradients + 4 * k);
+        const Elements<4> gradient = load_elements<4>(gradients + 4 * k);
 #pragma unroll
         for (int lane = 0; lane < 4; ++lane) sum += gradient.x[lane] * gradient.x[lane];
       }

@@ -66,8 +66,5 @@ int64_t update(const AdanLaunch& launch, int threads);
 double gradient_norm(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk_count, Storage storage,
                      int threads);
 
-// "avx512", "avx2" or "scalar": what this machine runs, or less when STILLHOUSE_CPU_CAPABILITY says so.
-const char* capability();
-
 }  // namespace cpu
 }  // namespace stillhouse

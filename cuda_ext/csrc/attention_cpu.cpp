@@ -11,7 +11,6 @@
 #include <tuple>
 #include <vector>
 
-#include "adan_launch.h"
 #include "encoder_attention.h"
 #include "operator_arguments.h"
 
@@ -19,16 +18,6 @@ namespace {
 
 using at::Tensor;
 using namespace stillhouse::cpu;
-
-AttentionKernels kernels_for(at::ScalarType type) {
-  const Element element = element_of(type);
-#if defined(__x86_64__)
-  const char* capability = stillhouse::cpu::capability();
-  if (std::strcmp(capability, "avx512") == 0) return avx512::attention_kernels(element);
-  if (std::strcmp(capability, "avx2") == 0) return avx2::attention_kernels(element);
-#endif
-  return scalar::attention_kernels(element);
-}
 
 // The heads of all segments, longest first.
 class Items {
@@ -111,7 +100,7 @@ std::tuple<Tensor, Tensor> segment_attention(const Tensor& query, const Tensor& 
   work.statistics = statistics.mutable_data_ptr();
   work.scale = scale;
   work.dropout = dropout_of(rate, seed, offset);
-  Items(query, cu_seqlens).work(work, kernels_for(query.scalar_type()).forward);
+  Items(query, cu_seqlens).work(work, STILLHOUSE_CHOSEN(attention_kernels)(element_of(query.scalar_type())).forward);
   rows_forward += tokens;
   return {out, statistics};
 }
@@ -136,7 +125,7 @@ std::tuple<Tensor, Tensor, Tensor> segment_attention_backward(const Tensor& grad
   work.grad = grad.const_data_ptr();
   work.scale = scale;
   work.dropout = dropout_of(rate, seed, offset);
-  Items(query, cu_seqlens).work(work, kernels_for(query.scalar_type()).backward);
+  Items(query, cu_seqlens).work(work, STILLHOUSE_CHOSEN(attention_kernels)(element_of(query.scalar_type())).backward);
   rows_backward += query.size(0);
   return {grads[0], grads[1], grads[2]};
 }

@@ -20,7 +20,8 @@
 namespace {
 
 using at::Tensor;
-using stillhouse::BinaryShape;
+using stillhouse::BinaryArguments;
+using stillhouse::BinaryProduct;
 using namespace stillhouse::cpu;
 
 struct BinarySet {
@@ -32,41 +33,15 @@ struct BinarySet {
   bool available() const { return supported && kernels != nullptr; }
 };
 
-#if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vpopcntdq");
-}
-#else
-bool has_avx2() { return false; }
-bool has_avx512() { return false; }
-#endif
-
 constexpr int kSets = 4;
 
 // Fastest last. What is not compiled for this kind of processor has no kernels.
 const std::array<BinarySet, kSets>& sets() {
-#if defined(__x86_64__)
-  constexpr auto neon_kernels = nullptr;
-  constexpr auto avx2_kernels = avx2::binary_kernels;
-  constexpr auto avx512_kernels = avx512::binary_kernels;
-#else
-#if defined(__aarch64__)
-  constexpr auto neon_kernels = neon::binary_kernels;
-#else
-  constexpr auto neon_kernels = nullptr;
-#endif
-  constexpr auto avx2_kernels = nullptr;
-  constexpr auto avx512_kernels = nullptr;
-#endif
   static const std::array<BinarySet, kSets> known{
       {{"scalar", "", true, scalar::binary_kernels},
-       {"neon", "NEON", true, neon_kernels},
-       {"avx2", "AVX2 and FMA", has_avx2(), avx2_kernels},
-       {"avx512", "AVX-512 VPOPCNTDQ", has_avx512(), avx512_kernels}}};
+       {"neon", "NEON", true, neon::binary_kernels},
+       {"avx2", "AVX2 and FMA", has_avx2(), avx2::binary_kernels},
+       {"avx512", "AVX-512 VPOPCNTDQ", has_vpopcntdq(), avx512::binary_kernels}}};
   return known;
 }
 
@@ -103,42 +78,29 @@ constexpr int64_t kPanelsAtOnce = 16;
 
 // Calls `work(tile)` for tiles of all rows and panels. A product of fewer than `alone` terms takes one thread.
 template <typename Work>
-void for_tiles(const BinaryShape& shape, int64_t alone, const Work& work) {
-  if (shape.rows == 0 || shape.panels == 0) return;
-  const int64_t threads = shape.rows * shape.inputs * shape.outputs < alone ? 1 : at::get_num_threads();
+void for_tiles(const BinaryProduct& p, int64_t alone, const Work& work) {
+  if (p.rows == 0 || p.panels == 0) return;
+  const int64_t threads = p.rows * p.inputs * p.outputs < alone ? 1 : at::get_num_threads();
   if (threads == 1) {
-    for (int64_t row = 0; row < shape.rows; row += kRowsAtOnce) {
-      work({row, std::min(shape.rows, row + kRowsAtOnce), 0, shape.panels});
+    for (int64_t row = 0; row < p.rows; row += kRowsAtOnce) {
+      work({row, std::min(p.rows, row + kRowsAtOnce), 0, p.panels});
     }
     return;
   }
-  const int64_t row_tiles = (shape.rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t row_tiles = (p.rows + kRowsAtOnce - 1) / kRowsAtOnce;
   int64_t width = kPanelsAtOnce;  // a multiple of 4, which the kernels take at once
-  while (width > 4 && row_tiles * ((shape.panels + width - 1) / width) < 4 * threads) width /= 2;
-  const int64_t panel_tiles = (shape.panels + width - 1) / width;
+  while (width > 4 && row_tiles * ((p.panels + width - 1) / width) < 4 * threads) width /= 2;
+  const int64_t panel_tiles = (p.panels + width - 1) / width;
   at::parallel_for(0, row_tiles * panel_tiles, 1, [&](int64_t begin, int64_t end) {
     for (int64_t tile = begin; tile < end;) {
       // Neighbouring tiles of the same rows are one: what a kernel prepares of its rows is then prepared once.
       const int64_t rows = tile / panel_tiles, first = tile % panel_tiles;
       const int64_t count = std::min(end - tile, panel_tiles - first);
-      work({rows * kRowsAtOnce, std::min(shape.rows, (rows + 1) * kRowsAtOnce), first * width,
-            std::min(shape.panels, (first + count) * width)});
+      work({rows * kRowsAtOnce, std::min(p.rows, (rows + 1) * kRowsAtOnce), first * width,
+            std::min(p.panels, (first + count) * width)});
       tile += count;
     }
   });
-}
-
-BinaryOutput output_of(const BinaryShape& shape, const Tensor& scale, const std::optional<Tensor>& bias, Tensor& out) {
-  return {scale.const_data_ptr<float>(),
-          bias.has_value() ? bias->const_data_ptr<float>() : nullptr,
-          shape.scale_step,
-          out.mutable_data_ptr(),
-          shape.outputs,
-          shape.bfloat16};
-}
-
-const uint32_t* words_of(const Tensor& weight) {
-  return reinterpret_cast<const uint32_t*>(weight.const_data_ptr<int32_t>());
 }
 
 void fill_with_nan(Tensor& out, int64_t first, int64_t count) {
@@ -149,47 +111,35 @@ void fill_with_nan(Tensor& out, int64_t first, int64_t count) {
   }
 }
 
-Tensor binary_linear(const Tensor& given, const Tensor& weight, const std::optional<Tensor>& positives,
+Tensor binary_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& positives,
                      const Tensor& scale, const std::optional<Tensor>& bias, const Tensor& threshold,
                      int64_t outputs) {
-  const BinaryShape shape(given, weight, scale, bias, outputs);
-  const int64_t threshold_step = shape.require_threshold(threshold, given);
-  shape.require_positives(positives, given);
-  const Tensor x = given.contiguous();
-  Tensor out = shape.result(x);
+  BinaryArguments arguments(x, weight, scale, bias, outputs);
+  arguments.compare(threshold, positives);
+  BinaryProduct& p = arguments.product;
   const BinaryKernels kernels = set_for(0).kernels();
-  thread_local std::vector<uint8_t> codes, unordered;
-  const size_t bytes = static_cast<size_t>(shape.rows * shape.words * kernels.code_bytes);
-  if (codes.size() < bytes) codes.resize(bytes);
-  if (unordered.size() < static_cast<size_t>(shape.rows)) unordered.resize(shape.rows);
-  const BinaryInput input{x.const_data_ptr(), shape.inputs, shape.words, shape.bfloat16};
-  const SignWork signs{input, threshold.const_data_ptr<float>(), threshold_step, codes.data(), unordered.data()};
-  const int64_t rows_alone = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, shape.inputs));
-  at::parallel_for(0, shape.rows, rows_alone, [&](int64_t begin, int64_t end) { kernels.signs(signs, begin, end); });
-  const XnorWork work{codes.data(),
-                      words_of(weight),
-                      positives.has_value() ? positives->const_data_ptr<int32_t>() : nullptr,
-                      shape.inputs,
-                      shape.words,
-                      output_of(shape, scale, bias, out)};
-  for_tiles(shape, int64_t{1} << 22, [&](const BinaryTile& tile) { kernels.xnor(work, tile); });
-  for (int64_t row = 0; row < shape.rows; ++row) {
-    if (signs.unordered[row] != 0) fill_with_nan(out, row * outputs, outputs);
+  thread_local std::vector<uint8_t> codes;
+  thread_local std::vector<uint32_t> unordered;
+  codes.resize(std::max(codes.size(), static_cast<size_t>(p.rows * p.words * kernels.code_bytes)));
+  unordered.resize(std::max(unordered.size(), static_cast<size_t>(p.rows)));
+  p.codes = codes.data();
+  p.unordered = unordered.data();
+  const int64_t rows_alone = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.inputs));
+  at::parallel_for(0, p.rows, rows_alone, [&](int64_t begin, int64_t end) { kernels.signs(p, begin, end); });
+  for_tiles(p, int64_t{1} << 22, [&](const BinaryTile& tile) { kernels.xnor(p, tile); });
+  for (int64_t row = 0; row < p.rows; ++row) {
+    if (p.unordered[row] != 0) fill_with_nan(arguments.out, row * outputs, outputs);
   }
-  return out;
+  return arguments.out;
 }
 
-Tensor binary_weight_linear(const Tensor& given, const Tensor& weight, const Tensor& scale,
+Tensor binary_weight_linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
                             const std::optional<Tensor>& bias, int64_t outputs) {
-  const BinaryShape shape(given, weight, scale, bias, outputs);
-  const Tensor x = given.contiguous();
-  Tensor out = shape.result(x);
+  const BinaryArguments arguments(x, weight, scale, bias, outputs);
   const BinaryKernels kernels = set_for(1).kernels();
-  const SignedSumWork work{{x.const_data_ptr(), shape.inputs, shape.words, shape.bfloat16},
-                           words_of(weight),
-                           output_of(shape, scale, bias, out)};
-  for_tiles(shape, int64_t{1} << 19, [&](const BinaryTile& tile) { kernels.signed_sums(work, tile); });
-  return out;
+  for_tiles(arguments.product, int64_t{1} << 19,
+            [&](const BinaryTile& tile) { kernels.signed_sums(arguments.product, tile); });
+  return arguments.out;
 }
 
 std::string binary_capability() { return sets()[chosen_set()].name; }

@@ -1,19 +1,17 @@
 // Products with packed binary weights on CUDA: a thread has outputs of its own, so that no sum crosses threads and
 // results are those of the CPU kernels bit for bit.
 
-#include "binary_cuda.h"
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
+#include "binary_product.h"
 #include "number_formats.h"
 
 namespace stillhouse::cuda {
 namespace {
 
-constexpr int kPanel = 16;
-constexpr int kWordBits = 32;
 constexpr int kThreads = 256;
 constexpr int kBlocks = 4;  // of a multiprocessor at once: 64 registers a thread
 
@@ -49,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) sign_kernel(BinaryProduct p) {
       unordered = !reached && !(x < border);
     }
     const uint32_t word = __ballot_sync(0xffffffffu, reached);
-    if (lane == 0) p.codes[i] = word;
+    if (lane == 0) static_cast<uint32_t*>(p.codes)[i] = word;
     if (unordered) p.unordered[row] = 1u;
   }
 }
@@ -65,7 +63,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) xnor_kernel(BinaryProduct p
   __shared__ uint32_t codes[kWordsAtOnce][kTileRows + 1], weights[kWordsAtOnce][kTile];
   const int lane = threadIdx.x % kPanel, group = threadIdx.x / kPanel;
   const int64_t first_output = static_cast<int64_t>(blockIdx.x) * kTile;
-  const int64_t panels = (p.outputs + kPanel - 1) / kPanel;
   for (int64_t first_row = static_cast<int64_t>(blockIdx.y) * kTileRows; first_row < p.rows;
        first_row += static_cast<int64_t>(gridDim.y) * kTileRows) {
     int differing[kEachRows][kEach] = {};
@@ -75,14 +72,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks) xnor_kernel(BinaryProduct p
       for (int i = threadIdx.x; i < kWordsAtOnce * kTileRows; i += kThreads) {
         const int word = i % kWordsAtOnce;
         const int64_t row = first_row + i / kWordsAtOnce;
-        codes[word][i / kWordsAtOnce] = row < p.rows && word < count ? p.codes[row * p.words + first + word] : 0u;
+        codes[word][i / kWordsAtOnce] =
+            row < p.rows && word < count ? static_cast<const uint32_t*>(p.codes)[row * p.words + first + word] : 0u;
       }
 #pragma unroll 1
       for (int i = threadIdx.x; i < kWordsAtOnce * kTile; i += kThreads) {
         const int output = i % kPanel, word = i / kPanel % kWordsAtOnce, part = i / (kPanel * kWordsAtOnce);
         const int64_t panel = first_output / kPanel + part;
         weights[word][part * kPanel + output] =
-            panel < panels && word < count ? p.weight[(panel * p.words + first + word) * kPanel + output] : 0u;
+            panel < p.panels && word < count ? p.weight[(panel * p.words + first + word) * kPanel + output] : 0u;
       }
       __syncthreads();
 #pragma unroll 1  // more at once would not fit the registers

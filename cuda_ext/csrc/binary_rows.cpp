@@ -7,22 +7,21 @@
 #include "binary_rows.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(STILLHOUSE_NEON)
+#if defined(STILLHOUSE_NEON)
 #include <arm_neon.h>
 #endif
 
-#include "number_formats.h"
+#include "lanes.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 namespace {
 
-using Floats = float __attribute__((vector_size(64)));
-using Ints = int32_t __attribute__((vector_size(64)));
+using Values = Register<float>::Type;
+using Words = Register<uint32_t>::Type;
+constexpr int kLanes = Register<float>::count;
+constexpr int kParts = kPanel / kLanes;  // registers of a panel's outputs
 
 // A buffer that a thread keeps from call to call, on a cache line's border.
 template <typename T, int kWhich>
@@ -34,116 +33,72 @@ T* scratch(int64_t count) {
 }
 
 // A row as floats, with zeros up to the end of its last word.
-const float* widened(const BinaryInput& input, int64_t row) {
-  const int64_t padded = input.words * kWordBits;
+const float* widened(const BinaryProduct& p, int64_t row) {
+  const int64_t padded = p.words * kWordBits;
   float* wide = scratch<float, 0>(padded);
-  if (input.bfloat16) {
-    const uint16_t* x = static_cast<const uint16_t*>(input.x) + row * input.inputs;
-    for (int64_t i = 0; i < input.inputs; ++i) wide[i] = bfloat16_to_float(x[i]);
+  if (p.bfloat16) {
+    const uint16_t* x = static_cast<const uint16_t*>(p.x) + row * p.inputs;
+    for (int64_t i = 0; i < p.inputs; ++i) wide[i] = bfloat16_to_float(x[i]);
   } else {
-    memcpy(wide, static_cast<const float*>(input.x) + row * input.inputs, input.inputs * sizeof(float));
+    memcpy(wide, static_cast<const float*>(p.x) + row * p.inputs, p.inputs * sizeof(float));
   }
-  std::fill(wide + input.inputs, wide + padded, 0.0f);
+  std::fill(wide + p.inputs, wide + padded, 0.0f);
   return wide;
+}
+
+template <typename V>
+STILLHOUSE_LANES V loaded(const void* from) {
+  V values;
+  memcpy(&values, from, sizeof(values));
+  return values;
 }
 
 // The first `count` elements of a panel, 0 in the other lanes. Copies of a constant size are one move.
 template <typename V, typename T>
-STILLHOUSE_INLINE V panel_of(const T* from, int64_t count) {
+STILLHOUSE_LANES V panel_of(const T* from, int64_t count) {
+  if (count == kPanel) return loaded<V>(from);
   V values{};
-  if (count == kPanel) {
-    memcpy(&values, from, sizeof(values));
-  } else {
-    memcpy(&values, from, count * sizeof(T));
-  }
+  memcpy(&values, from, count * sizeof(T));
   return values;
 }
 
 // Stores the outputs of one panel of a row.
-STILLHOUSE_INLINE void finish(const BinaryOutput& output, int64_t row, int64_t panel, Floats sums) {
+STILLHOUSE_LANES void finish(const BinaryProduct& p, int64_t row, int64_t panel, Floats sums) {
   const int64_t first = panel * kPanel;
-  const int64_t count = std::min(kPanel, output.outputs - first);
-  sums *= output.scale_step == 0 ? Floats{} + output.scale[0] : panel_of<Floats>(output.scale + first, count);
-  if (output.bias != nullptr) sums += panel_of<Floats>(output.bias + first, count);
-  const int64_t place = row * output.outputs + first;
-  if (output.bfloat16) {
-    uint16_t* out = static_cast<uint16_t*>(output.out) + place;
+  const int64_t count = std::min<int64_t>(kPanel, p.outputs - first);
+  sums *= p.scale_step == 0 ? all<Floats>(p.scale[0]) : panel_of<Floats>(p.scale + first, count);
+  if (p.bias != nullptr) sums += panel_of<Floats>(p.bias + first, count);
+  const int64_t place = row * p.outputs + first;
+  if (p.bfloat16) {
+    uint16_t* out = static_cast<uint16_t*>(p.out) + place;
     for (int64_t i = 0; i < count; ++i) out[i] = float_to_bfloat16(sums[i]);
   } else if (count == kPanel) {
-    memcpy(static_cast<float*>(output.out) + place, &sums, sizeof(sums));
+    memcpy(static_cast<float*>(p.out) + place, &sums, sizeof(sums));
   } else {
-    memcpy(static_cast<float*>(output.out) + place, &sums, count * sizeof(float));
+    memcpy(static_cast<float*>(p.out) + place, &sums, count * sizeof(float));
   }
 }
 
-// The same by the number of bits in which activations and weights differ. Sums of {-1, 1} are inputs - 2 differing;
-// of {0, 1} they are positives - differing, since |t ^ w| = |t| + |w| - 2 |t & w|.
-STILLHOUSE_INLINE void finish_xnor(const XnorWork& work, int64_t row, int64_t panel, Ints differing) {
+// The same by the number of bits in which activations and weights differ.
+STILLHOUSE_LANES void finish_xnor(const BinaryProduct& p, int64_t row, int64_t panel, Ints differing) {
   const int64_t first = panel * kPanel;
-  const int64_t count = std::min(kPanel, work.output.outputs - first);
-  const Ints sums = work.positives == nullptr ? static_cast<int32_t>(work.inputs) - 2 * differing
-                                              : panel_of<Ints>(work.positives + first, count) - differing;
-  finish(work.output, row, panel, __builtin_convertvector(sums, Floats));
+  const int64_t count = std::min<int64_t>(kPanel, p.outputs - first);
+  const Ints sums = p.positives == nullptr ? static_cast<int32_t>(p.inputs) - 2 * differing
+                                           : panel_of<Ints>(p.positives + first, count) - differing;
+  finish(p, row, panel, __builtin_convertvector(sums, Floats));
 }
 
 // Bits of the first `count` inputs of a word; `unordered` becomes other than 0 where a NaN is compared.
-uint32_t sign_bits(const float* x, const float* threshold, int64_t step, int64_t count, uint32_t& unordered) {
-  uint32_t word = 0;
+STILLHOUSE_LANES uint32_t sign_bits(const float* x, const float* threshold, int64_t step, int64_t count,
+                                    uint32_t& unordered) {
+  uint32_t word = 0, nans = 0;
   for (int64_t bit = 0; bit < count; ++bit) {
     const float border = threshold[bit * step];
     word |= static_cast<uint32_t>(x[bit] >= border) << bit;
-    unordered |= static_cast<uint32_t>(__builtin_isunordered(x[bit], border));
+    nans |= static_cast<uint32_t>(__builtin_isunordered(x[bit], border));
   }
+  unordered |= nans;
   return word;
-}
-
-// The same of all 32 inputs.
-uint32_t sign_word(const float* x, const float* threshold, int64_t step, uint32_t& unordered) {
-#if defined(__AVX512F__)
-  if (step == 0) {
-    const __m512 border = _mm512_set1_ps(*threshold), first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
-    const uint32_t low = _mm512_cmp_ps_mask(first, border, _CMP_GE_OQ);
-    const uint32_t high = _mm512_cmp_ps_mask(second, border, _CMP_GE_OQ);
-    unordered |= _mm512_cmp_ps_mask(first, border, _CMP_UNORD_Q);
-    unordered |= _mm512_cmp_ps_mask(second, border, _CMP_UNORD_Q);
-    return low | high << 16;
-  }
-#elif defined(__AVX2__)
-  if (step == 0) {
-    const __m256 border = _mm256_set1_ps(*threshold);
-    uint32_t word = 0;
-    for (int part = 0; part < 4; ++part) {
-      const __m256 values = _mm256_loadu_ps(x + 8 * part);
-      const __m256 reached = _mm256_cmp_ps(values, border, _CMP_GE_OQ);
-      word |= static_cast<uint32_t>(_mm256_movemask_ps(reached)) << 8 * part;
-      unordered |= static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(values, border, _CMP_UNORD_Q)));
-    }
-    return word;
-  }
-#endif
-  return sign_bits(x, threshold, step, kWordBits, unordered);
-}
-
-void store_code(uint8_t* code, uint32_t word);
-
-// Compares the activations of rows [begin, end) with the threshold.
-template <int kCodeBytes>
-void signs(const SignWork& work, int64_t begin, int64_t end) {
-  const BinaryInput& input = work.input;
-  const int64_t whole = input.inputs / kWordBits;
-  for (int64_t row = begin; row < end; ++row) {
-    uint8_t* codes = work.codes + row * input.words * kCodeBytes;
-    const float* x = input.bfloat16 ? widened(input, row) : static_cast<const float*>(input.x) + row * input.inputs;
-    uint32_t unordered = 0;
-    for (int64_t w = 0; w < input.words; ++w) {
-      const int64_t first = w * kWordBits, step = work.threshold_step;
-      const float* threshold = work.threshold + first * step;
-      store_code(codes + w * kCodeBytes,
-                 w < whole ? sign_word(x + first, threshold, step, unordered)
-                           : sign_bits(x + first, threshold, step, input.inputs - first, unordered));
-    }
-    work.unordered[row] = unordered != 0;
-  }
 }
 
 // Calls `body(row, rows)` for blocks of rows, the largest first; `rows` is a constant of its type.
@@ -155,56 +110,11 @@ void for_blocks(int64_t begin, int64_t end, const Body& body) {
 }
 
 // Rows that are stored to in turn: more than a store buffer translates at once would each cost a page walk.
-[[maybe_unused]] constexpr int64_t kRowsAtOnce = 16;
+constexpr int64_t kRowsAtOnce = 16;
 
-#if defined(__AVX512VPOPCNTDQ__)
+uint8_t* codes_of(const BinaryProduct& p, int64_t row);
 
-constexpr int kCodeBytes = 4;
-
-void store_code(uint8_t* code, uint32_t word) { memcpy(code, &word, sizeof(word)); }
-
-template <int kRows, int kPanels>
-void xnor_block(const XnorWork& work, int64_t row, int64_t panel) {
-  const uint8_t* codes[kRows];
-  const uint32_t* weight[kPanels];
-  for (int r = 0; r < kRows; ++r) codes[r] = work.codes + (row + r) * work.words * kCodeBytes;
-  for (int p = 0; p < kPanels; ++p) weight[p] = work.weight + (panel + p) * work.words * kPanel;
-  __m512i differing[kRows][kPanels];
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) differing[r][p] = _mm512_setzero_si512();
-  }
-  for (int64_t w = 0; w < work.words; ++w) {
-    __m512i bits[kPanels];
-    for (int p = 0; p < kPanels; ++p) bits[p] = _mm512_loadu_si512(weight[p] + w * kPanel);
-    for (int r = 0; r < kRows; ++r) {
-      int32_t word;
-      memcpy(&word, codes[r] + w * kCodeBytes, sizeof(word));
-      const __m512i activation = _mm512_set1_epi32(word);
-      for (int p = 0; p < kPanels; ++p) {
-        const __m512i differs = _mm512_popcnt_epi32(_mm512_xor_si512(activation, bits[p]));
-        differing[r][p] = _mm512_add_epi32(differing[r][p], differs);
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) {
-      finish_xnor(work, row + r, panel + p, reinterpret_cast<Ints>(differing[r][p]));
-    }
-  }
-}
-
-void xnor(const XnorWork& work, const BinaryTile& tile) {
-  for (int64_t begin = tile.begin; begin < tile.end; begin += kRowsAtOnce) {
-    const int64_t end = std::min(tile.end, begin + kRowsAtOnce);
-    for_blocks<4>(tile.first, tile.last, [&](int64_t panel, auto panels) {
-      for_blocks<4>(begin, end, [&](int64_t row, auto rows) {
-        xnor_block<decltype(rows)::value, decltype(panels)::value>(work, row, panel);
-      });
-    });
-  }
-}
-
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VPOPCNTDQ__)
 
 // A word's eight nibbles, each as a quarter of its table's place: the address is 8 times that, which x86 scales itself.
 constexpr int kCodeBytes = 8;
@@ -260,13 +170,13 @@ void spread(const uint32_t* one, const uint32_t* other, int64_t words, uint8_t* 
 }
 
 template <int kRows>
-void xnor_block(const XnorWork& work, const uint8_t* nibbles, int64_t row, int64_t panel, bool both) {
+void xnor_block(const BinaryProduct& p, const uint8_t* nibbles, int64_t row, int64_t panel, bool both) {
   const uint8_t* codes[kRows];
-  for (int r = 0; r < kRows; ++r) codes[r] = work.codes + (row + r) * work.words * kCodeBytes;
+  for (int r = 0; r < kRows; ++r) codes[r] = codes_of(p, row + r);
   Ints differing[kRows][2] = {};
   const char* tables = reinterpret_cast<const char*>(kDiffering.bits);
-  for (int64_t begin = 0; begin < work.words; begin += kWordsAsShorts) {
-    const int64_t end = std::min(work.words, begin + kWordsAsShorts);
+  for (int64_t begin = 0; begin < p.words; begin += kWordsAsShorts) {
+    const int64_t end = std::min(p.words, begin + kWordsAsShorts);
     __m256i shorts[kRows][2];
     for (int r = 0; r < kRows; ++r) shorts[r][0] = shorts[r][1] = _mm256_setzero_si256();
     for (int64_t first = begin; first < end; first += kWordsAsBytes) {
@@ -303,21 +213,21 @@ void xnor_block(const XnorWork& work, const uint8_t* nibbles, int64_t row, int64
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    finish_xnor(work, row + r, panel, differing[r][0]);
-    if (both) finish_xnor(work, row + r, panel + 1, differing[r][1]);
+    finish_xnor(p, row + r, panel, differing[r][0]);
+    if (both) finish_xnor(p, row + r, panel + 1, differing[r][1]);
   }
 }
 
-void xnor(const XnorWork& work, const BinaryTile& tile) {
-  uint8_t* nibbles = scratch<uint8_t, 1>(work.words * 8 * kPair);
+void xnor(const BinaryProduct& p, const BinaryTile& tile) {
+  uint8_t* nibbles = scratch<uint8_t, 1>(p.words * 8 * kPair);
   for (int64_t begin = tile.begin; begin < tile.end; begin += kRowsAtOnce) {
     const int64_t end = std::min(tile.end, begin + kRowsAtOnce);
     for (int64_t panel = tile.first; panel < tile.last; panel += 2) {
-      const uint32_t* weight = work.weight + panel * work.words * kPanel;
+      const uint32_t* weight = p.weight + panel * p.words * kPanel;
       const bool both = panel + 1 < tile.last;
-      spread(weight, both ? weight + work.words * kPanel : weight, work.words, nibbles);
+      spread(weight, both ? weight + p.words * kPanel : weight, p.words, nibbles);
       for_blocks<4>(begin, end, [&](int64_t row, auto rows) {
-        xnor_block<decltype(rows)::value>(work, nibbles, row, panel, both);
+        xnor_block<decltype(rows)::value>(p, nibbles, row, panel, both);
       });
     }
   }
@@ -329,248 +239,206 @@ constexpr int kCodeBytes = 4;
 
 void store_code(uint8_t* code, uint32_t word) { memcpy(code, &word, sizeof(word)); }
 
-#if defined(STILLHOUSE_NEON)
+#if defined(__AVX512VPOPCNTDQ__)
 
-constexpr int64_t kWordsAsBytes = 31;  // of at most 8 bits each: a byte holds them
+constexpr int kXnorBlock = 4;       // rows and panels that are worked on together
+constexpr int64_t kWordsAtOnce = 0;  // no limit
 
-Ints xnor_row(const XnorWork& work, const uint8_t* codes, const uint32_t* weight) {
-  uint32x4_t counts[4] = {vdupq_n_u32(0), vdupq_n_u32(0), vdupq_n_u32(0), vdupq_n_u32(0)};
-  for (int64_t first = 0; first < work.words; first += kWordsAsBytes) {
-    uint8x16_t bytes[4] = {vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0)};
-    for (int64_t w = first; w < std::min(work.words, first + kWordsAsBytes); ++w) {
-      uint32_t word;
-      memcpy(&word, codes + w * kCodeBytes, sizeof(word));
-      const uint32x4_t activation = vdupq_n_u32(word);
-      for (int quad = 0; quad < 4; ++quad) {
-        const uint32x4_t differs = veorq_u32(activation, vld1q_u32(weight + w * kPanel + 4 * quad));
-        bytes[quad] = vaddq_u8(bytes[quad], vcntq_u8(vreinterpretq_u8_u32(differs)));
-      }
-    }
-    for (int quad = 0; quad < 4; ++quad) {
-      counts[quad] = vaddq_u32(counts[quad], vpaddlq_u16(vpaddlq_u8(bytes[quad])));
-    }
-  }
-  Ints differing;
-  memcpy(&differing, counts, sizeof(differing));
-  return differing;
-}
+STILLHOUSE_LANES Words bits_set(Words words) { return bits_as<Words>(_mm512_popcnt_epi32(bits_as<__m512i>(words))); }
 
 #else
 
-inline int32_t bits_set(uint32_t word) {
-  word -= word >> 1 & 0x55555555u;
-  word = (word & 0x33333333u) + (word >> 2 & 0x33333333u);
-  word = (word + (word >> 4)) & 0x0f0f0f0fu;
-  word += word >> 8;
-  return static_cast<int32_t>((word + (word >> 16)) & 0x3fu);
-}
+constexpr int kXnorBlock = 1;
+constexpr int64_t kWordsAtOnce = 31;  // of at most 8 bits in each byte: a byte holds them
 
-Ints xnor_row(const XnorWork& work, const uint8_t* codes, const uint32_t* weight) {
-  Ints differing{};
-  for (int64_t w = 0; w < work.words; ++w) {
-    uint32_t word;
-    memcpy(&word, codes + w * kCodeBytes, sizeof(word));
-    for (int i = 0; i < kPanel; ++i) differing[i] += bits_set(weight[w * kPanel + i] ^ word);
-  }
-  return differing;
+STILLHOUSE_LANES Words bits_set(Words words) {
+#if defined(STILLHOUSE_NEON)
+  return bits_as<Words>(vcntq_u8(bits_as<uint8x16_t>(words)));
+#else
+  words -= words >> 1 & 0x55555555u;
+  words = (words & 0x33333333u) + (words >> 2 & 0x33333333u);
+  return (words + (words >> 4)) & 0x0f0f0f0fu;
+#endif
 }
 
 #endif
 
-void xnor(const XnorWork& work, const BinaryTile& tile) {
-  for (int64_t panel = tile.first; panel < tile.last; ++panel) {
-    const uint32_t* weight = work.weight + panel * work.words * kPanel;
-    for (int64_t row = tile.begin; row < tile.end; ++row) {
-      finish_xnor(work, row, panel, xnor_row(work, work.codes + row * work.words * kCodeBytes, weight));
+// Sums of the bytes of each word.
+STILLHOUSE_LANES Words bytes_added(Words bytes) {
+  const Words pairs = (bytes & 0x00ff00ffu) + (bytes >> 8 & 0x00ff00ffu);
+  return (pairs & 0xffffu) + (pairs >> 16);
+}
+
+template <int kRows, int kPanels>
+void xnor_block(const BinaryProduct& p, int64_t row, int64_t panel) {
+  using Counts = Words[kRows][kPanels][kParts];
+  const auto count = [&](int64_t first, int64_t last, Counts& counts) STILLHOUSE_LAMBDA {
+    for (int64_t w = first; w < last; ++w) {
+      Words weights[kPanels][kParts];
+      for (int i = 0; i < kPanels; ++i) memcpy(weights[i], p.weight + ((panel + i) * p.words + w) * kPanel, 64);
+      for (int r = 0; r < kRows; ++r) {
+        const Words activation = Words{} + loaded<uint32_t>(codes_of(p, row + r) + w * kCodeBytes);
+        for (int i = 0; i < kPanels; ++i) {
+          for (int part = 0; part < kParts; ++part) counts[r][i][part] += bits_set(activation ^ weights[i][part]);
+        }
+      }
     }
-  }
-}
-
-#endif
-
-#if defined(__AVX512F__)
-
-// All 16 sums of a group of four activations by the signs that its weights give them; the sums of 16 outputs are then
-// one permutation of a register.
-constexpr int64_t kGroupSums = 16;
-using Sums = __m512;
-
-void group_sums(const float* x, float* to) {
-  const __m512 negative = _mm512_set1_ps(-0.0f);
-  const __m512 a = _mm512_set1_ps(x[0]), b = _mm512_set1_ps(x[1]), c = _mm512_set1_ps(x[2]), d = _mm512_set1_ps(x[3]);
-  const auto signed_by = [&](__m512 value, __mmask16 positive) {
-    return _mm512_mask_xor_ps(value, static_cast<__mmask16>(~positive), value, negative);
   };
-  __m512 sum = _mm512_add_ps(signed_by(a, 0xaaaa), signed_by(b, 0xcccc));
-  sum = _mm512_add_ps(sum, signed_by(c, 0xf0f0));
-  _mm512_store_ps(to, _mm512_add_ps(sum, signed_by(d, 0xff00)));
-}
-
-template <int kRows, int kPanels>
-void signed_block(const SignedSumWork& work, const float* const* tables, int64_t row, int64_t panel) {
-  const int64_t words = work.input.words;
-  const uint32_t* weight = work.weight + panel * words * kPanel;
-  __m512 totals[kRows][kPanels];
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) totals[r][p] = _mm512_setzero_ps();
-  }
-  for (int64_t w = 0; w < words; ++w) {
-#pragma GCC unroll 4
-    for (int p = 0; p < kPanels; ++p) {
-      const __m512i bits = _mm512_loadu_si512(weight + (p * words + w) * kPanel);
-      const __m512i places[8] = {bits,
-                                 _mm512_srli_epi32(bits, 4),
-                                 _mm512_srli_epi32(bits, 8),
-                                 _mm512_srli_epi32(bits, 12),
-                                 _mm512_srli_epi32(bits, 16),
-                                 _mm512_srli_epi32(bits, 20),
-                                 _mm512_srli_epi32(bits, 24),
-                                 _mm512_srli_epi32(bits, 28)};
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const float* table = tables[r] + w * 8 * kGroupSums;
-        const auto group = [&](int g) {
-          return _mm512_permutexvar_ps(places[g], _mm512_load_ps(table + g * kGroupSums));
-        };
-        const __m512 lower =
-            _mm512_add_ps(_mm512_add_ps(group(0), group(1)), _mm512_add_ps(group(2), group(3)));
-        const __m512 upper =
-            _mm512_add_ps(_mm512_add_ps(group(4), group(5)), _mm512_add_ps(group(6), group(7)));
-        totals[r][p] = _mm512_add_ps(totals[r][p], _mm512_add_ps(lower, upper));
-      }
+  Counts differing = {};
+  if constexpr (kWordsAtOnce == 0) {
+    count(0, p.words, differing);
+  } else {
+    for (int64_t first = 0; first < p.words; first += kWordsAtOnce) {
+      Counts bytes = {};
+      count(first, std::min(p.words, first + kWordsAtOnce), bytes);
+      for (int part = 0; part < kParts; ++part) differing[0][0][part] += bytes_added(bytes[0][0][part]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < kPanels; ++p) {
-      finish(work.output, row + r, panel + p, totals[r][p]);
-    }
+    for (int i = 0; i < kPanels; ++i) finish_xnor(p, row + r, panel + i, loaded<Ints>(differing[r][i]));
   }
 }
 
-#elif defined(__AVX2__)
-
-// The 8 sums of a group of four activations in which the last one is positive; the others are their negatives.
-constexpr int64_t kGroupSums = 8;
-
-void group_sums(const float* x, float* to) {
-  const __m256 a = _mm256_xor_ps(_mm256_set1_ps(x[0]), _mm256_setr_ps(0.f, -0.f, 0.f, -0.f, 0.f, -0.f, 0.f, -0.f));
-  const __m256 b = _mm256_xor_ps(_mm256_set1_ps(x[1]), _mm256_setr_ps(0.f, 0.f, -0.f, -0.f, 0.f, 0.f, -0.f, -0.f));
-  const __m256 c = _mm256_xor_ps(_mm256_set1_ps(x[2]), _mm256_setr_ps(0.f, 0.f, 0.f, 0.f, -0.f, -0.f, -0.f, -0.f));
-  _mm256_store_ps(to, _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(a, b), c), _mm256_set1_ps(x[3])));
-}
-
-template <int kRows, int kPanels>
-void signed_block(const SignedSumWork& work, const float* const* tables, int64_t row, int64_t panel) {
-  static_assert(kPanels == 1);
-  const int64_t words = work.input.words;
-  const uint32_t* weight = work.weight + panel * words * kPanel;
-  const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(0x88888888u));
-  const __m256i sign = _mm256_set1_epi32(INT32_MIN);
-  __m256 totals[kRows][2];
-  for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = _mm256_setzero_ps();
-  for (int64_t w = 0; w < words; ++w) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const __m256i bits =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight + w * kPanel + 8 * half));
-      // Where a group's last weight is +1, the place in the table is that of the negated others.
-      const __m256i positive = _mm256_and_si256(bits, last);
-      const __m256i places = _mm256_xor_si256(bits, _mm256_sub_epi32(positive, _mm256_srli_epi32(positive, 3)));
-      const __m256i negative = _mm256_andnot_si256(bits, last);
-      const auto group = [&](const float* table, int g) __attribute__((always_inline)) {
-        const __m256i place = _mm256_srli_epi32(places, 4 * g);
-        const __m256i flips = _mm256_and_si256(_mm256_slli_epi32(negative, 28 - 4 * g), sign);
-        return _mm256_xor_ps(_mm256_permutevar8x32_ps(_mm256_load_ps(table + g * kGroupSums), place),
-                             _mm256_castsi256_ps(flips));
-      };
-#pragma GCC unroll 2
-      for (int r = 0; r < kRows; ++r) {
-        const float* table = tables[r] + w * 8 * kGroupSums;
-        const __m256 lower = _mm256_add_ps(_mm256_add_ps(group(table, 0), group(table, 1)),
-                                           _mm256_add_ps(group(table, 2), group(table, 3)));
-        const __m256 upper = _mm256_add_ps(_mm256_add_ps(group(table, 4), group(table, 5)),
-                                           _mm256_add_ps(group(table, 6), group(table, 7)));
-        totals[r][half] = _mm256_add_ps(totals[r][half], _mm256_add_ps(lower, upper));
-      }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    Floats sums;
-    memcpy(&sums, totals[r], sizeof(sums));
-    finish(work.output, row + r, panel, sums);
+void xnor(const BinaryProduct& p, const BinaryTile& tile) {
+  for (int64_t begin = tile.begin; begin < tile.end; begin += kRowsAtOnce) {
+    const int64_t end = std::min(tile.end, begin + kRowsAtOnce);
+    for_blocks<kXnorBlock>(tile.first, tile.last, [&](int64_t panel, auto panels) {
+      for_blocks<kXnorBlock>(begin, end, [&](int64_t row, auto rows) {
+        xnor_block<decltype(rows)::value, decltype(panels)::value>(p, row, panel);
+      });
+    });
   }
 }
 
 #endif
+
+uint8_t* codes_of(const BinaryProduct& p, int64_t row) {
+  return static_cast<uint8_t*>(p.codes) + row * p.words * kCodeBytes;
+}
+
+// Compares the activations of rows [begin, end) with the threshold.
+void signs(const BinaryProduct& p, int64_t begin, int64_t end) {
+  const int64_t step = p.threshold_step;
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = p.bfloat16 ? widened(p, row) : static_cast<const float*>(p.x) + row * p.inputs;
+    const float* threshold = p.threshold;
+    uint8_t* code = codes_of(p, row);
+    uint32_t unordered = 0;
+    for (int64_t left = p.inputs; left > 0; left -= kWordBits) {
+      const uint32_t word = left < kWordBits ? sign_bits(x, threshold, step, left, unordered)
+                            : step == 0      ? sign_bits(x, threshold, 0, kWordBits, unordered)
+                                             : sign_bits(x, threshold, 1, kWordBits, unordered);
+      store_code(code, word);
+      x += kWordBits;
+      threshold += step * kWordBits;
+      code += kCodeBytes;
+    }
+    p.unordered[row] = unordered;
+  }
+}
 
 #if defined(__AVX2__)
 
+// The sums of a group of four activations by the signs that its weights give them; the sums of a register's outputs
+// are then one permutation. 8 lanes have those in which the last one is positive; the others are their negatives.
+constexpr int64_t kGroupSums = kLanes;
 #if defined(__AVX512F__)
-constexpr int kSumPanels = 4;
-constexpr int kSumRows = 4;
+constexpr int kSumRows = 4, kSumPanels = 4;
 #else
-constexpr int kSumPanels = 1;
-constexpr int kSumRows = 2;
+constexpr int kSumRows = 2, kSumPanels = 1;
 #endif
 
-void signed_sums(const SignedSumWork& work, const BinaryTile& tile) {
-  const int64_t groups = work.input.words * 8;
+void group_sums(const float* x, float* to) {
+  Values sum;
+  for (int i = 0; i < 4; ++i) {
+    Words sign;
+    for (int lane = 0; lane < kLanes; ++lane) sign[lane] = (lane | kLanes) >> i & 1 ? 0 : 0x80000000u;
+    const Values term = bits_as<Values>((Words{} + bits_of(x[i])) ^ sign);
+    sum = i == 0 ? term : sum + term;
+  }
+  memcpy(to, &sum, sizeof(sum));
+}
+
+struct Weights {
+  Words places, negative;
+
+  explicit STILLHOUSE_LANES Weights(Words bits) : places(bits), negative(~bits & 0x88888888u) {
+    // Where a group's last weight is -1, the place in the table is that of the negated others.
+    if constexpr (kLanes == 8) places ^= negative - (negative >> 3);
+  }
+
+  STILLHOUSE_LANES Values sum(const float* sums, int group) const {
+    const Values chosen = __builtin_shuffle(loaded<Values>(sums), places >> 4 * group);
+    if constexpr (kLanes == 16) return chosen;
+    return bits_as<Values>(bits_as<Words>(chosen) ^ (negative << (28 - 4 * group) & 0x80000000u));
+  }
+};
+
+#else
+
+constexpr int64_t kGroupSums = 4;  // the activations themselves
+constexpr int kSumRows = 1, kSumPanels = 1;
+
+void group_sums(const float* x, float* to) { memcpy(to, x, kGroupSums * sizeof(float)); }
+
+struct Weights {
+  Words negative;
+
+  explicit STILLHOUSE_LANES Weights(Words bits) : negative(~bits) {}
+
+  STILLHOUSE_LANES Values sum(const float* x, int group) const {
+    const auto term = [&](int i) STILLHOUSE_LAMBDA {
+      return bits_as<Values>((Words{} + bits_of(x[i])) ^ (negative << (31 - 4 * group - i) & 0x80000000u));
+    };
+    return ((term(0) + term(1)) + term(2)) + term(3);
+  }
+};
+
+#endif
+
+template <int kRows, int kPanels>
+void signed_block(const BinaryProduct& p, const float* const* tables, int64_t row, int64_t panel) {
+  Values totals[kRows][kPanels][kParts] = {};
+  for (int64_t w = 0; w < p.words; ++w) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanels * kParts; ++i) {
+      const int64_t place = ((panel + i / kParts) * p.words + w) * kPanel + i % kParts * kLanes;
+      const Weights weights(loaded<Words>(p.weight + place));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const auto group = [&](int g) STILLHOUSE_LAMBDA {
+          return weights.sum(tables[r] + (w * 8 + g) * kGroupSums, g);
+        };
+        const Values lower = (group(0) + group(1)) + (group(2) + group(3));
+        const Values upper = (group(4) + group(5)) + (group(6) + group(7));
+        totals[r][i / kParts][i % kParts] += lower + upper;
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kPanels; ++i) finish(p, row + r, panel + i, loaded<Floats>(totals[r][i]));
+  }
+}
+
+void signed_sums(const BinaryProduct& p, const BinaryTile& tile) {
+  const int64_t groups = p.words * 8;
   float* memory = scratch<float, 1>(groups * kGroupSums * kSumRows);
   for_blocks<kSumRows>(tile.begin, tile.end, [&](int64_t row, auto rows) {
     const float* tables[decltype(rows)::value];
     for (int r = 0; r < rows; ++r) {
       float* table = memory + r * groups * kGroupSums;
-      const float* x = widened(work.input, row + r);
+      const float* x = widened(p, row + r);
       for (int64_t g = 0; g < groups; ++g) group_sums(x + 4 * g, table + g * kGroupSums);
       tables[r] = table;
     }
     for_blocks<kSumPanels>(tile.first, tile.last, [&](int64_t panel, auto panels) {
-      signed_block<decltype(rows)::value, decltype(panels)::value>(work, tables, row, panel);
+      signed_block<decltype(rows)::value, decltype(panels)::value>(p, tables, row, panel);
     });
   });
 }
 
-#else
-
-using Words = uint32_t __attribute__((vector_size(64)));
-
-STILLHOUSE_INLINE Floats signed_input(Words negative, float x, int bit) {
-  return reinterpret_cast<Floats>((bits_of(x) + Words{}) ^ (negative << (31 - bit) & 0x80000000u));
-}
-
-STILLHOUSE_INLINE Floats group(Words negative, const float* x, int g) {
-  const int bit = 4 * g;
-  return ((signed_input(negative, x[bit], bit) + signed_input(negative, x[bit + 1], bit + 1)) +
-          signed_input(negative, x[bit + 2], bit + 2)) +
-         signed_input(negative, x[bit + 3], bit + 3);
-}
-
-void signed_sums(const SignedSumWork& work, const BinaryTile& tile) {
-  const int64_t words = work.input.words;
-  for (int64_t row = tile.begin; row < tile.end; ++row) {
-    const float* x = widened(work.input, row);
-    for (int64_t panel = tile.first; panel < tile.last; ++panel) {
-      Floats total{};
-      for (int64_t w = 0; w < words; ++w) {
-        Words negative;
-        memcpy(&negative, work.weight + (panel * words + w) * kPanel, sizeof(negative));
-        negative = ~negative;
-        const float* terms = x + w * kWordBits;
-        const Floats lower = (group(negative, terms, 0) + group(negative, terms, 1)) +
-                             (group(negative, terms, 2) + group(negative, terms, 3));
-        const Floats upper = (group(negative, terms, 4) + group(negative, terms, 5)) +
-                             (group(negative, terms, 6) + group(negative, terms, 7));
-        total += lower + upper;
-      }
-      finish(work.output, row, panel, total);
-    }
-  }
-}
-
-#endif
-
 }  // namespace
 
-BinaryKernels binary_kernels() { return {kCodeBytes, signs<kCodeBytes>, xnor, signed_sums}; }
+BinaryKernels binary_kernels() { return {kCodeBytes, signs, xnor, signed_sums}; }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

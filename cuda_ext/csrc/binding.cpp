@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adan_arguments.h"
+#include "instruction_sets.h"
 
 namespace {
 
@@ -18,16 +19,8 @@ using at::Tensor;
 
 std::atomic<int64_t> cpu_calls{0}, cpu_tensors{0}, cpu_elements{0}, cpu_norms{0};
 
-void adan_cpu(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs, at::TensorList exp_avg_diffs,
-              at::TensorList exp_avg_sqs, at::TensorList g_prevs, at::TensorList masters, at::TensorList steps,
-              at::IntArrayRef group_sizes, at::ArrayRef<double> hyper_parameters, at::IntArrayRef group_flags,
-              at::TensorList lr_tensors, const std::optional<Tensor>& grad_scale,
-              const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm,
-              double max_grad_norm) {
-  const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(
-      {params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
-       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm},
-      stillhouse::kCpuChunk);
+void adan_cpu(const stillhouse::AdanArguments& arguments) {
+  const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(arguments, stillhouse::kCpuChunk);
   cpu_elements += stillhouse::cpu::update(prepared.launch, at::get_num_threads());
   cpu_calls += 1;
   cpu_tensors += prepared.launch.tensor_count;
@@ -47,7 +40,7 @@ Tensor grad_norm_cpu(at::TensorList grads) {
 // Since the process began: calls of adan_, tensors and elements that they updated, calls of grad_norm.
 std::vector<int64_t> cpu_counters() { return {cpu_calls, cpu_tensors, cpu_elements, cpu_norms}; }
 
-std::string cpu_capability() { return stillhouse::cpu::capability(); }
+std::string cpu_capability() { return std::string(stillhouse::cpu::capability()); }
 
 }  // namespace
 
@@ -65,6 +58,6 @@ TORCH_LIBRARY(stillhouse, m) {
 }
 
 TORCH_LIBRARY_IMPL(stillhouse, CPU, m) {
-  m.impl("adan_", &adan_cpu);
+  m.impl("adan_", &stillhouse::adan_operator<adan_cpu>);
   m.impl("grad_norm", &grad_norm_cpu);
 }

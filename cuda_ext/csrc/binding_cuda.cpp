@@ -119,19 +119,11 @@ Residents& residents() {
   return *instance;
 }
 
-void adan_cuda(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs, at::TensorList exp_avg_diffs,
-               at::TensorList exp_avg_sqs, at::TensorList g_prevs, at::TensorList masters, at::TensorList steps,
-               at::IntArrayRef group_sizes, at::ArrayRef<double> hyper_parameters, at::IntArrayRef group_flags,
-               at::TensorList lr_tensors, const std::optional<Tensor>& grad_scale,
-               const std::optional<Tensor>& found_inf, const std::optional<Tensor>& grad_norm,
-               double max_grad_norm) {
-  TORCH_CHECK(static_cast<int64_t>(group_sizes.size()) <= cuda::kMaxGroups, "adan: at most ", cuda::kMaxGroups,
-              " parameter groups per launch");
-  const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(
-      {params, grads, exp_avgs, exp_avg_diffs, exp_avg_sqs, g_prevs, masters, steps, group_sizes, hyper_parameters,
-       group_flags, lr_tensors, grad_scale, found_inf, grad_norm, max_grad_norm},
-      cuda::chunk_elements());
-  const at::Device device = params[0].device();
+void adan_cuda(const stillhouse::AdanArguments& arguments) {
+  TORCH_CHECK(static_cast<int64_t>(arguments.group_sizes.size()) <= cuda::kMaxGroups, "adan: at most ",
+              cuda::kMaxGroups, " parameter groups per launch");
+  const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(arguments, cuda::chunk_elements());
+  const at::Device device = arguments.params[0].device();
   const c10::cuda::CUDAGuard guard(device);
   void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
   const Resident resident = residents().get(prepared.rows, device, stream);
@@ -164,6 +156,6 @@ std::vector<int64_t> cuda_counters() { return {cuda_launches, cuda_tensors, cuda
 TORCH_LIBRARY_FRAGMENT(stillhouse, m) { m.def("cuda_counters() -> int[]", &cuda_counters); }
 
 TORCH_LIBRARY_IMPL(stillhouse, CUDA, m) {
-  m.impl("adan_", &adan_cuda);
+  m.impl("adan_", &stillhouse::adan_operator<adan_cuda>);
   m.impl("grad_norm", &grad_norm_cuda);
 }

@@ -241,16 +241,7 @@ void backward(const AttentionWork& work) {
 }  // namespace
 
 AttentionKernels attention_kernels(Element element) {
-  switch (element) {
-    case Element::kFloat64:
-      return {forward<Float64>, backward<Float64>};
-    case Element::kBFloat16:
-      return {forward<BFloat16>, backward<BFloat16>};
-    case Element::kFloat16:
-      return {forward<Float16>, backward<Float16>};
-    default:
-      return {forward<Float32>, backward<Float32>};
-  }
+  return with_storage(element, [](auto s) -> AttentionKernels { return {forward<decltype(s)>, backward<decltype(s)>}; });
 }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -36,15 +36,6 @@ struct AttentionKernels {
   void (*backward)(const AttentionWork&);
 };
 
-#define STILLHOUSE_DECLARE_ATTENTION(isa) \
-  namespace isa {                         \
-  AttentionKernels attention_kernels(Element element); \
-  }
-
-STILLHOUSE_DECLARE_ATTENTION(scalar)
-STILLHOUSE_DECLARE_ATTENTION(avx2)
-STILLHOUSE_DECLARE_ATTENTION(avx512)
-
-#undef STILLHOUSE_DECLARE_ATTENTION
+STILLHOUSE_IN_EACH_SET(AttentionKernels attention_kernels(Element element))
 
 }  // namespace stillhouse::cpu

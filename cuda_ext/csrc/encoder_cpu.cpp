@@ -13,7 +13,6 @@
 #include <tuple>
 #include <vector>
 
-#include "adan_launch.h"
 #include "encoder_rows.h"
 #include "operator_arguments.h"
 
@@ -22,21 +21,30 @@ namespace {
 using at::Tensor;
 using namespace stillhouse::cpu;
 
-EncoderKernels kernels_for(at::ScalarType type) {
-  const Element element = element_of(type);
-#if defined(__x86_64__)
-  const char* capability = stillhouse::cpu::capability();
-  if (std::strcmp(capability, "avx512") == 0) return avx512::encoder_kernels(element);
-  if (std::strcmp(capability, "avx2") == 0) return avx2::encoder_kernels(element);
-#endif
-  return scalar::encoder_kernels(element);
-}
+// Activations whose last dimension is a row, and what the kernels need besides them.
+struct Rows {
+  Tensor x;
+  int64_t width, count;
+  EncoderKernels kernels;
 
-Tensor parameter(const Tensor& given, const Tensor& like, int64_t width, const char* name) {
-  TORCH_CHECK(given.dim() == 1 && given.size(0) == width, name, " has shape ", given.sizes(), "; it must have (", width,
-              ",)");
-  return given.to(wide(like.scalar_type())).contiguous();
-}
+  Rows(const Tensor& given, const char* name) : x(given.contiguous()) {
+    TORCH_CHECK(x.dim() >= 1 && x.size(-1) > 0, name, " has shape ", x.sizes(), "; its rows must have elements");
+    width = x.size(-1);
+    count = x.numel() / width;
+    kernels = STILLHOUSE_CHOSEN(encoder_kernels)(element_of(x.scalar_type()));
+  }
+
+  at::TensorOptions wide_options() const { return x.options().dtype(wide(x.scalar_type())); }
+
+  // A wide number for each row.
+  Tensor statistic() const { return at::empty(x.sizes().slice(0, x.dim() - 1), wide_options()); }
+
+  Tensor parameter(const Tensor& given, const char* name) const {
+    TORCH_CHECK(given.dim() == 1 && given.size(0) == width, name, " has shape ", given.sizes(), "; it must have (",
+                width, ",)");
+    return given.to(wide(x.scalar_type())).contiguous();
+  }
+};
 
 Tensor indices(const Tensor& given, int64_t rows, const Tensor& table, const char* name) {
   TORCH_CHECK(given.scalar_type() == at::kLong, name, " is ", given.scalar_type(), "; it must be int64");
@@ -69,9 +77,8 @@ void for_chunks(int64_t rows, const Work& work) {
 // Sums over rows, one set for each chunk.
 class Sums {
  public:
-  Sums(int64_t rows, int64_t count, int64_t width, const Tensor& like)
-      : partial_(at::zeros({std::max<int64_t>(1, chunks_of(rows)), count, width},
-                           like.options().dtype(wide(like.scalar_type())))) {}
+  Sums(const Rows& rows, int64_t count)
+      : partial_(at::zeros({std::max<int64_t>(1, chunks_of(rows.count)), count, rows.width}, rows.wide_options())) {}
 
   void* of(int64_t chunk, int64_t which) const {
     return static_cast<char*>(partial_.data_ptr()) +
@@ -100,42 +107,69 @@ class Sums {
   Tensor partial_;
 };
 
-int64_t width_of(const Tensor& x, const char* name) {
-  TORCH_CHECK(x.dim() >= 1 && x.size(-1) > 0, name, " has shape ", x.sizes(), "; its rows must have elements");
-  return x.size(-1);
+using NormKernel = void (*)(const NormWork&, int64_t begin, int64_t end);
+
+// Runs the forward kernel of a norm, for which `work` has the rest.
+void normalize(const Rows& rows, NormKernel kernel, NormWork work, const Tensor& weight, const Tensor& norm_bias,
+               double eps, Tensor& mean, Tensor& rstd, Tensor& out) {
+  work.weight = weight.const_data_ptr();
+  work.norm_bias = norm_bias.const_data_ptr();
+  work.eps = eps;
+  work.mean = mean.mutable_data_ptr();
+  work.rstd = rstd.mutable_data_ptr();
+  work.out = out.mutable_data_ptr();
+  for_chunks(rows.count, [&](int64_t, int64_t begin, int64_t end) { kernel(work, begin, end); });
+  rows_forward += rows.count;
 }
 
-at::DimVector without_last(const Tensor& x) { return at::DimVector(x.sizes().begin(), x.sizes().end() - 1); }
+// Runs the backward kernel of a norm; returns the sums for its weight and bias and, of three, for what x was added to.
+Sums gradients(const Rows& rows, NormKernel kernel, const NormWork& whole, int64_t count, const Tensor& grad,
+               const Tensor& weight_given, const Tensor& mean, const Tensor& rstd) {
+  const Tensor weight = rows.parameter(weight_given, "weight");
+  Sums sums(rows, count);
+  for_chunks(rows.count, [&](int64_t chunk, int64_t begin, int64_t end) {
+    NormWork work = whole;
+    work.grad = grad.const_data_ptr();
+    work.weight = weight.const_data_ptr();
+    work.mean = mean.data_ptr();
+    work.rstd = rstd.data_ptr();
+    work.weight_sums = sums.of(chunk, 0);
+    work.norm_bias_sums = sums.of(chunk, 1);
+    if (count == 3) work.bias_sums = sums.of(chunk, 2);
+    kernel(work, begin, end);
+  });
+  rows_backward += rows.count;
+  return sums;
+}
 
 Tensor bias_gelu(const Tensor& x_given, const Tensor& bias_given) {
-  const Tensor x = x_given.contiguous();
-  const int64_t width = width_of(x, "x"), rows = x.numel() / width;
-  const Tensor bias = parameter(bias_given, x, width, "bias");
-  Tensor out = at::empty_like(x);
-  const EncoderKernels kernels = kernels_for(x.scalar_type());
-  BiasGeluWork work{x.const_data_ptr(), nullptr, bias.const_data_ptr(), out.mutable_data_ptr(), nullptr, width};
-  for_chunks(rows, [&](int64_t, int64_t begin, int64_t end) { kernels.bias_gelu(work, begin, end); });
-  rows_forward += rows;
+  const Rows rows(x_given, "x");
+  const Tensor bias = rows.parameter(bias_given, "bias");
+  Tensor out = at::empty_like(rows.x);
+  const BiasGeluWork work{
+      .x = rows.x.const_data_ptr(), .bias = bias.const_data_ptr(), .out = out.mutable_data_ptr(), .width = rows.width};
+  for_chunks(rows.count, [&](int64_t, int64_t begin, int64_t end) { rows.kernels.bias_gelu(work, begin, end); });
+  rows_forward += rows.count;
   return out;
 }
 
 std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad_given, const Tensor& x_given,
                                               const Tensor& bias_given) {
-  const Tensor x = x_given.contiguous(), grad = grad_given.contiguous();
-  require_same(grad, x, "grad");
-  const int64_t width = width_of(x, "x"), rows = x.numel() / width;
-  const Tensor bias = parameter(bias_given, x, width, "bias");
-  Tensor out = at::empty_like(x);
-  const EncoderKernels kernels = kernels_for(x.scalar_type());
-  const Sums sums(rows, 1, width, x);
-  const BiasGeluWork whole{x.const_data_ptr(), grad.const_data_ptr(), bias.const_data_ptr(), out.mutable_data_ptr(),
-                           nullptr, width};
-  for_chunks(rows, [&](int64_t chunk, int64_t begin, int64_t end) {
-    BiasGeluWork work = whole;
-    work.bias_sums = sums.of(chunk, 0);
-    kernels.bias_gelu_backward(work, begin, end);
+  const Rows rows(x_given, "x");
+  const Tensor grad = grad_given.contiguous(), bias = rows.parameter(bias_given, "bias");
+  require_same(grad, rows.x, "grad");
+  Tensor out = at::empty_like(rows.x);
+  const Sums sums(rows, 1);
+  for_chunks(rows.count, [&](int64_t chunk, int64_t begin, int64_t end) {
+    rows.kernels.bias_gelu_backward({.x = rows.x.const_data_ptr(),
+                                     .grad = grad.const_data_ptr(),
+                                     .bias = bias.const_data_ptr(),
+                                     .out = out.mutable_data_ptr(),
+                                     .bias_sums = sums.of(chunk, 0),
+                                     .width = rows.width},
+                                    begin, end);
   });
-  rows_backward += rows;
+  rows_backward += rows.count;
   return {out, sums.total(0, bias_given.scalar_type())};
 }
 
@@ -143,88 +177,72 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> dropout_add_norm(const Tensor& x_give
                                                             const Tensor& residual_given, const Tensor& weight_given,
                                                             const Tensor& norm_bias_given, double eps, double rate,
                                                             const Tensor& seed, int64_t offset) {
-  const Tensor x = x_given.contiguous(), residual = residual_given.contiguous();
-  require_same(residual, x, "residual");
-  const int64_t width = width_of(x, "x"), rows = x.numel() / width;
-  const Tensor bias = parameter(bias_given, x, width, "bias"), weight = parameter(weight_given, x, width, "weight"),
-               norm_bias = parameter(norm_bias_given, x, width, "norm_bias");
-  Tensor out = at::empty_like(x), summed = at::empty_like(x);
-  const auto wide_options = x.options().dtype(wide(x.scalar_type()));
-  Tensor mean = at::empty(without_last(x), wide_options), rstd = at::empty(without_last(x), wide_options);
-  const EncoderKernels kernels = kernels_for(x.scalar_type());
-  const DropoutAddNormWork work{x.const_data_ptr(),
-                                bias.const_data_ptr(),
-                                residual.const_data_ptr(),
-                                weight.const_data_ptr(),
-                                norm_bias.const_data_ptr(),
-                                out.mutable_data_ptr(),
-                                summed.mutable_data_ptr(),
-                                mean.mutable_data_ptr(),
-                                rstd.mutable_data_ptr(),
-                                width,
-                                eps,
-                                dropout_of(rate, seed, offset)};
-  for_chunks(rows, [&](int64_t, int64_t begin, int64_t end) { kernels.dropout_add_norm(work, begin, end); });
-  rows_forward += rows;
+  const Rows rows(x_given, "x");
+  const Tensor residual = residual_given.contiguous();
+  require_same(residual, rows.x, "residual");
+  const Tensor bias = rows.parameter(bias_given, "bias"), weight = rows.parameter(weight_given, "weight"),
+               norm_bias = rows.parameter(norm_bias_given, "norm_bias");
+  Tensor out = at::empty_like(rows.x), summed = at::empty_like(rows.x);
+  Tensor mean = rows.statistic(), rstd = rows.statistic();
+  NormWork work{.width = rows.width, .dropout = dropout_of(rate, seed, offset)};
+  work.x = rows.x.const_data_ptr();
+  work.bias = bias.const_data_ptr();
+  work.residual = residual.const_data_ptr();
+  work.summed = summed.mutable_data_ptr();
+  normalize(rows, rows.kernels.dropout_add_norm, work, weight, norm_bias, eps, mean, rstd, out);
   return {out, summed, mean, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> dropout_add_norm_backward(
     const Tensor& grad_given, const std::optional<Tensor>& other_given, const Tensor& summed, const Tensor& mean,
     const Tensor& rstd, const Tensor& weight_given, double rate, const Tensor& seed, int64_t offset) {
+  const Rows rows(summed, "summed");
   const Tensor grad = grad_given.contiguous();
-  const Tensor other = other_given.has_value() ? other_given->contiguous() : Tensor();
   require_same(grad, summed, "grad");
+  const Tensor other = other_given.has_value() ? other_given->contiguous() : Tensor();
   if (other.defined()) require_same(other, summed, "other_grad");
-  const int64_t width = width_of(summed, "summed"), rows = summed.numel() / width;
-  const Tensor weight = parameter(weight_given, summed, width, "weight");
   Tensor grad_x = at::empty_like(summed), grad_residual = at::empty_like(summed);
-  const EncoderKernels kernels = kernels_for(summed.scalar_type());
-  const Sums sums(rows, 3, width, summed);
-  const DropoutAddNormBackwardWork whole{grad.const_data_ptr(),
-                                         other.defined() ? other.const_data_ptr() : nullptr,
-                                         summed.const_data_ptr(),
-                                         mean.const_data_ptr(),
-                                         rstd.const_data_ptr(),
-                                         weight.const_data_ptr(),
-                                         grad_x.mutable_data_ptr(),
-                                         grad_residual.mutable_data_ptr(),
-                                         nullptr,
-                                         nullptr,
-                                         nullptr,
-                                         width,
-                                         dropout_of(rate, seed, offset)};
-  for_chunks(rows, [&](int64_t chunk, int64_t begin, int64_t end) {
-    DropoutAddNormBackwardWork work = whole;
-    work.bias_sums = sums.of(chunk, 0);
-    work.weight_sums = sums.of(chunk, 1);
-    work.norm_bias_sums = sums.of(chunk, 2);
-    kernels.dropout_add_norm_backward(work, begin, end);
-  });
-  rows_backward += rows;
+  NormWork work{.width = rows.width, .dropout = dropout_of(rate, seed, offset)};
+  work.summed = rows.x.data_ptr();
+  work.other_grad = other.defined() ? other.const_data_ptr() : nullptr;
+  work.grad_x = grad_x.mutable_data_ptr();
+  work.grad_residual = grad_residual.mutable_data_ptr();
+  const Sums sums =
+      gradients(rows, rows.kernels.dropout_add_norm_backward, work, 3, grad, weight_given, mean, rstd);
   const at::ScalarType type = weight_given.scalar_type();
-  return {grad_x, grad_residual, sums.total(0, type), sums.total(1, type), sums.total(2, type)};
+  return {grad_x, grad_residual, sums.total(2, type), sums.total(0, type), sums.total(1, type)};
 }
 
+// Rows that are looked up in three tables.
 struct Embedded {
-  Tensor ids, types, positions, words, position_table, type_table;
-  int64_t width, rows;
+  Rows rows;
+  Tensor ids, types, positions, position_table, type_table;
 
-  Embedded(const Tensor& ids_given, const Tensor& types_given, const Tensor& positions_given, const Tensor& words_given,
+  Embedded(const Tensor& ids_given, const Tensor& types_given, const Tensor& positions_given, const Tensor& words,
            const Tensor& positions_table_given, const Tensor& type_table_given)
-      : words(words_given.contiguous()),
+      : rows(words, "words"),
         position_table(positions_table_given.contiguous()),
-        type_table(type_table_given.contiguous()),
-        width(width_of(words, "words")),
-        rows(ids_given.numel()) {
-    for (const Tensor* table : {&words, &position_table, &type_table}) {
-      TORCH_CHECK(table->dim() == 2 && table->size(1) == width && table->scalar_type() == words.scalar_type(),
+        type_table(type_table_given.contiguous()) {
+    rows.count = ids_given.numel();
+    for (const Tensor* table : {&rows.x, &position_table, &type_table}) {
+      TORCH_CHECK(table->dim() == 2 && table->size(1) == rows.width && table->scalar_type() == words.scalar_type(),
                   "the embeddings' tables must have one width and dtype, but have ", words.sizes(), ", ",
                   position_table.sizes(), " and ", type_table.sizes());
     }
-    ids = indices(ids_given, rows, words, "ids");
-    types = indices(types_given, rows, type_table, "types");
-    positions = indices(positions_given, rows, position_table, "positions");
+    ids = indices(ids_given, rows.count, words, "ids");
+    types = indices(types_given, rows.count, type_table, "types");
+    positions = indices(positions_given, rows.count, position_table, "positions");
+  }
+
+  NormWork work(double rate, const Tensor& seed, int64_t offset) const {
+    NormWork work{.width = rows.width, .dropout = dropout_of(rate, seed, offset)};
+    work.ids = ids.const_data_ptr<int64_t>();
+    work.types = types.const_data_ptr<int64_t>();
+    work.positions = positions.const_data_ptr<int64_t>();
+    work.words = rows.x.const_data_ptr();
+    work.position_table = position_table.const_data_ptr();
+    work.type_table = type_table.const_data_ptr();
+    return work;
   }
 };
 
@@ -234,30 +252,12 @@ std::tuple<Tensor, Tensor, Tensor> embed_norm(const Tensor& ids, const Tensor& t
                                               const Tensor& bias_given, double eps, double rate, const Tensor& seed,
                                               int64_t offset, at::IntArrayRef) {
   const Embedded e(ids, types, positions, words, position_table, type_table);
-  const Tensor weight = parameter(weight_given, e.words, e.width, "weight"),
-               bias = parameter(bias_given, e.words, e.width, "bias");
+  const Tensor weight = e.rows.parameter(weight_given, "weight"), bias = e.rows.parameter(bias_given, "bias");
   at::DimVector shape(ids.sizes().begin(), ids.sizes().end());
-  const auto wide_options = e.words.options().dtype(wide(e.words.scalar_type()));
-  Tensor mean = at::empty(shape, wide_options), rstd = at::empty(shape, wide_options);
-  shape.push_back(e.width);
-  Tensor out = at::empty(shape, e.words.options());
-  const EncoderKernels kernels = kernels_for(e.words.scalar_type());
-  const EmbedNormWork work{e.ids.const_data_ptr<int64_t>(),
-                           e.types.const_data_ptr<int64_t>(),
-                           e.positions.const_data_ptr<int64_t>(),
-                           e.words.const_data_ptr(),
-                           e.position_table.const_data_ptr(),
-                           e.type_table.const_data_ptr(),
-                           weight.const_data_ptr(),
-                           bias.const_data_ptr(),
-                           out.mutable_data_ptr(),
-                           mean.mutable_data_ptr(),
-                           rstd.mutable_data_ptr(),
-                           e.width,
-                           eps,
-                           dropout_of(rate, seed, offset)};
-  for_chunks(e.rows, [&](int64_t, int64_t begin, int64_t end) { kernels.embed_norm(work, begin, end); });
-  rows_forward += e.rows;
+  Tensor mean = at::empty(shape, e.rows.wide_options()), rstd = at::empty(shape, e.rows.wide_options());
+  shape.push_back(e.rows.width);
+  Tensor out = at::empty(shape, words.options());
+  normalize(e.rows, e.rows.kernels.embed_norm, e.work(rate, seed, offset), weight, bias, eps, mean, rstd, out);
   return {out, mean, rstd};
 }
 
@@ -286,38 +286,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> embed_norm_backward(
   TORCH_CHECK(padding.size() == 3, "padding has ", padding.size(), " elements; there are 3 tables");
   const Embedded e(ids, types, positions, words, position_table, type_table);
   const Tensor grad = grad_given.contiguous();
-  TORCH_CHECK(grad.numel() == e.rows * e.width && grad.scalar_type() == e.words.scalar_type(), "grad is ",
+  TORCH_CHECK(grad.numel() == e.rows.count * e.rows.width && grad.scalar_type() == words.scalar_type(), "grad is ",
               grad.scalar_type(), " of shape ", grad.sizes(), "; it must be the output's");
-  const Tensor weight = parameter(weight_given, e.words, e.width, "weight");
-  Tensor summed = at::empty({e.rows, e.width}, mean.options());
-  const EncoderKernels kernels = kernels_for(e.words.scalar_type());
-  const Sums sums(e.rows, 2, e.width, e.words);
-  const EmbedNormBackwardWork whole{e.ids.const_data_ptr<int64_t>(),
-                                    e.types.const_data_ptr<int64_t>(),
-                                    e.positions.const_data_ptr<int64_t>(),
-                                    grad.const_data_ptr(),
-                                    e.words.const_data_ptr(),
-                                    e.position_table.const_data_ptr(),
-                                    e.type_table.const_data_ptr(),
-                                    mean.const_data_ptr(),
-                                    rstd.const_data_ptr(),
-                                    weight.const_data_ptr(),
-                                    summed.mutable_data_ptr(),
-                                    nullptr,
-                                    nullptr,
-                                    e.width,
-                                    dropout_of(rate, seed, offset)};
-  for_chunks(e.rows, [&](int64_t chunk, int64_t begin, int64_t end) {
-    EmbedNormBackwardWork work = whole;
-    work.weight_sums = sums.of(chunk, 0);
-    work.bias_sums = sums.of(chunk, 1);
-    kernels.embed_norm_backward(work, begin, end);
-  });
-  rows_backward += e.rows;
+  Tensor summed = at::empty({e.rows.count, e.rows.width}, mean.options());
+  NormWork work = e.work(rate, seed, offset);
+  work.grad_summed = summed.mutable_data_ptr();
+  const EncoderKernels& kernels = e.rows.kernels;
+  const Sums sums = gradients(e.rows, kernels.embed_norm_backward, work, 2, grad, weight_given, mean, rstd);
   const at::ScalarType type = weight_given.scalar_type();
-  return {table_gradient(kernels, e.ids, summed, e.words, padding[0]),
-          table_gradient(kernels, e.positions, summed, e.position_table, padding[1]),
-          table_gradient(kernels, e.types, summed, e.type_table, padding[2]), sums.total(0, type), sums.total(1, type)};
+  return {table_gradient(kernels, e.ids, summed, words, padding[0]),
+          table_gradient(kernels, e.positions, summed, position_table, padding[1]),
+          table_gradient(kernels, e.types, summed, type_table, padding[2]), sums.total(0, type), sums.total(1, type)};
 }
 
 void require_labels(const Tensor& logits, const Tensor& labels, int64_t ignore_index) {
@@ -332,34 +311,39 @@ void require_labels(const Tensor& logits, const Tensor& labels, int64_t ignore_i
   }
 }
 
-std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits_given, const Tensor& labels_given,
-                                         int64_t ignore_index) {
-  const Tensor logits = logits_given.contiguous(), labels = labels_given.contiguous();
+std::tuple<Tensor, Tensor> cross_entropy(const Tensor& logits, const Tensor& labels_given, int64_t ignore_index) {
+  const Tensor labels = labels_given.contiguous();
   require_labels(logits, labels, ignore_index);
-  const int64_t rows = logits.size(0), width = width_of(logits, "logits");
-  const auto wide_options = logits.options().dtype(wide(logits.scalar_type()));
-  Tensor losses = at::empty({rows}, wide_options), lse = at::empty({rows}, wide_options);
-  const EncoderKernels kernels = kernels_for(logits.scalar_type());
-  const CrossEntropyWork work{logits.const_data_ptr(), nullptr, nullptr, labels.const_data_ptr<int64_t>(),
-                              losses.mutable_data_ptr(), lse.mutable_data_ptr(), nullptr, width, ignore_index};
-  for_chunks(rows, [&](int64_t, int64_t begin, int64_t end) { kernels.cross_entropy(work, begin, end); });
-  rows_forward += rows;
+  const Rows rows(logits, "logits");
+  Tensor losses = rows.statistic(), lse = rows.statistic();
+  const CrossEntropyWork work{.logits = rows.x.const_data_ptr(),
+                              .labels = labels.const_data_ptr<int64_t>(),
+                              .losses = losses.mutable_data_ptr(),
+                              .lse_out = lse.mutable_data_ptr(),
+                              .width = rows.width,
+                              .ignore_index = ignore_index};
+  for_chunks(rows.count, [&](int64_t, int64_t begin, int64_t end) { rows.kernels.cross_entropy(work, begin, end); });
+  rows_forward += rows.count;
   return {losses, lse};
 }
 
-Tensor cross_entropy_backward(const Tensor& grad_given, const Tensor& logits_given, const Tensor& labels_given,
+Tensor cross_entropy_backward(const Tensor& grad_given, const Tensor& logits, const Tensor& labels_given,
                               const Tensor& lse, int64_t ignore_index) {
-  const Tensor logits = logits_given.contiguous(), labels = labels_given.contiguous(), grad = grad_given.contiguous();
+  const Tensor labels = labels_given.contiguous(), grad = grad_given.contiguous();
   require_labels(logits, labels, ignore_index);
   require_same(grad, lse, "grad");
-  const int64_t rows = logits.size(0), width = width_of(logits, "logits");
-  Tensor out = at::empty_like(logits);
-  const EncoderKernels kernels = kernels_for(logits.scalar_type());
-  const CrossEntropyWork work{logits.const_data_ptr(), grad.const_data_ptr(), lse.const_data_ptr(),
-                              labels.const_data_ptr<int64_t>(), nullptr, nullptr, out.mutable_data_ptr(), width,
-                              ignore_index};
-  for_chunks(rows, [&](int64_t, int64_t begin, int64_t end) { kernels.cross_entropy_backward(work, begin, end); });
-  rows_backward += rows;
+  const Rows rows(logits, "logits");
+  Tensor out = at::empty_like(rows.x);
+  const CrossEntropyWork work{.logits = rows.x.const_data_ptr(),
+                              .grad = grad.const_data_ptr(),
+                              .lse = lse.const_data_ptr(),
+                              .labels = labels.const_data_ptr<int64_t>(),
+                              .grad_logits = out.mutable_data_ptr(),
+                              .width = rows.width,
+                              .ignore_index = ignore_index};
+  for_chunks(rows.count,
+             [&](int64_t, int64_t begin, int64_t end) { rows.kernels.cross_entropy_backward(work, begin, end); });
+  rows_backward += rows.count;
   return out;
 }
 

@@ -81,44 +81,70 @@ STILLHOUSE_LANES void statistics(const Number<S>* values, int64_t width, double 
   *rstd = 1 / std::sqrt(sum_of(squares) / static_cast<Number<S>>(width) + static_cast<Number<S>>(eps));
 }
 
-// summed = residual + dropout(x + bias);  out = LayerNorm(summed).
+// values = residual + dropout(x + bias), as it is stored.
 template <typename S>
-void dropout_add_norm(const DropoutAddNormWork& work, int64_t begin, int64_t end) {
+STILLHOUSE_LANES void dropout_add(const NormWork& work, int64_t row, const uint16_t* bits, Number<S>* values) {
+  using V = typename S::V;
+  const bool drops = work.dropout.below > 0;
+  const auto* x = row_of<S>(work.x, row, work.width);
+  const auto* residual = row_of<S>(work.residual, row, work.width);
+  const Number<S>* bias = row_of<Wide<S>>(work.bias, 0, work.width);
+  auto* summed = row_of<S>(work.summed, row, work.width);
+  for_columns<V>(work.width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
+    V v = part.template load<S>(x + c) + part.template load<Wide<S>>(bias + c);
+    if (drops) v *= kept<V>(work.dropout, bits + c);
+    part.template store<S>(summed + c, v + part.template load<S>(residual + c));
+    part.template store<Wide<S>>(values + c, part.template load<S>(summed + c));
+  });
+}
+
+// values = word + type + position, in the order in which transformers adds them.
+template <typename S>
+STILLHOUSE_LANES void embed(const NormWork& work, int64_t row, Number<S>* values) {
+  using V = typename S::V;
+  const auto* word = row_of<S>(work.words, work.ids[row], work.width);
+  const auto* type = row_of<S>(work.type_table, work.types[row], work.width);
+  const auto* position = row_of<S>(work.position_table, work.positions[row], work.width);
+  for_columns<V>(work.width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
+    const V v = part.template load<S>(word + c) + part.template load<S>(type + c);
+    part.template store<Wide<S>>(values + c, v + part.template load<S>(position + c));
+  });
+}
+
+// out = LayerNorm(residual + dropout(x + bias)), or dropout(LayerNorm(word + type + position)).
+template <typename S, bool kEmbeds>
+void norm(const NormWork& work, int64_t begin, int64_t end) {
   using V = typename S::V;
   const int64_t width = work.width;
   const bool drops = work.dropout.below > 0;
-  const Number<S>* bias = row_of<Wide<S>>(work.bias, 0, width);
   const Number<S>* weight = row_of<Wide<S>>(work.weight, 0, width);
   const Number<S>* norm_bias = row_of<Wide<S>>(work.norm_bias, 0, width);
   RowBuffers<S> buffers(width);
   Number<S>* values = buffers.values.data();
   uint16_t* bits = buffers.bits.data();
   for (int64_t row = begin; row < end; ++row) {
-    const auto* x = row_of<S>(work.x, row, width);
-    const auto* residual = row_of<S>(work.residual, row, width);
-    auto* summed = row_of<S>(work.summed, row, width);
     auto* out = row_of<S>(work.out, row, width);
-    if (drops) draw_row(work.dropout, row, width, bits);
-    for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      V v = part.template load<S>(x + c) + part.template load<Wide<S>>(bias + c);
-      if (drops) v *= kept<V>(work.dropout, bits + c);
-      part.template store<S>(summed + c, v + part.template load<S>(residual + c));
-      part.template store<Wide<S>>(values + c, part.template load<S>(summed + c));  // as it is stored
-    });
     Number<S>* mean = row_of<Wide<S>>(work.mean, row, 1);
     Number<S>* rstd = row_of<Wide<S>>(work.rstd, row, 1);
+    if (drops) draw_row(work.dropout, row, width, bits);
+    if constexpr (kEmbeds) {
+      embed<S>(work, row, values);
+    } else {
+      dropout_add<S>(work, row, bits, values);
+    }
     statistics<S>(values, width, work.eps, mean, rstd);
     for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      const V centred = (part.template load<Wide<S>>(values + c) - *mean) * *rstd;
-      part.template store<S>(
-          out + c, centred * part.template load<Wide<S>>(weight + c) + part.template load<Wide<S>>(norm_bias + c));
+      const V n = (part.template load<Wide<S>>(values + c) - *mean) * *rstd;
+      V y = n * part.template load<Wide<S>>(weight + c) + part.template load<Wide<S>>(norm_bias + c);
+      if (kEmbeds && drops) y *= kept<V>(work.dropout, bits + c);
+      part.template store<S>(out + c, y);
     });
   }
 }
 
 // With n = (summed - mean) rstd and h = g weight:  d summed = rstd (h - mean(h) - n mean(h n)).
-template <typename S>
-void dropout_add_norm_backward(const DropoutAddNormBackwardWork& work, int64_t begin, int64_t end) {
+template <typename S, bool kEmbeds>
+void norm_backward(const NormWork& work, int64_t begin, int64_t end) {
   using V = typename S::V;
   const int64_t width = work.width;
   const bool drops = work.dropout.below > 0;
@@ -132,16 +158,21 @@ void dropout_add_norm_backward(const DropoutAddNormBackwardWork& work, int64_t b
   for (int64_t row = begin; row < end; ++row) {
     const auto* grad = row_of<S>(work.grad, row, width);
     const auto* other = work.other_grad == nullptr ? nullptr : row_of<S>(work.other_grad, row, width);
-    const auto* summed = row_of<S>(work.summed, row, width);
-    auto* grad_x = row_of<S>(work.grad_x, row, width);
-    auto* grad_residual = row_of<S>(work.grad_residual, row, width);
+    const auto* summed = row_of<S>(static_cast<const void*>(work.summed), row, width);
     const Number<S> mean = *row_of<Wide<S>>(work.mean, row, 1), rstd = *row_of<Wide<S>>(work.rstd, row, 1);
+    if constexpr (kEmbeds) embed<S>(work, row, normed);
     if (drops) draw_row(work.dropout, row, width, bits);
     V total{}, product_total{};
     for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
       V g = part.template load<S>(grad + c);
-      if (other != nullptr) g += part.template load<S>(other + c);
-      const V n = (part.template load<S>(summed + c) - mean) * rstd;
+      V n;
+      if constexpr (kEmbeds) {
+        if (drops) g *= kept<V>(work.dropout, bits + c);
+        n = (part.template load<Wide<S>>(normed + c) - mean) * rstd;
+      } else {
+        if (other != nullptr) g += part.template load<S>(other + c);
+        n = (part.template load<S>(summed + c) - mean) * rstd;
+      }
       const V h = g * part.template load<Wide<S>>(weight + c);  // 0 beyond the end of the row
       total += h;
       product_total += h * n;
@@ -155,89 +186,14 @@ void dropout_add_norm_backward(const DropoutAddNormBackwardWork& work, int64_t b
     for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
       const V n = part.template load<Wide<S>>(normed + c), h = part.template load<Wide<S>>(weighted + c);
       V d = (h - h_mean - n * hn_mean) * rstd;
-      part.template store<S>(grad_residual + c, d);
-      if (drops) d *= kept<V>(work.dropout, bits + c);
-      part.template store<S>(grad_x + c, d);
-      part.template store<Wide<S>>(bias_sums + c, part.template load<Wide<S>>(bias_sums + c) + d);
-    });
-  }
-}
-
-// word + type + position, in the order in which transformers adds them.
-template <typename S, typename Work>
-STILLHOUSE_LANES void embed(const Work& work, int64_t row, Number<S>* values) {
-  using V = typename S::V;
-  const auto* word = row_of<S>(work.words, work.ids[row], work.width);
-  const auto* type = row_of<S>(work.type_table, work.types[row], work.width);
-  const auto* position = row_of<S>(work.position_table, work.positions[row], work.width);
-  for_columns<V>(work.width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-    const V v = part.template load<S>(word + c) + part.template load<S>(type + c);
-    part.template store<Wide<S>>(values + c, v + part.template load<S>(position + c));
-  });
-}
-
-// out = dropout(LayerNorm(word + type + position)).
-template <typename S>
-void embed_norm(const EmbedNormWork& work, int64_t begin, int64_t end) {
-  using V = typename S::V;
-  const int64_t width = work.width;
-  const bool drops = work.dropout.below > 0;
-  const Number<S>* weight = row_of<Wide<S>>(work.weight, 0, width);
-  const Number<S>* bias = row_of<Wide<S>>(work.bias, 0, width);
-  RowBuffers<S> buffers(width);
-  Number<S>* values = buffers.values.data();
-  uint16_t* bits = buffers.bits.data();
-  for (int64_t row = begin; row < end; ++row) {
-    auto* out = row_of<S>(work.out, row, width);
-    Number<S>* mean = row_of<Wide<S>>(work.mean, row, 1);
-    Number<S>* rstd = row_of<Wide<S>>(work.rstd, row, 1);
-    embed<S>(work, row, values);
-    statistics<S>(values, width, work.eps, mean, rstd);
-    if (drops) draw_row(work.dropout, row, width, bits);
-    for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      const V n = (part.template load<Wide<S>>(values + c) - *mean) * *rstd;
-      V y = n * part.template load<Wide<S>>(weight + c) + part.template load<Wide<S>>(bias + c);
-      if (drops) y *= kept<V>(work.dropout, bits + c);
-      part.template store<S>(out + c, y);
-    });
-  }
-}
-
-template <typename S>
-void embed_norm_backward(const EmbedNormBackwardWork& work, int64_t begin, int64_t end) {
-  using V = typename S::V;
-  const int64_t width = work.width;
-  const bool drops = work.dropout.below > 0;
-  const Number<S>* weight = row_of<Wide<S>>(work.weight, 0, width);
-  Number<S>* weight_sums = row_of<Wide<S>>(work.weight_sums, 0, width);
-  Number<S>* bias_sums = row_of<Wide<S>>(work.bias_sums, 0, width);
-  RowBuffers<S> buffers(width);
-  Number<S>*normed = buffers.values.data(), *weighted = buffers.more.data();
-  uint16_t* bits = buffers.bits.data();
-  for (int64_t row = begin; row < end; ++row) {
-    const auto* grad = row_of<S>(work.grad, row, width);
-    Number<S>* grad_summed = row_of<Wide<S>>(work.grad_summed, row, width);
-    const Number<S> mean = *row_of<Wide<S>>(work.mean, row, 1), rstd = *row_of<Wide<S>>(work.rstd, row, 1);
-    embed<S>(work, row, normed);
-    if (drops) draw_row(work.dropout, row, width, bits);
-    V total{}, product_total{};
-    for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      V g = part.template load<S>(grad + c);
-      if (drops) g *= kept<V>(work.dropout, bits + c);
-      const V n = (part.template load<Wide<S>>(normed + c) - mean) * rstd;
-      const V h = g * part.template load<Wide<S>>(weight + c);
-      total += h;
-      product_total += h * n;
-      part.template store<Wide<S>>(weight_sums + c, part.template load<Wide<S>>(weight_sums + c) + g * n);
-      part.template store<Wide<S>>(bias_sums + c, part.template load<Wide<S>>(bias_sums + c) + g);
-      part.template store<Wide<S>>(normed + c, n);
-      part.template store<Wide<S>>(weighted + c, h);
-    });
-    const Number<S> h_mean = sum_of(total) / static_cast<Number<S>>(width);
-    const Number<S> hn_mean = sum_of(product_total) / static_cast<Number<S>>(width);
-    for_columns<V>(width, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      const V n = part.template load<Wide<S>>(normed + c), h = part.template load<Wide<S>>(weighted + c);
-      part.template store<Wide<S>>(grad_summed + c, (h - h_mean - n * hn_mean) * rstd);
+      if constexpr (kEmbeds) {
+        part.template store<Wide<S>>(row_of<Wide<S>>(work.grad_summed, row, width) + c, d);
+      } else {
+        part.template store<S>(row_of<S>(work.grad_residual, row, width) + c, d);
+        if (drops) d *= kept<V>(work.dropout, bits + c);
+        part.template store<S>(row_of<S>(work.grad_x, row, width) + c, d);
+        part.template store<Wide<S>>(bias_sums + c, part.template load<Wide<S>>(bias_sums + c) + d);
+      }
     });
   }
 }
@@ -308,24 +264,22 @@ void cross_entropy_backward(const CrossEntropyWork& work, int64_t begin, int64_t
 
 template <typename S>
 EncoderKernels kernels_of() {
-  return {bias_gelu<S>,  bias_gelu_backward<S>,  dropout_add_norm<S>, dropout_add_norm_backward<S>,
-          embed_norm<S>, embed_norm_backward<S>, scatter<S>,          scatter_exactly<S>,
-          cross_entropy<S>, cross_entropy_backward<S>};
+  return {bias_gelu<S>,
+          bias_gelu_backward<S>,
+          norm<S, false>,
+          norm_backward<S, false>,
+          norm<S, true>,
+          norm_backward<S, true>,
+          scatter<S>,
+          scatter_exactly<S>,
+          cross_entropy<S>,
+          cross_entropy_backward<S>};
 }
 
 }  // namespace
 
 EncoderKernels encoder_kernels(Element element) {
-  switch (element) {
-    case Element::kFloat64:
-      return kernels_of<Float64>();
-    case Element::kBFloat16:
-      return kernels_of<BFloat16>();
-    case Element::kFloat16:
-      return kernels_of<Float16>();
-    default:
-      return kernels_of<Float32>();
-  }
+  return with_storage(element, [](auto s) -> EncoderKernels { return kernels_of<decltype(s)>(); });
 }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "instruction_sets.h"
+
 namespace stillhouse::cpu {
 
 enum class Element { kFloat32, kFloat64, kBFloat16, kFloat16 };
@@ -24,36 +26,23 @@ struct BiasGeluWork {
   int64_t width;
 };
 
-struct DropoutAddNormWork {
-  const void *x, *bias, *residual, *weight, *norm_bias;
-  void *out, *summed, *mean, *rstd;
+// Of `dropout_add_norm` or of `embed_norm`, forward or backward: each sets what it has.
+struct NormWork {
   int64_t width;
+  DropoutWork dropout;
+  const void *weight, *norm_bias;
   double eps;
-  DropoutWork dropout;
-};
+  void *mean, *rstd, *out;
 
-struct DropoutAddNormBackwardWork {
-  const void *grad, *other_grad, *summed, *mean, *rstd, *weight;  // other_grad may be null
-  void *grad_x, *grad_residual, *bias_sums, *weight_sums, *norm_bias_sums;
-  int64_t width;
-  DropoutWork dropout;
-};
+  const void *x, *bias, *residual;
+  void* summed;
 
-struct EmbedNormWork {
   const int64_t *ids, *types, *positions;
-  const void *words, *position_table, *type_table, *weight, *bias;
-  void *out, *mean, *rstd;
-  int64_t width;
-  double eps;
-  DropoutWork dropout;
-};
+  const void *words, *position_table, *type_table;
 
-struct EmbedNormBackwardWork {
-  const int64_t *ids, *types, *positions;
-  const void *grad, *words, *position_table, *type_table, *mean, *rstd, *weight;
-  void *grad_summed, *weight_sums, *bias_sums;  // grad_summed is wide
-  int64_t width;
-  DropoutWork dropout;
+  const void *grad, *other_grad;  // other_grad may be null
+  void *grad_x, *grad_residual, *grad_summed;  // grad_summed, of the embeddings, is wide
+  void *bias_sums, *weight_sums, *norm_bias_sums;
 };
 
 // Adds columns [first, last) of every row to the row of a table that its index names, in the order of the rows.
@@ -74,25 +63,16 @@ struct CrossEntropyWork {
 struct EncoderKernels {
   void (*bias_gelu)(const BiasGeluWork&, int64_t begin, int64_t end);
   void (*bias_gelu_backward)(const BiasGeluWork&, int64_t begin, int64_t end);
-  void (*dropout_add_norm)(const DropoutAddNormWork&, int64_t begin, int64_t end);
-  void (*dropout_add_norm_backward)(const DropoutAddNormBackwardWork&, int64_t begin, int64_t end);
-  void (*embed_norm)(const EmbedNormWork&, int64_t begin, int64_t end);
-  void (*embed_norm_backward)(const EmbedNormBackwardWork&, int64_t begin, int64_t end);
+  void (*dropout_add_norm)(const NormWork&, int64_t begin, int64_t end);
+  void (*dropout_add_norm_backward)(const NormWork&, int64_t begin, int64_t end);
+  void (*embed_norm)(const NormWork&, int64_t begin, int64_t end);
+  void (*embed_norm_backward)(const NormWork&, int64_t begin, int64_t end);
   void (*scatter)(const ScatterWork&, int64_t first, int64_t last);
   void (*scatter_exactly)(const ScatterWork&, int64_t first, int64_t last);
   void (*cross_entropy)(const CrossEntropyWork&, int64_t begin, int64_t end);
   void (*cross_entropy_backward)(const CrossEntropyWork&, int64_t begin, int64_t end);
 };
 
-#define STILLHOUSE_DECLARE_ROWS(isa) \
-  namespace isa {                    \
-  EncoderKernels encoder_kernels(Element element); \
-  }
-
-STILLHOUSE_DECLARE_ROWS(scalar)
-STILLHOUSE_DECLARE_ROWS(avx2)
-STILLHOUSE_DECLARE_ROWS(avx512)
-
-#undef STILLHOUSE_DECLARE_ROWS
+STILLHOUSE_IN_EACH_SET(EncoderKernels encoder_kernels(Element element))
 
 }  // namespace stillhouse::cpu

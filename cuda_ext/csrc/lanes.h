@@ -178,9 +178,10 @@ STILLHOUSE_LANES Doubles erf(Doubles x) {
 }
 
 // How elements lie in memory, and the vector that they are computed in.
-struct Float32 {
-  using Stored = float;
-  using V = Floats;
+template <typename Vector>
+struct Plain {
+  using Stored = typename LanesOf<Vector>::Scalar;
+  using V = Vector;
   static STILLHOUSE_LANES V load(const Stored* from) {
     V values;
     memcpy(&values, from, sizeof(values));
@@ -188,17 +189,8 @@ struct Float32 {
   }
   static STILLHOUSE_LANES void store(Stored* to, V values) { memcpy(to, &values, sizeof(values)); }
 };
-
-struct Float64 {
-  using Stored = double;
-  using V = Doubles;
-  static STILLHOUSE_LANES V load(const Stored* from) {
-    V values;
-    memcpy(&values, from, sizeof(values));
-    return values;
-  }
-  static STILLHOUSE_LANES void store(Stored* to, V values) { memcpy(to, &values, sizeof(values)); }
-};
+using Float32 = Plain<Floats>;
+using Float64 = Plain<Doubles>;
 
 template <float (*kWiden)(uint16_t), uint16_t (*kNarrow)(float)>
 struct Bits16 {
@@ -217,18 +209,6 @@ struct Bits16 {
 };
 using BFloat16 = Bits16<bfloat16_to_float, float_to_bfloat16>;
 using Float16 = Bits16<half_to_float, float_to_half>;
-
-// Storage of parameters, statistics and sums that go with a storage of activations.
-template <typename V>
-struct WideOf;
-template <>
-struct WideOf<Floats> {
-  using Storage = Float32;
-};
-template <>
-struct WideOf<Doubles> {
-  using Storage = Float64;
-};
 
 // A whole vector, or the first few lanes of one at the end of a row.
 struct Whole {

@@ -4,13 +4,15 @@
 
 #include <cstdlib>
 
+#include "encoder_rows.h"
 #include "lanes.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 namespace {
 
+// Storage of parameters, statistics and sums that go with a storage of activations.
 template <typename S>
-using Wide = typename WideOf<typename S::V>::Storage;
+using Wide = Plain<typename S::V>;
 template <typename S>
 using Number = typename Wide<S>::Stored;
 
@@ -38,6 +40,16 @@ class Buffer {
  private:
   T* memory_;
 };
+
+template <typename Body>
+auto with_storage(Element element, const Body& body) {
+  switch (element) {
+    case Element::kFloat64: return body(Float64{});
+    case Element::kBFloat16: return body(BFloat16{});
+    case Element::kFloat16: return body(Float16{});
+    default: return body(Float32{});
+  }
+}
 
 }  // namespace
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -9,6 +9,7 @@
 
 #include "binary_rows.h"
 
+using namespace stillhouse;
 using namespace stillhouse::cpu;
 
 namespace {
@@ -58,45 +59,62 @@ struct Problem {
     return word >> (input % kWordBits) & 1u;
   }
 
-  BinaryInput input() const {
-    const void* data = shape.bfloat16 ? static_cast<const void*>(half.data()) : x.data();
-    return {data, shape.inputs, shape.words(), shape.bfloat16};
-  }
-
-  BinaryOutput output(void* out) const {
-    return {scale.data(), shape.with_bias ? bias.data() : nullptr, 1, out, shape.outputs, shape.bfloat16};
+  BinaryProduct product() const {
+    BinaryProduct p{};
+    p.x = shape.bfloat16 ? static_cast<const void*>(half.data()) : x.data();
+    p.weight = weight.data();
+    p.scale = scale.data();
+    p.bias = shape.with_bias ? bias.data() : nullptr;
+    p.rows = shape.rows;
+    p.inputs = shape.inputs;
+    p.outputs = shape.outputs;
+    p.words = shape.words();
+    p.panels = shape.panels();
+    p.scale_step = 1;
+    p.bfloat16 = shape.bfloat16;
+    p.positives = shape.two_valued ? positives.data() : nullptr;
+    p.threshold = &zero;
+    return p;
   }
 
   std::vector<uint8_t> xnor(const BinaryKernels& kernels) const {
-    const float threshold = 0.0f;
-    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), unordered(shape.rows), out(bytes());
-    kernels.signs({input(), &threshold, 0, codes.data(), unordered.data()}, 0, shape.rows);
-    const int32_t* counted = shape.two_valued ? positives.data() : nullptr;
-    kernels.xnor({codes.data(), weight.data(), counted, shape.inputs, shape.words(), output(out.data())},
-                 {0, shape.rows, 0, shape.panels()});
+    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), out(bytes());
+    std::vector<uint32_t> unordered(shape.rows);
+    BinaryProduct p = product();
+    p.out = out.data();
+    p.codes = codes.data();
+    p.unordered = unordered.data();
+    kernels.signs(p, 0, shape.rows);
+    kernels.xnor(p, {0, shape.rows, 0, shape.panels()});
     return out;
   }
 
   std::vector<uint8_t> signed_sums(const BinaryKernels& kernels) const {
     std::vector<uint8_t> out(bytes());
-    kernels.signed_sums({input(), weight.data(), output(out.data())}, {0, shape.rows, 0, shape.panels()});
+    BinaryProduct p = product();
+    p.out = out.data();
+    kernels.signed_sums(p, {0, shape.rows, 0, shape.panels()});
     return out;
   }
 
   // Whether the kernels find the rows that have a NaN, in turn in each place.
   bool finds_nan(const BinaryKernels& kernels) {
-    const float threshold = 0.0f, nan = std::numeric_limits<float>::quiet_NaN();
-    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes), unordered(shape.rows);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<uint8_t> codes(shape.rows * shape.words() * kernels.code_bytes);
+    std::vector<uint32_t> unordered(shape.rows);
     for (int64_t place = 0; place < shape.rows * shape.inputs; ++place) {
       const float kept = x[place];
       const uint16_t kept_half = half[place];
       x[place] = nan;
       half[place] = 0x7fc0;
-      kernels.signs({input(), &threshold, 0, codes.data(), unordered.data()}, 0, shape.rows);
+      BinaryProduct p = product();
+      p.codes = codes.data();
+      p.unordered = unordered.data();
+      kernels.signs(p, 0, shape.rows);
       x[place] = kept;
       half[place] = kept_half;
       for (int64_t row = 0; row < shape.rows; ++row) {
-        if (unordered[row] != (row == place / shape.inputs)) return false;
+        if ((unordered[row] != 0) != (row == place / shape.inputs)) return false;
       }
     }
     return true;
@@ -128,6 +146,7 @@ struct Problem {
   std::vector<uint16_t> half;
   std::vector<uint32_t> weight;
   std::vector<int32_t> positives;
+  float zero = 0.0f;
 };
 
 }  // namespace

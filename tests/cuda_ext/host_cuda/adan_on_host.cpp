@@ -51,7 +51,7 @@ EXPORTED void cpu_update(const AdanLaunch* launch) {
   for (int64_t i = 0; i < launch->tensor_count; ++i) {
     const AdanTensor& tensor = launch->tensors[i];
     const double finished = *tensor.step;
-    cpu::scalar::update_chunk({&tensor, 0, tensor.numel, adan_scalars(launch->groups[tensor.group], finished + 1.0, factor),
+    cpu::scalar::chunk_kernels().update({&tensor, 0, tensor.numel, adan_scalars(launch->groups[tensor.group], finished + 1.0, factor),
                                launch->storage, launch->master, launch->bfloat16_moments, finished == 0.0});
     *tensor.step += 1.0f;
   }
