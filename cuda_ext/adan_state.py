@@ -22,8 +22,7 @@ _PREVIOUS = {torch.float16: torch.bfloat16}
 MASTER_KINDS = ("auto", *MASTERS, "none")
 """`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
 
-STATE_NAMES = ("master", "remainder")
-"""Names that a completing tensor has in a parameter's state."""
+STATE_NAMES = ("master", "remainder")  # Names that a completing tensor has in a parameter's state
 
 _SIXTEEN_BIT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _GROUP = ("lr", "betas", "eps", "weight_decay")

@@ -17,22 +17,17 @@ from torch import Tensor
 
 from cuda_ext import adan_state, native
 
-Group = Mapping[str, Any]
-"""A parameter group: lr, betas, eps, weight_decay, no_prox, maximize."""
-GROUPS_PER_LAUNCH = 16
-"""Parameter groups whose hyper-parameters fit in one CUDA launch's arguments."""
+Group = Mapping[str, Any]  # A parameter group: lr, betas, eps, weight_decay, no_prox, maximize
+GROUPS_PER_LAUNCH = 16  # Parameter groups whose hyper-parameters fit in one CUDA launch's arguments
 
 
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs of a step besides the tensors; all scalars stay on their device."""
 
-    grad_scale: Tensor | None = None
-    """Loss scale that the gradients still carry; float32."""
-    found_inf: Tensor | None = None
-    """Not 0: the step is skipped; float32."""
-    max_grad_norm: float = 0.0
-    """0 turns clipping off."""
+    grad_scale: Tensor | None = None  # Loss scale that the gradients still carry; float32
+    found_inf: Tensor | None = None  # Not 0: the step is skipped; float32
+    max_grad_norm: float = 0.0  # 0 turns clipping off
 
 
 @dataclass
@@ -85,7 +80,6 @@ class TensorBatch:
 
 
 def combined_norm(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of several parts from the norms of the parts."""
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 

@@ -29,11 +29,9 @@ TARGETS: Mapping[str, int] = MappingProxyType(
 )
 """GPUs that the kernels are compiled for, as Triton numbers them: those of the CUDA kernels."""
 
-WIDTHS = (384, 768, 1024, 3072)
-"""Widths of rows: MiniLM, BERT-base, BERT-large, and BERT-base's inner layer."""
+WIDTHS = (384, 768, 1024, 3072)  # Widths of rows: MiniLM, BERT-base, BERT-large, and BERT-base's inner layer
 
-REGISTER_LIMIT = 128
-"""Registers per thread with which 16 warps fit on a multiprocessor."""
+REGISTER_LIMIT = 128  # Registers per thread with which 16 warps fit on a multiprocessor
 
 _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<local>\d+)")
 

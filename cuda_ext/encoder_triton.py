@@ -20,13 +20,11 @@ from torch import Tensor
 from cuda_ext.encoder import threshold_of
 from cuda_ext.encoder_layer import programs_of
 
-TOTAL_COLUMNS = 32
-"""Columns that a program of `totals_kernel` works on."""
+TOTAL_COLUMNS = 32  # Columns that a program of `totals_kernel` works on
 
 _WARPS = 4
 
-_MOST_TYPES = 8
-"""Rows of the largest type table of whose gradient each is a sum over all rows of a batch."""
+_MOST_TYPES = 8  # Rows of the largest type table of whose gradient each is a sum over all rows of a batch
 
 # Products and sums in one rounding: Triton 3.9 warns where this is not said, and 3.10 does without.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -109,7 +109,6 @@ def summary(kernels: list[KernelResources]) -> str:
 
 
 def within_limits(kernels: list[KernelResources]) -> bool:
-    """Whether no kernel spills or takes more than `REGISTER_LIMIT` registers."""
     return all(row.spill_bytes == 0 and row.registers <= REGISTER_LIMIT for row in kernels)
 
 

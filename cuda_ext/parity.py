@@ -108,8 +108,7 @@ class ParityRecord:
     parameter_bound: float
     update_bound: float
     passed: bool
-    kernels_ran: dict[str, int]
-    """Counters of the kernels during these steps."""
+    kernels_ran: dict[str, int]  # Counters of the kernels during these steps
     torch_version: str
     recorded_at_s: float
 

@@ -9,22 +9,14 @@ from typing import ClassVar
 class FailureClass(StrEnum):
     """Why an attempt failed; the retry decision and people's filters go by it."""
 
-    infrastructure = "infrastructure"
-    """A machine, process or network failed."""
-    out_of_memory = "out_of_memory"
-    """The batch does not fit in memory: a *result* of the grid."""
-    not_finite = "not_finite"
-    """Loss or gradients became NaN or infinite."""
-    bad_data = "bad_data"
-    """The dataset is missing, empty, malformed or has changed between attempts."""
-    bad_spec = "bad_spec"
-    """The spec asks for something impossible."""
-    preempted = "preempted"
-    """The cluster took the resources back."""
-    lost = "lost"
-    """Cause unknown: the driver and its lease are gone."""
-    bug = "bug"
-    """An unexpected error; the traceback is in the log."""
+    infrastructure = "infrastructure"  # A machine, process or network failed
+    out_of_memory = "out_of_memory"  # The batch does not fit in memory: a *result* of the grid
+    not_finite = "not_finite"  # Loss or gradients became NaN or infinite
+    bad_data = "bad_data"  # The dataset is missing, empty, malformed or has changed between attempts
+    bad_spec = "bad_spec"  # The spec asks for something impossible
+    preempted = "preempted"  # The cluster took the resources back
+    lost = "lost"  # Cause unknown: the driver and its lease are gone
+    bug = "bug"  # An unexpected error; the traceback is in the log
 
 
 FAILURES_OF_MACHINES = frozenset({FailureClass.infrastructure, FailureClass.lost})

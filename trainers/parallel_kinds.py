@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 SIGN_CHUNK = 256
 """Elements that share a scale in 1-bit Adan; a divisor of the usual hidden sizes, so that the rows of an
 embedding table that have no gradient do not share one with those that have."""
-SIGN_MESSAGE_BYTES = SIGN_CHUNK // 8 + 4
-"""Bytes of a chunk: its signs and its scale."""
+SIGN_MESSAGE_BYTES = SIGN_CHUNK // 8 + 4  # Bytes of a chunk: its signs and its scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

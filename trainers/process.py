@@ -65,7 +65,6 @@ def seed_all(seed: int, *, rank: int) -> None:
 
 @contextlib.contextmanager
 def environment_restored() -> Iterator[None]:
-    """Restores the environment variables at the end."""
     before = dict(os.environ)
     try:
         yield

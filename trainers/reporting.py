@@ -16,12 +16,9 @@ from typing import Literal, Protocol
 class Provenance(StrEnum):
     """How a measurement came to be; different provenances never mix in one number."""
 
-    counter = "counter"
-    """Read from a hardware or operating-system counter, or a clock."""
-    sampled = "sampled"
-    """Integrated from samples."""
-    modelled = "modelled"
-    """Computed from rated power, price or another assumption."""
+    counter = "counter"  # Read from a hardware or operating-system counter, or a clock
+    sampled = "sampled"  # Integrated from samples
+    modelled = "modelled"  # Computed from rated power, price or another assumption
 
 
 Better = Literal["lower", "higher"]

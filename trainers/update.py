@@ -16,15 +16,13 @@ from trainers.models.student import parameter_name
 from trainers.optimizers.info import Built
 from trainers.optimizers.masters import stored_format
 
-MINIMUM = 1.0
-"""At this scale an overflow is no longer the scale's doing."""
+MINIMUM = 1.0  # At this scale an overflow is no longer the scale's doing
 MAXIMUM = 2.0**24
 _FACTOR = 2.0
 RATE_FACTOR = "rate_factor"
 """Entry of a parameter group whose learning rate is the run's times this factor; absent = 1."""
 _FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_PARTS_OF_PARAMETERS = ("master", "remainder")
-"""State that completes 16-bit parameters."""
+_PARTS_OF_PARAMETERS = ("master", "remainder")  # State that completes 16-bit parameters
 UNDERFLOW_EVERY_STEPS = 32
 """Counting reads all gradients and launches three kernels for each, as much as the step itself."""
 

@@ -20,8 +20,7 @@ from trainers.data.cache import sync
 MANIFEST = "manifest.json"
 STATE = "state.json"
 BEST = "best.json"
-TRACE = "trace.json"
-"""Next to an attempt's checkpoints: the timeline of its traced steps."""
+TRACE = "trace.json"  # Next to an attempt's checkpoints: the timeline of its traced steps
 _KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
 DRAFT = ".draft"
 FORMAT = 2

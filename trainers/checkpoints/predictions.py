@@ -18,14 +18,11 @@ import numpy.typing as npt
 
 from trainers.data.cache import sync
 
-PREDICTIONS = "predictions/test.parquet"
-"""Where an attempt's folder has the file."""
+PREDICTIONS = "predictions/test.parquet"  # Where an attempt's folder has the file
 COLUMNS = ("unit", "score", "prediction", "truth")
 _RECORD = b"stillhouse.test"
-_ROWS = 8192
-"""Rows of a group: what a reader holds at once."""
-MOST_CONFUSED = 200
-"""Most labels whose confusions are kept: a matrix of ten thousand would take a gigabyte."""
+_ROWS = 8192  # Rows of a group: what a reader holds at once
+MOST_CONFUSED = 200  # Most labels whose confusions are kept: a matrix of ten thousand would take a gigabyte
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,11 @@ from trainers.device_kinds import kind_of
 from trainers.errors import CheckpointError
 from trainers.reporting import Fence, OnlyAttempt
 
-MODEL_FILE = "model"
-"""Name, without suffix, of the file with the model's weights."""
+MODEL_FILE = "model"  # Name, without suffix, of the file with the model's weights
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Contents of a checkpoint."""
-
     tensors: Mapping[str, Mapping[str, torch.Tensor]]  # By file name without suffix, then by tensor name
     state: Mapping[str, Any]  # Everything else, JSON-able
 
@@ -58,8 +55,7 @@ class CheckpointStore:
     def __init__(self, folder: Path, keep: int, fence: Fence | None = None) -> None:
         self._folder, self._keep, self._fence = folder, keep, fence or OnlyAttempt()
         self._own = manifest.attempt_folder(folder, self._fence.attempt)
-        self._rejected: set[CheckpointId] = set()
-        """Those that did not verify."""
+        self._rejected: set[CheckpointId] = set()  # Those that did not verify
 
     @property
     def own_folder(self) -> Path:

@@ -28,26 +28,17 @@ _THROTTLING = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Readings of a device at one moment; None where it has none.
+    """Readings of a device at one moment; None where it has none."""
 
-    Attributes:
-        at_s: `time.perf_counter()`.
-        power_w: Draw of the whole board.
-        gpu_utilisation_pct: Share of NVML's last interval in which a kernel ran.
-        memory_utilisation_pct: Share of it in which device memory was read or written.
-        memory_used_mib: Allocated by all processes.
-        throttled: Reasons why the clocks are lowered.
-    """
-
-    at_s: float
-    power_w: float | None = None
-    gpu_utilisation_pct: float | None = None
-    memory_utilisation_pct: float | None = None
-    memory_used_mib: float | None = None
+    at_s: float  # `time.perf_counter()`
+    power_w: float | None = None  # Draw of the whole board
+    gpu_utilisation_pct: float | None = None  # Share of NVML's last interval in which a kernel ran
+    memory_utilisation_pct: float | None = None  # Share of it in which device memory was read or written
+    memory_used_mib: float | None = None  # Allocated by all processes
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None
-    throttled: tuple[str, ...] = ()
+    throttled: tuple[str, ...] = ()  # Reasons why the clocks are lowered
 
 
 SAMPLED = (
@@ -58,15 +49,10 @@ SAMPLED = (
 
 
 class Device:
-    """A device without counters.
+    """A device without counters."""
 
-    Attributes:
-        identity: The same for all workers that use the same device; empty for none.
-        exclusive: The energy counter counts this device alone, not a GPU that MIG divides.
-    """
-
-    identity = ""
-    exclusive = True
+    identity = ""  # The same for all workers that use the same device; empty for none
+    exclusive = True  # The energy counter counts this device alone, not a GPU that MIG divides
 
     def energy_j(self) -> float | None:
         """Returns a counter of joules that only grows; None where there is none."""

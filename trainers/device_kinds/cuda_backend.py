@@ -15,10 +15,8 @@ from trainers.device_kinds.counters import MIB, Device, nvml_device
 from trainers.errors import BadSpecError
 
 _AMPERE = (8, 0)
-_HOPPER = 9
-"""Major compute capability that FlashAttention 3 is written for; torch refuses it on any other."""
-_FLASH_3 = "flash_attn_interface"
-"""Module that the package flash-attn-3 installs."""
+_HOPPER = 9  # Major compute capability that FlashAttention 3 is written for; torch refuses it on any other
+_FLASH_3 = "flash_attn_interface"  # Module that the package flash-attn-3 installs
 
 
 class CudaGraphs(Recorder):

@@ -17,19 +17,14 @@ class DeviceKind:
 
     Attributes:
         requires: Package that adds it to torch, an optional extra of the kind's name; None = torch has it.
-        proven: A run has trained on such a device; else previews warn.
         static_shapes: Operations are compiled for each new shape, so all batches of a run have one.
         serves: Supported values of spec fields that it does not support in full.
         counted_in_cpus: A device is one CPU, and a worker occupies several; else a worker occupies one
             device.
         ray_scaling: Arguments of Ray Train's `ScalingConfig`, such as `use_gpu`.
-        behind_host: Computes asynchronously, so phases are timed by events on its stream.
-        searches_micro_batch: `auto` searches for the largest micro-batch that fits in memory.
-        width_multiple: Batches are padded to a multiple of this many tokens.
         caution: Returns why a supported precision is slower than fp32 on this machine, if known.
         emulates_halves: Half precisions without fast instructions are computed in fp32, on rounded operands.
         teacher_precisions: Values of `distillation.teacher_precision`, the preferred one of `auto` first.
-        kernels: Device type of the kernels in `cuda_ext`; None = there are none.
     """
 
     name: str
@@ -38,7 +33,7 @@ class DeviceKind:
     torch_type: str
     load: Callable[[], Backend]
     requires: str | None = None
-    proven: bool = True
+    proven: bool = True  # A run has trained on such a device; else previews warn
     static_shapes: bool = False
     serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     fused_steps: bool = True
@@ -47,16 +42,16 @@ class DeviceKind:
     ray_scaling: Mapping[str, bool] = field(default_factory=dict)
     process_group: str = "gloo"
     link_gb_s: float
-    behind_host: bool = False
+    behind_host: bool = False  # Computes asynchronously, so phases are timed by events on its stream
     nvml: bool = False
-    searches_micro_batch: bool = False
-    width_multiple: int = 1
+    searches_micro_batch: bool = False  # `auto` searches for the largest micro-batch that fits in memory
+    width_multiple: int = 1  # Batches are padded to a multiple of this many tokens
     caution: Callable[[str], str | None] = lambda precision: None
     emulates_halves: bool = False
     teacher_precisions: tuple[str, ...] = ("fp32",)
     autocast_widens_norms: bool = False
     host_dropout: bool = False
-    kernels: str | None = None
+    kernels: str | None = None  # Device type of the kernels in `cuda_ext`; None = there are none
 
     @property
     def backend(self) -> Backend:

@@ -40,8 +40,7 @@ from trainers.workers import Workers
 
 _FP32_BYTES = 4
 _LOCK_S = 60.0
-_done: set[str] = set()
-"""Keys of the passes that this process has done."""
+_done: set[str] = set()  # Keys of the passes that this process has done
 
 
 class DryRun:

@@ -55,8 +55,6 @@ class CompressionCost:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured for an estimate."""
-
     step: StepTimes  # Step times with `exchange.workers` processes at once, or with one
     exchange: ExchangeCost | None  # None = one process was measured
     measured_ms: float | None  # A step of a data-parallel run of `exchange.workers`; None = none was trained

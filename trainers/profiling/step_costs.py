@@ -37,16 +37,12 @@ from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime,
 from trainers.reporting import Clock, NeverStop, NullSink
 from trainers.telemetry.instruments import Instruments
 
-LIMIT_S = 300.0
-"""Longest wait for one piece of work."""
+LIMIT_S = 300.0  # Longest wait for one piece of work
 MIB = 1 << 20
-SIZES_MIB = (0.25, 1.0, 4.0, 16.0)
-"""Messages that the cost of an exchange is fitted to."""
+SIZES_MIB = (0.25, 1.0, 4.0, 16.0)  # Messages that the cost of an exchange is fitted to
 _REPEATS = 7
-_MATRIX = (1024, 1024)
-"""Whose gradient a compression is timed on: 4 MiB."""
-_WARM_UP_STEPS = 5
-"""Of a compression that is timed; its warm-up is a share of them."""
+_MATRIX = (1024, 1024)  # Whose gradient a compression is timed on: 4 MiB
+_WARM_UP_STEPS = 5  # Of a compression that is timed; its warm-up is a share of them
 
 
 class GroupError(RuntimeError):
