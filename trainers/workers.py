@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
 from typing_extensions import override
 
 from trainers.device_kinds import kind_of
+from trainers.errors import CheckpointError
+
+T = TypeVar("T")
 
 
 class Workers:
@@ -56,6 +59,20 @@ class Workers:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+    def on_first(self, work: Callable[[], T]) -> T:
+        """Returns what rank 0's work returns, on every worker; raises its CheckpointError on every worker."""
+        found: T | None = None
+        problem: str | None = None
+        if self.rank == 0:
+            try:
+                found = work()
+            except CheckpointError as error:
+                problem = str(error)
+        found, problem = self.broadcast((found, problem))
+        if problem is not None:
+            raise CheckpointError(problem)
+        return cast(T, found)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns every worker's value by rank, on every worker."""

@@ -36,7 +36,8 @@ from trainers.models import dropout, origin, parity, student
 from trainers.models.fit import student_misfits
 from trainers.models.latent import Latent
 from trainers.models.parity import EncoderParity
-from trainers.parallel import partition_stages, replicate
+from trainers.parallel import partition_stages
+from trainers.parallel.replica import Replica, Setup
 from trainers.process import seed_all
 from trainers.reporting import Clock, Fence, Sink, Stop
 from trainers.tasks.base import build
@@ -52,8 +53,7 @@ from trainers.telemetry.usage import Usage
 from trainers.update import Update, idle, loss_scale_for
 from trainers.update import build as build_optimizer
 
-_CALIBRATED = 16
-"""Examples that learned scales begin from."""
+_CALIBRATED = 16  # Examples that learned scales begin from
 
 
 def assemble(
@@ -388,19 +388,24 @@ class RunBuilder:
             device=worker.device,
         )
         self.noise = GradientNoise(source, config.batch.global_size / config.batch.base_size)
-        self.replica = replicate(
+        setup = Setup(
             config,
             self.student,
             self.distilled.module,
             self.partition,
-            workers=worker.workers,
-            device=worker.device,
-            arithmetic=worker.arithmetic,
-            timeline=worker.timeline,
-            optimizer=self.built.optimizer,
-            noise=source,
-            total_steps=self.total_steps,
+            self.built.optimizer,
+            source,
+            self.total_steps,
+            place={
+                "workers": worker.workers,
+                "device": worker.device,
+                "arithmetic": worker.arithmetic,
+                "timeline": worker.timeline,
+            },
         )
+        self.replica: Replica = config.parallel.strategy_info.replicate(setup)
+        if not config.trains:
+            self.replica.name = config.parallel.strategy
 
     def report_start(self) -> None:
         config, worker, prepared, place = self.config, self.worker, self.prepared, self.origin

@@ -30,14 +30,11 @@ from trainers.tasks.base import Judged, Prepared, Task
 from trainers.telemetry.memory import weight_mib
 from trainers.workers import Workers
 
-PERCENTILES = (50, 95)
-"""Of the time per example, in `example_ms_p50` and `example_ms_p95`."""
+PERCENTILES = (50, 95)  # Of the time per example, in `example_ms_p50` and `example_ms_p95`
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Observations of a whole part."""
-
     rows: npt.NDArray[np.float32]  # (N, K) inputs of the scoring for each example, in the order of the part
     loss: float  # Mean over examples
     spent_s: float  # Time of forward pass, loss and observation, summed over workers
@@ -51,8 +48,6 @@ class Observed:
 
 @dataclass(slots=True)
 class _Share:
-    """Results of one worker."""
-
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
     observed: list[npt.NDArray[np.float32]] = field(default_factory=list)  # (B, K) for each batch
     loss: float = 0.0
@@ -294,7 +289,6 @@ class FinalTest:
 
     @property
     def examples(self) -> int:
-        """Units of the test part."""
         return self._evaluator.units
 
     def score(
@@ -309,7 +303,7 @@ class FinalTest:
             CheckpointError: On every worker; the best checkpoint cannot be read, or the record not written.
         """
         best = CheckpointId(progress.best_attempt, progress.best_step).path(self._folder)
-        weights_sha256 = self._digest(best)
+        weights_sha256 = self._workers.on_first(lambda: self._digest(best))
         figures: Mapping[str, float] | None = self._workers.broadcast(self._recorded(weights_sha256))
         if figures is not None:
             return figures
@@ -318,54 +312,36 @@ class FinalTest:
         observed = self._evaluator.observe(replica, abandon)
         if observed is None:
             return None
-        carried = progress.best_scores
-        found = self._evaluator.scores(observed, carried)
+        found = self._evaluator.scores(observed, progress.best_scores)
         figures = {name: value for score, value in found.items() if (name := on_test(score)) is not None}
-        problem: str | None = None
-        if self._workers.rank == 0:
-            judged = self._evaluator.judge(observed, carried)
-            record = Record(
-                weights_sha256,
-                self._data,
-                self._headline,
-                progress.best_step,
-                carried,
-                figures,
-                judged.labels,
-            )
-            names = json.loads(self._units.read_text(encoding="utf-8"))
-            try:
-                predictions.write(
-                    self._own_folder,
-                    record,
-                    [names[number] for number in judged.numbers],
-                    judged.scores.tolist(),
-                    judged.predictions,
-                    judged.truths,
-                )
-            except OSError as error:
-                problem = (
-                    f"the predictions for the test part cannot be written to {self._own_folder} "
-                    f"({error.strerror or error}); free space or make the folder writable"
-                )
-        problem = self._workers.broadcast(problem)
-        if problem is not None:
-            raise CheckpointError(problem)
+        self._workers.on_first(lambda: self._write(observed, progress, weights_sha256, figures))
         return figures
 
+    def _write(
+        self, observed: Observed, progress: Progress, weights_sha256: str, figures: Mapping[str, float]
+    ) -> None:
+        carried, step = progress.best_scores, progress.best_step
+        judged = self._evaluator.judge(observed, carried)
+        record = Record(weights_sha256, self._data, self._headline, step, carried, figures, judged.labels)
+        names = json.loads(self._units.read_text(encoding="utf-8"))
+        units = [names[number] for number in judged.numbers]
+        try:
+            predictions.write(
+                self._own_folder, record, units, judged.scores.tolist(), judged.predictions, judged.truths
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"the predictions for the test part cannot be written to {self._own_folder} "
+                f"({error.strerror or error}); free space or make the folder writable"
+            ) from error
+
     def _digest(self, best: Path) -> str:
-        found: str | None = None
-        if self._workers.rank == 0:
-            try:
-                found = str(manifest.sealed_files(best)[f"{MODEL_FILE}.safetensors"]["sha256"])
-            except (OSError, ValueError, KeyError, TypeError):
-                found = None
-        found = self._workers.broadcast(found)
-        if found is None:
+        try:
+            return str(manifest.sealed_files(best)[f"{MODEL_FILE}.safetensors"]["sha256"])
+        except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(
                 f"the best checkpoint {best} cannot be read, so the test part is not scored"
-            )
-        return found
+            ) from None
 
     def _recorded(self, weights_sha256: str) -> Mapping[str, float] | None:
         if self._workers.rank:

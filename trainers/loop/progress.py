@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
-
-from typing_extensions import override
 
 from trainers.telemetry.timeline import TRAINING, Phase, Sent, Timeline
 from trainers.telemetry.usage import Usage
@@ -117,49 +114,37 @@ class Progress:
         return cls(**{**state, "usage": Usage(**state["usage"])})
 
 
-class RateMeter(ABC):
-    """Points about the time between two calls of `read`; none if there is nothing to report."""
+class Rates:
+    """Points about the time between two calls of `read`; none of what there is nothing to report of."""
 
     def __init__(self, timeline: Timeline, progress: Progress) -> None:
         self._timeline, self._progress = timeline, progress
         self._last = self._now()
 
-    @abstractmethod
-    def read(self) -> dict[str, float]: ...
-
-    @abstractmethod
-    def _now(self) -> tuple[float, ...]: ...
-
-    def _since(self) -> list[float]:
-        before, self._last = self._last, self._now()
-        return [now - then for now, then in zip(self._last, before, strict=True)]
-
-
-class Throughput(RateMeter):
-    @override
     def read(self) -> dict[str, float]:
-        seconds, samples, tokens = self._since()
-        if seconds <= 0.0 or not samples:
-            return {}
-        return {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
+        before, self._last = self._last, self._now()
+        seconds, samples, tokens, steps, exposed_s, hidden_s, sent = (
+            now - then for now, then in zip(self._last, before, strict=True)
+        )
+        rates: dict[str, float] = {}
+        if seconds > 0.0 and samples:
+            rates |= {"samples_per_s": samples / seconds, "tokens_per_s": tokens / seconds}
+        if sent > 0 and steps > 0:
+            rates |= {
+                "communication_ms": 1e3 * exposed_s / steps,
+                "hidden_communication_ms": 1e3 * hidden_s / steps,
+                "bytes_sent_per_step": sent / steps,
+            }
+        return rates
 
     def _now(self) -> tuple[float, ...]:
         spent, progress = self._timeline.settled_s(), self._progress
-        return sum(spent[phase.value] for phase in TRAINING), progress.timed_samples, progress.timed_tokens
-
-
-class Communication(RateMeter):
-    @override
-    def read(self) -> dict[str, float]:
-        steps, exposed_s, hidden_s, sent = self._since()
-        if sent <= 0 or steps <= 0:
-            return {}
-        return {
-            "communication_ms": 1e3 * exposed_s / steps,
-            "hidden_communication_ms": 1e3 * hidden_s / steps,
-            "bytes_sent_per_step": sent / steps,
-        }
-
-    def _now(self) -> tuple[float, ...]:
-        exposed_s, progress = self._timeline.settled_s()[Phase.communication.value], self._progress
-        return progress.step, exposed_s, progress.hidden_communication_s, progress.bytes_sent
+        return (
+            sum(spent[phase.value] for phase in TRAINING),
+            progress.timed_samples,
+            progress.timed_tokens,
+            progress.step,
+            spent[Phase.communication.value],
+            progress.hidden_communication_s,
+            progress.bytes_sent,
+        )

@@ -70,8 +70,7 @@ class RunFigures:
         self._timeline = timeline or Timeline(time.perf_counter())
         self.spent_s = self._timeline.spent_s()
         """Seconds by phase up to the last `update`: what `Usage` has was used in them."""
-        self.taken_s = time.time()
-        """Unix time of the last `update`."""
+        self.taken_s = time.time()  # Unix time of the last `update`
         self._config, self._instruments, self._flop_count = config, instruments, flop_count
         self._truncated_pct, self._first, self._teacher_precision = truncated_pct, first, teacher_precision
         self._flops = self._teacher_flops = 0.0

@@ -29,8 +29,6 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Data of a run."""
-
     task: Task
     batches: TrainingBatches
     evaluator: Evaluator  # Scores the validation part
@@ -62,8 +60,6 @@ class RunTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoints:
-    """Where a run's state is kept."""
-
     store: CheckpointStore
     resumed_from: Path | None  # None = the attempt starts the run
     keep_untrained: bool  # Whether a run that does not train writes the model that it evaluates

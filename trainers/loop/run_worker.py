@@ -22,8 +22,6 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class RunWorker:
-    """This process's place in a run."""
-
     config: RunConfig
     sink: Sink  # The null sink on all workers but rank 0
     workers: Workers

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.store import CheckpointWriter, Written
+from trainers.checkpoints.store import CheckpointWriter, Snapshot, Written
 from trainers.data import tokenizers
 from trainers.errors import CheckpointError
 from trainers.loop.run_parts import RunParts
-from trainers.loop.snapshot import EXCHANGE, Tensors, generator_states, take
+from trainers.loop.snapshot import EXCHANGE, Tensors, generator_states
 from trainers.reporting import Sink
 from trainers.telemetry.timeline import Phase
 
@@ -74,7 +77,7 @@ class Saving:
         tensors = parts.model.replica.gather(parts.model.state.tensors())
         whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
         if parts.workers.rank == 0:
-            self._begin_write(whole, states)
+            self._writer.begin(parts.progress.step, self._snapshot(whole, states), self._describe)
         self._in_flight = True
         self.step, self._began_at_s = parts.progress.step, time.monotonic()
 
@@ -88,7 +91,7 @@ class Saving:
             return
         self._in_flight = self.whole = False
         self._parts.telemetry.timeline.enter(Phase.checkpoint)
-        self._on_first_worker(self._count_written)
+        self._parts.workers.on_first(self._count_written)
         self.checkpoint = self._parts.checkpoints.store.path(self.step)
 
     def keep_last(self) -> None:
@@ -114,40 +117,60 @@ class Saving:
         assert score is not None
         headline = parts.data.task.info.headline
         parts.telemetry.timeline.enter(Phase.checkpoint)
-        self._on_first_worker(lambda: parts.checkpoints.store.mark_best(best, headline, score))
+        parts.workers.on_first(lambda: parts.checkpoints.store.mark_best(best, headline, score))
 
     def newest(self) -> Path:
         """Returns the newest readable checkpoint, the same on every worker."""
-        parts = self._parts
-        path: Path | None = None
-        if parts.workers.rank == 0:
-            path = parts.checkpoints.store.newest(lambda line: self._sink.log("warning", line))
-        path = parts.workers.broadcast(path)
-        if path is None:
-            raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
-        return path
+        store = self._parts.checkpoints.store
+
+        def found() -> Path:
+            path = store.newest(lambda line: self._sink.log("warning", line))
+            if path is None:
+                raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
+            return path
+
+        return self._parts.workers.on_first(found)
 
     def go_back_to(self, step: int, path: Path) -> None:
         self.step, self.checkpoint = step, path
 
-    def _begin_write(self, tensors: Tensors, random_states: list[dict[str, object]]) -> None:
-        parts = self._parts
-        taken = take(
-            tensors,
-            optimizer=parts.model.state.optimizer,
-            progress=parts.progress,
-            random_states=random_states,
-            data=parts.data.identity,
-            spent_s=parts.telemetry.figures.spent_s,
-            taken_s=parts.telemetry.figures.taken_s,
-            steps_per_epoch=parts.data.batches.steps_per_epoch,
+    def _snapshot(self, tensors: Tensors, random_states: list[dict[str, Any]]) -> Snapshot:
+        """Returns everything that a resumed run needs to continue as if never interrupted.
+
+        It describes one model, independent of the number of workers and their strategy.
+        """
+        parts, figures = self._parts, self._parts.telemetry.figures
+        random_tensors: dict[str, torch.Tensor] = {}
+        random_scalars: list[dict[str, Any]] = []
+        for rank, states in enumerate(random_states):
+            scalars = {}
+            for name, value in states.items():
+                if isinstance(value, np.ndarray):
+                    # safetensors has no uint32 everywhere; int64 holds both kinds of words.
+                    random_tensors[f"{rank}.{name}"] = torch.from_numpy(value.astype(np.int64))
+                else:
+                    scalars[name] = value
+            random_scalars.append(scalars)
+        epoch, position = divmod(parts.progress.step, parts.data.batches.steps_per_epoch)
+        return Snapshot(
+            {**tensors, "random": random_tensors},
+            {
+                "progress": parts.progress.to_state(),
+                "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
+                "optimizer_groups": [
+                    {name: value for name, value in group.items() if name != "params"}
+                    for group in parts.model.state.optimizer.state_dict()["param_groups"]
+                ],
+                "random": random_scalars,
+                "data": dict(parts.data.identity),
+                "spent_s": dict(figures.spent_s),  # With the usage in `progress`, until `taken_s`
+                "taken_s": figures.taken_s,
+            },
         )
 
-        def describe(folder: Path) -> None:
-            parts.model.state.student.write_config(folder)
-            tokenizers.write(folder, parts.data.tokenizer)
-
-        self._writer.begin(parts.progress.step, taken, describe)
+    def _describe(self, folder: Path) -> None:
+        self._parts.model.state.student.write_config(folder)
+        tokenizers.write(folder, self._parts.data.tokenizer)
 
     def _count_written(self) -> None:
         written = self._writer.wait()
@@ -157,15 +180,3 @@ class Saving:
 
     def _report(self, written: Written) -> None:
         self._sink.checkpoint(step=written.step, path=str(written.path), verified=True)
-
-    def _on_first_worker(self, write: Callable[[], object]) -> None:
-        """Writes on rank 0; a failure raises CheckpointError on every worker."""
-        problem: str | None = None
-        if self._parts.workers.rank == 0:
-            try:
-                write()
-            except CheckpointError as error:
-                problem = str(error)
-        problem = self._parts.workers.broadcast(problem)
-        if problem is not None:
-            raise CheckpointError(problem)

@@ -18,8 +18,7 @@ from trainers.loop.progress import Progress
 from trainers.models.student import Student
 from trainers.process import seed_all
 
-Tensors = Mapping[str, Mapping[str, torch.Tensor]]
-"""Tensors by file and name."""
+Tensors = Mapping[str, Mapping[str, torch.Tensor]]  # Tensors by file and name
 
 EXCHANGE = "exchange"
 """File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
@@ -109,58 +108,6 @@ class ModelState:
             betas = {"betas": tuple(group["betas"])} if "betas" in group else {}
             groups.append({**group, **betas, "params": mine["params"]})
         return {"state": entries, "param_groups": groups}
-
-
-def take(
-    tensors: Tensors,
-    *,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    random_states: list[dict[str, Any]],
-    data: Mapping[str, Any],
-    spent_s: Mapping[str, float],
-    taken_s: float,
-    steps_per_epoch: int,
-) -> Snapshot:
-    """Returns everything that a resumed run needs to continue as if never interrupted.
-
-    It describes one model, independent of the number of workers and their strategy.
-
-    Args:
-        tensors: Of the whole model.
-        optimizer: Of any worker.
-        random_states: By rank.
-        data: Identity of the dataset.
-        taken_s: Unix time at which `spent_s` and the usage in `progress` end.
-        steps_per_epoch: For the sampler's position.
-    """
-    random_tensors: dict[str, torch.Tensor] = {}
-    random_scalars: list[dict[str, Any]] = []
-    for rank, states in enumerate(random_states):
-        scalars = {}
-        for name, value in states.items():
-            if isinstance(value, np.ndarray):
-                # safetensors has no uint32 everywhere; int64 holds both kinds of words.
-                random_tensors[f"{rank}.{name}"] = torch.from_numpy(value.astype(np.int64))
-            else:
-                scalars[name] = value
-        random_scalars.append(scalars)
-    epoch, position = divmod(progress.step, steps_per_epoch)
-    return Snapshot(
-        {**tensors, "random": random_tensors},
-        {
-            "progress": progress.to_state(),
-            "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
-            "optimizer_groups": [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in optimizer.state_dict()["param_groups"]
-            ],
-            "random": random_scalars,
-            "data": dict(data),
-            "spent_s": dict(spent_s),
-            "taken_s": taken_s,
-        },
-    )
 
 
 def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> Progress:

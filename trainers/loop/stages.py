@@ -20,8 +20,7 @@ from trainers.data.cache import sync
 from trainers.errors import CheckpointError
 from trainers.reporting import Clock, Fence, Measurement, OnlyAttempt, Point, Sink, Stop, TrainingOutcome
 
-RECORD = "stage.json"
-"""What a stage that has ended leaves in its folder."""
+RECORD = "stage.json"  # What a stage that has ended leaves in its folder
 _FOLDER = "stages"
 _SUMMED = (
     "samples", "tokens", "padded_tokens", "timed_samples", "timed_tokens", "skipped_steps",
@@ -31,8 +30,6 @@ _SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of a completed stage."""
-
     checkpoint: str  # Folder of its best checkpoint
     steps: int  # Its optimizer updates
     total_steps: int  # Optimizer updates of the run
@@ -93,7 +90,6 @@ class TrainOne(Protocol):
 def train(
     config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, fence: Fence | None, train_one: TrainOne
 ) -> TrainingOutcome:
-    """Trains the remaining stages, one after the other."""
     assert config.stages is not None
     count = len(config.stages)
     folders = [_folder(config, number, count) for number in range(1, count + 1)]
@@ -154,24 +150,16 @@ def _folder(config: RunConfig, number: int, count: int) -> Path:
 
 
 def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
-    """Writes a stage's record on rank 0; a CheckpointError is raised on every worker."""
-    problem: str | None = None
-    if trainer.workers.rank == 0:
-        try:
-            Ended(
-                checkpoint=str(outcome.summary["best_checkpoint"]),
-                steps=outcome.step,
-                total_steps=total_steps,
-                counters={name: getattr(trainer.progress, name) for name in _SUMMED},
-                usage=asdict(trainer.progress.usage),
-                spent_s=trainer.telemetry.figures.spent_s,
-                ended_s=trainer.telemetry.figures.taken_s,
-            ).write(folder, fence)
-        except CheckpointError as error:
-            problem = str(error)
-    problem = trainer.workers.broadcast(problem)
-    if problem is not None:
-        raise CheckpointError(problem)
+    ended = Ended(
+        checkpoint=str(outcome.summary["best_checkpoint"]),
+        steps=outcome.step,
+        total_steps=total_steps,
+        counters={name: getattr(trainer.progress, name) for name in _SUMMED},
+        usage=asdict(trainer.progress.usage),
+        spent_s=trainer.telemetry.figures.spent_s,
+        ended_s=trainer.telemetry.figures.taken_s,
+    )
+    trainer.workers.on_first(lambda: ended.write(folder, fence))
 
 
 def _whole(outcome: TrainingOutcome, done: int, total_steps: int) -> TrainingOutcome:

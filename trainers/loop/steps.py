@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -35,35 +35,15 @@ class StepSums(Generic[N]):
     objective: tuple[N, ...]  # See `Objective.local_sums`
 
     def numbers(self) -> list[N]:
-        return [
-            self.loss_sum,
-            self.squares,
-            self.tokens,
-            self.padded_tokens,
-            self.noise,
-            self.underflow_pct,
-            self.checkpoint_due,
-            self.checkpoint_whole,
-            *self.stops,
-            *self.objective,
-        ]
+        scalars = [getattr(self, one.name) for one in fields(self)[:-2]]
+        return [*scalars, *self.stops, *self.objective]
 
     def with_numbers(self, numbers: Sequence[M]) -> StepSums[M]:
         """Returns the record with other `numbers`, in the same order."""
-        loss_sum, squares, tokens, padded_tokens, noise, underflow_pct, due, whole, *rest = numbers
-        stops, objective = rest[: len(self.stops)], rest[len(self.stops) :]
-        return StepSums(
-            loss_sum,
-            squares,
-            tokens,
-            padded_tokens,
-            noise,
-            underflow_pct,
-            checkpoint_due=due,
-            checkpoint_whole=whole,
-            stops=tuple(stops),
-            objective=tuple(objective),
-        )
+        names = [one.name for one in fields(self)[:-2]]
+        scalars: dict[str, Any] = dict(zip(names, numbers, strict=False))
+        rest, stops = numbers[len(names) :], len(self.stops)
+        return StepSums(**scalars, stops=tuple(rest[:stops]), objective=tuple(rest[stops:]))
 
 
 def is_finite(sums: StepSums[float]) -> bool:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import nn
 
 from trainers.config import RunConfig
 from trainers.errors import BadSpecError
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import StagePartition, measure
-from trainers.parallel.replica import Replica, Setup
-from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.workers import GroupWorkers, Workers
 
 
@@ -52,29 +47,3 @@ def partition_stages(
         seconds = measure(student, config, device, arithmetic) if workers.rank == 0 else None
         costs = workers.broadcast(seconds)
     return StagePartition.of(config.parallel, student, workers.stage, costs)
-
-
-def replicate(
-    config: RunConfig,
-    student: Student,
-    module: nn.Module,
-    partition: StagePartition | None,
-    *,
-    optimizer: torch.optim.Optimizer,
-    noise: NoiseSource,
-    total_steps: int,
-    **place: Any,
-) -> Replica:
-    """Applies the strategy's wrappers to the model, which is on its device already.
-
-    Args:
-        config: With the resolved micro-batch size.
-        module: Module being trained: the student, or a wrapper around it.
-        noise: Sees gradients before they are averaged.
-        place: Workers, device, arithmetic and timeline, see `Replica`.
-    """
-    setup = Setup(config, student, module, partition, optimizer, noise, total_steps, place)
-    replica: Replica = config.parallel.strategy_info.replicate(setup)
-    if not config.trains:
-        replica.name = config.parallel.strategy
-    return replica

@@ -23,17 +23,14 @@ class GradientExchange:
     """The mean of gradients over workers in their own format, bucket by bucket.
 
     Attributes:
-        name: Name in the spec.
         bytes_sent: By this worker, so far in this attempt.
     """
 
-    name = "none"
+    name = "none"  # Name in the spec
     keeps_buckets = False
     """Whether what is kept between steps belongs to places in buckets, whose layout must then not change."""
-    faithful = True
-    """Whether the result of this step is the mean of what workers have, to rounding."""
-    waits = False
-    """Whether `start` returns only when the bucket is reduced, so that nothing overlaps."""
+    faithful = True  # Whether the result of this step is the mean of what workers have, to rounding
+    waits = False  # Whether `start` returns only when the bucket is reduced, so that nothing overlaps
 
     def __init__(self) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()

@@ -31,12 +31,9 @@ from trainers.parallel.replica import LossOf, Replica
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.telemetry.timeline import Phase, Sent
 
-_MOST_SEEDS = 4096
-"""Seeds of one pass at most: a fused layer takes three."""
-_STEPS_AHEAD = 512
-"""Steps whose shapes are recorded before the first of them."""
-_ALIGNED = 64
-"""Gradients begin at multiples of this many elements, so that kernels read them in wide words."""
+_MOST_SEEDS = 4096  # Seeds of one pass at most: a fused layer takes three
+_STEPS_AHEAD = 512  # Steps whose shapes are recorded before the first of them
+_ALIGNED = 64  # Gradients begin at multiples of this many elements, so that kernels read them in wide words
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +266,7 @@ class _Seeds:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._there = torch.zeros(_MOST_SEEDS, dtype=torch.int64, device=device)
-        self.taken = 0
-        """How many the last pass took."""
+        self.taken = 0  # How many the last pass took
 
     def draw(self, count: int) -> None:
         if count:

@@ -62,8 +62,7 @@ class Replica:
     """
 
     name = "single"
-    concludes_late = True
-    """Whether the host may learn after the next step's passes if a step was applied."""
+    concludes_late = True  # Whether the host may learn after the next step's passes if a step was applied
 
     def __init__(
         self,

@@ -31,8 +31,7 @@ _TABLES: dict[torch.device, torch.Tensor] = {}
 FLOOR_OF_TABLES = 1.0
 """Least frozen n in an embedding table, as a share of its mean: a row whose token the warm-up saw once or
 never would divide the token's next gradient by almost nothing, for the rest of the run."""
-FLOOR = 0.01
-"""The same in all other tensors."""
+FLOOR = 0.01  # The same in all other tensors
 
 
 def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +129,6 @@ class SignedMean:
             error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
     def to_state(self) -> dict[str, torch.Tensor]:
-        """This worker's errors."""
         return {"worker": self.worker_error[: self.length].clone(), "server": self.server_error.clone()}
 
     def restore(self, states: Sequence[State]) -> None:

@@ -16,10 +16,8 @@ from trainers.device_kinds import trained_on
 from trainers.parallel.exchange import GradientExchange, Reduced, State
 from trainers.parallel_kinds import POWERSGD
 
-LEAST_WARMUP = 2
-"""Steps that torch's hook wants before it compresses."""
-_NO_COLUMN_IS_ZERO = 1e-8
-"""Added to norms: a table of which no row was used has a gradient of zeros."""
+LEAST_WARMUP = 2  # Steps that torch's hook wants before it compresses
+_NO_COLUMN_IS_ZERO = 1e-8  # Added to norms: a table of which no row was used has a gradient of zeros
 
 
 class PowerSgdExchange(GradientExchange):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -27,10 +28,8 @@ from trainers.models.student import Student
 
 Apply = Callable[[torch.Tensor | None, Batch], torch.Tensor]
 """What a layer makes of the hidden states (B, S, H) of the one before; the first gets None."""
-_ROUNDS = 3
-"""Each layer's least time counts: what disturbs a measurement only adds to it."""
-_GUESSED = 7
-"""One in so many tokens is to be guessed, as masks have it."""
+_ROUNDS = 3  # Each layer's least time counts: what disturbs a measurement only adds to it
+_GUESSED = 7  # One in so many tokens is to be guessed, as masks have it
 
 
 @dataclass(frozen=True)
@@ -255,42 +254,31 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     def cost(start: int, stop: int) -> float:
         return before[stop] - before[start]
 
-    smallest = _bottleneck(before, stages)
-    # least[n]: sum of squares of the best partition of the first n layers into the stages so far.
-    least: list[float] = [0.0] + [float("inf")] * len(costs)
-    starts: list[list[int]] = []
-    for stage in range(1, stages + 1):
-        following, came_from = [float("inf")] * len(least), [0] * len(least)
-        for stop in range(stage, len(least)):
-            # From the shortest last stage to the longest: where squares are equal the front has more.
-            for start in range(stop - 1, stage - 2, -1):
-                if cost(start, stop) > smallest:
-                    break
-                squares = least[start] + cost(start, stop) ** 2
-                if squares < following[stop]:
-                    following[stop], came_from[stop] = squares, start
-        least = following
-        starts.append(came_from)
-    found, stop = [], len(costs)
-    for came_from in reversed(starts):
-        found.append(range(came_from[stop], stop))
-        stop = came_from[stop]
-    return tuple(reversed(found))
+    # Both of the first `stop` layers in so many stages.
+    @cache
+    def bottleneck(stop: int, stages: int) -> float:
+        if stages == 1:
+            return cost(0, stop)
+        starts = range(stages - 1, stop)
+        return min(max(bottleneck(start, stages - 1), cost(start, stop)) for start in starts)
 
+    limit = bottleneck(len(costs), stages)
 
-def _bottleneck(before: Sequence[float], stages: int) -> float:
-    """Returns the smallest cost that the most costly of `stages` stages can have."""
-    layers = len(before) - 1
-    largest = list(before)  # with one stage: the first n layers together
-    for stage in range(2, stages + 1):
-        largest = [
-            min(
-                (max(largest[start], before[stop] - before[start]) for start in range(stage - 1, stop)),
-                default=float("inf"),
-            )
-            for stop in range(layers + 1)
-        ]
-    return largest[layers]
+    @cache
+    def best(stop: int, stages: int) -> tuple[float, tuple[range, ...]]:
+        if stages == 1:
+            return (cost(0, stop) ** 2 if cost(0, stop) <= limit else float("inf")), (range(stop),)
+        least: tuple[float, tuple[range, ...]] = float("inf"), ()
+        # From the shortest last stage to the longest: where squares are equal the front has more.
+        for start in reversed(range(stages - 1, stop)):
+            if cost(start, stop) > limit:
+                break
+            squares, front = best(start, stages - 1)
+            if squares + cost(start, stop) ** 2 < least[0]:
+                least = squares + cost(start, stop) ** 2, (*front, range(start, stop))
+        return least
+
+    return best(len(costs), stages)[1]
 
 
 def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:

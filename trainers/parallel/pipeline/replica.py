@@ -26,10 +26,8 @@ from trainers.parallel.replica import LossOf, Replica
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.workers import Workers
 
-BEAT_S = 0.7
-"""Seconds between two heartbeats."""
-_PATIENCE_BEATS = 5
-"""So many beats without a sign: the process is gone or stopped."""
+BEAT_S = 0.7  # Seconds between two heartbeats
+_PATIENCE_BEATS = 5  # So many beats without a sign: the process is gone or stopped
 _WAITING = (Phase.bubble, Phase.communication)
 _LOST = ("closed", "reset by", "timed out", "timeout", "broken pipe", "refused", "aborted", "nccl")
 """What the back ends say of a peer that is gone or silent."""
