@@ -22,8 +22,7 @@ from torch import Tensor
 from cuda_ext import native
 from cuda_ext.errors import BuildError, ConfigurationError
 
-PANEL = 16
-"""Outputs of a panel."""
+PANEL = 16  # Outputs of a panel
 WORD_BITS = 32
 
 _registered = False
@@ -44,11 +43,7 @@ def require(device_type: str) -> None:
 
 
 def why_unavailable(device_type: str) -> str | None:
-    try:
-        require(device_type)
-    except BuildError as error:
-        return str(error)
-    return None
+    return native.why_unavailable(device_type, require)
 
 
 def capability() -> str:

@@ -44,16 +44,15 @@ _INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
 }
-_AVX512 = _INSTRUCTION_SETS["avx512"]
-_BINARY_SETS = _INSTRUCTION_SETS | {"avx512": (*_AVX512, "-mavx512vpopcntdq")}
+_VPOPCNTDQ = "-mavx512vpopcntdq"
 # A product and its bias are rounded one after the other, as PyTorch rounds them. Integer sums are not made
 # a tree, which would not fit the registers.
 BINARY_LOOPS = (*_LOOPS, "-ffp-contract=off", "-fno-tree-reassoc")
 """Flags of the products with packed weights, whose sums have one order on every processor."""
+_BINDINGS = ("encoder_cpu", "attention_cpu", "binary_cpu")
 ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
-_PTX = "+PTX"
-"""Ending of a target whose code the driver also translates for newer devices."""
+_PTX = "+PTX"  # Ending of a target whose code the driver also translates for newer devices
 _LAUNCHERS = ("ccache", "sccache", "distcc")
 
 
@@ -67,8 +66,6 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """One shared library: its objects, how it is linked, and for whom it is built."""
-
     kind: str
     units: tuple[Unit, ...]
     link: tuple[str, ...]
@@ -129,30 +126,24 @@ def _torch_link(*extra: str) -> tuple[str, ...]:
 
 
 def cpu_plan() -> Plan:
-    """The library with the schemas and the CPU kernels."""
     cxx = compiler()
     x86 = platform.machine() in ("x86_64", "AMD64")
-    loops = tuple(
-        Unit(f"{source}_{name}", cxx, f"{source}.cpp", (*_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}"))
-        for source in ("encoder_attention", "encoder_rows", "adan_cpu_chunk")
-        for name, flags in _INSTRUCTION_SETS.items()
-        if x86 or name == "scalar"
-    )
-    binary_sets = _BINARY_SETS if x86 else {"scalar": (), **_arm_sets()}
-    binary = tuple(
-        Unit(
-            f"binary_rows_{name}", cxx, "binary_rows.cpp", (*BINARY_LOOPS, *flags, f"-DSTILLHOUSE_ISA={name}")
-        )
-        for name, flags in binary_sets.items()
-    )
-    binding_flags = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include())
+    sets = _INSTRUCTION_SETS if x86 else {"scalar": ()}
+    binary_sets = sets | ({"avx512": (*sets["avx512"], _VPOPCNTDQ)} if x86 else _arm_sets())
+    binding = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include())
     units = (
-        Unit("encoder_cpu", cxx, "encoder_cpu.cpp", (*binding_flags, "-fopenmp")),
-        Unit("attention_cpu", cxx, "attention_cpu.cpp", (*binding_flags, "-fopenmp")),
-        Unit("binary_cpu", cxx, "binary_cpu.cpp", (*binding_flags, "-fopenmp")),
-        Unit("binding", cxx, "binding.cpp", binding_flags),
-        *loops,
-        *binary,
+        *(Unit(name, cxx, f"{name}.cpp", (*binding, "-fopenmp")) for name in _BINDINGS),
+        Unit("binding", cxx, "binding.cpp", binding),
+        *(
+            Unit(f"{source}_{name}", cxx, f"{source}.cpp", (*common, *flags, f"-DSTILLHOUSE_ISA={name}"))
+            for source, common, its_sets in (
+                ("encoder_attention", _LOOPS, sets),
+                ("encoder_rows", _LOOPS, sets),
+                ("adan_cpu_chunk", _LOOPS, sets),
+                ("binary_rows", BINARY_LOOPS, binary_sets),
+            )
+            for name, flags in its_sets.items()
+        ),
         Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),
     )
     return Plan("cpu", units, _torch_link())

@@ -18,8 +18,7 @@ from torch import Tensor
 from cuda_ext import native
 from cuda_ext.errors import BuildError
 
-LEVELS = 1 << 16
-"""Values of the bits that decide about an element's dropout."""
+LEVELS = 1 << 16  # Values of the bits that decide about an element's dropout
 
 _registered: set[str] = set()
 
@@ -46,11 +45,7 @@ def require(device_type: str) -> None:
 
 
 def why_unavailable(device_type: str) -> str | None:
-    try:
-        require(device_type)
-    except BuildError as error:
-        return str(error)
-    return None
+    return native.why_unavailable(device_type, require)
 
 
 def rows_done() -> tuple[int, int]:
@@ -226,48 +221,23 @@ def _norm_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
             grad, None, summed, mean, rstd, weight, ctx.rate, seed, ctx.offset
         )
     )
-    return (
-        grad_x,
-        grad_bias.to(ctx.bias_dtype),
-        grad_residual,
-        grad_weight,
-        grad_norm_bias,
-        None,
-        None,
-        None,
-        None,
-    )
+    return grad_x, grad_bias.to(ctx.bias_dtype), grad_residual, grad_weight, grad_norm_bias, *(None,) * 4
 
 
 def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tables, _bias, _eps, ctx.rate, seed, ctx.offset, ctx.padding = inputs
+    *tables, weight, _bias, _eps, ctx.rate, seed, ctx.offset, ctx.padding = inputs
     _out, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tables, mean, rstd, seed)
+    ctx.save_for_backward(*tables, mean, rstd, weight, seed)
 
 
 def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 13
-    ids, types, positions, words, position_table, type_table, weight, mean, rstd, seed = ctx.saved_tensors
-    of_words, of_positions, of_types, of_weight, of_bias = torch.ops.stillhouse.embed_norm_backward(
-        grad,
-        ids,
-        types,
-        positions,
-        words,
-        position_table,
-        type_table,
-        mean,
-        rstd,
-        weight,
-        ctx.rate,
-        seed,
-        ctx.offset,
-        ctx.padding,
-    )
-    return (None, None, None, of_words, of_positions, of_types, of_weight, of_bias, *(None,) * 5)
+    *given, seed = ctx.saved_tensors
+    grads = torch.ops.stillhouse.embed_norm_backward(grad, *given, ctx.rate, seed, ctx.offset, ctx.padding)
+    return (None, None, None, *grads, *(None,) * 5)
 
 
 def _loss_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -165,47 +165,18 @@ class _AfterAttention(torch.autograd.Function):
         given = (mix_weight, inner_weight, outer_weight)
         mix, inner, outer = _converted([weight.detach() for weight in given], [dtype] * 3)
         mixed = x.reshape(-1, x.shape[-1]).to(dtype)
-        (eps, rate, seed), (outer_eps, outer_rate, outer_seed) = settings
+        around = residual.reshape(len(mixed), -1).to(dtype)
+        (_, rate, seed), (_, outer_rate, outer_seed) = settings
         hidden, *first = _ops.dropout_add_norm(
-            mixed @ mix.t(),
-            mix_bias,
-            residual.reshape(len(mixed), -1).to(dtype),
-            mix_norm,
-            mix_shift,
-            eps,
-            rate,
-            seed,
-            0,
+            mixed @ mix.t(), mix_bias, around, mix_norm, mix_shift, *settings[0], 0
         )
         argument = hidden @ inner.t()
         activated = _ops.bias_gelu(argument, inner_bias)
         out, *second = _ops.dropout_add_norm(
-            activated @ outer.t(),
-            outer_bias,
-            hidden,
-            outer_norm,
-            outer_shift,
-            outer_eps,
-            outer_rate,
-            outer_seed,
-            0,
+            activated @ outer.t(), outer_bias, hidden, outer_norm, outer_shift, *settings[1], 0
         )
-        ctx.save_for_backward(
-            mixed,
-            hidden,
-            argument,
-            activated,
-            mix,
-            inner,
-            outer,
-            inner_bias,
-            mix_norm,
-            outer_norm,
-            seed,
-            outer_seed,
-            *first,
-            *second,
-        )
+        operands = mixed, hidden, argument, activated, mix, inner, outer
+        ctx.save_for_backward(*operands, inner_bias, mix_norm, outer_norm, seed, outer_seed, *first, *second)
         ctx.rates, ctx.shapes = (rate, outer_rate), (x.shape, residual.shape)
         return out.view(residual.shape)  # type: ignore[no-any-return]
 

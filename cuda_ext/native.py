@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -70,10 +70,10 @@ def is_loaded(kind: str) -> bool:
     return kind in _loaded
 
 
-def why_unavailable(device_type: str) -> str | None:
-    """None when the kernels for `device_type` are loaded or can be; else the reason, in one line."""
+def why_unavailable(device_type: str, load: Callable[[str], None] = require) -> str | None:
+    """None when `load` has or finds kernels for `device_type`; else the reason, in one line."""
     try:
-        require(device_type)
+        load(device_type)
     except BuildError as error:
         return str(error)
     return None
@@ -117,11 +117,9 @@ def _register_fakes() -> None:
 @dataclass(frozen=True)
 class Availability:
     implementation: str
-    device: str
-    """`cpu` or `cuda`."""
+    device: str  # `cpu` or `cuda`
     available: bool
-    reason: str
-    """What runs (`avx2 kernels`), or in one line why not."""
+    reason: str  # What runs (`avx2 kernels`), or in one line why not
 
 
 def why_not(implementation: str, device_type: str) -> str | None:

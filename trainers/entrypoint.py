@@ -75,7 +75,7 @@ def _train_one(
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
         from trainers.loop.assembly import assemble
-        from trainers.process import environment_restored
+        from trainers.process import environment_restored, reset_process
 
         stack.enter_context(environment_restored())
         reset_process(config)
@@ -157,14 +157,7 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
     return found
 
 
-def reset_process(config: RunConfig) -> None:
-    from trainers.process import reset_process as reset
-
-    reset(config)
-
-
-_ready: dict[str, Mapping[str, float]] = {}
-"""By device, what `make_ready` took the first time."""
+_ready: dict[str, Mapping[str, float]] = {}  # By device, what `make_ready` took the first time
 
 
 def make_ready(device: str) -> Mapping[str, float]:

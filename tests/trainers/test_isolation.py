@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.entrypoint import reset_process, train
+from trainers.entrypoint import train
 from trainers.errors import BadDataError
 from trainers.loop import assembly
+from trainers.process import reset_process
 from trainers.reporting import NeverStop, NullSink
 
 

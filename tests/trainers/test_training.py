@@ -9,9 +9,10 @@ import torch
 
 from trainers.data.batches import TrainingBatches
 from trainers.data.synthetic import write_corpus
-from trainers.entrypoint import reset_process, train
+from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.models import origin, student
+from trainers.process import reset_process
 from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.tasks import base
 from trainers.tasks.imdb.task import Imdb

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
     from trainers.data.batches import Batch
 
-BACKWARD = 2.0
-"""Backward by forward: each product needs one for the gradient of each of its two operands."""
+BACKWARD = 2.0  # Backward by forward: each product needs one for the gradient of each of its two operands
 
-Shapes = tuple[tuple[int, ...], ...]
-"""Shapes of parameters, in the order of the backward pass."""
+Shapes = tuple[tuple[int, ...], ...]  # Shapes of parameters, in the order of the backward pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from typing_extensions import override
 
 import cuda_ext
 
-DECAY = 0.999
-"""Of the averages, per base batch seen."""
-LEAST_KEPT = 0.99
-"""Of the averages, per step: steps of many base batches would otherwise hardly be averaged."""
+DECAY = 0.999  # Of the averages, per base batch seen
+LEAST_KEPT = 0.99  # Of the averages, per step: steps of many base batches would otherwise hardly be averaged
 EVERY_STEPS = 16
 """Parts are compared in one step of so many: reading all gradients costs a short step of a small model some
 percent, and an average over a hundred looks wants them spread over a run rather than close together."""
@@ -131,8 +129,7 @@ class NoiseSource:
     name = "none"
     faithful = True
     """Whether the workers' mean is the step's gradient; after a lossy exchange it is another one."""
-    looks = False
-    """Whether the step's norms are used, by this step or the next; else `moments` returns None."""
+    looks = False  # Whether the step's norms are used, by this step or the next; else `moments` returns None
 
     def begin_step(self, step: int) -> None:
         """Called before the forward pass of a step (0-based)."""

@@ -26,8 +26,7 @@ _LEAST_SHARE_OF_POWER = 0.95
 energy: of a GPU that stopped answering it would be less than was used."""
 OVERHEAD_TIME = "overhead_time_s"
 """Measurement of one stretch, with its phase as scope; in a summary, the sum over all."""
-OVERHEAD_SCOPE = "overhead"
-"""Scope of `window_energy_kwh` that covers overhead; no other window does."""
+OVERHEAD_SCOPE = "overhead"  # Scope of `window_energy_kwh` that covers overhead; no other window does
 
 
 class Instruments:
@@ -161,14 +160,7 @@ class OverheadMeter:
     def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
         self._instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
         if ended in OVERHEAD:
+            spent_s, window = ended_s - began_s, (self._epoch_s + began_s, self._epoch_s + ended_s)
             self._sink.measurement(
-                Measurement(
-                    OVERHEAD_TIME,
-                    ended_s - began_s,
-                    "s",
-                    Provenance.counter,
-                    ended.value,
-                    self._epoch_s + began_s,
-                    self._epoch_s + ended_s,
-                )
+                Measurement(OVERHEAD_TIME, spent_s, "s", Provenance.counter, ended.value, *window)
             )

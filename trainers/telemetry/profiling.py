@@ -25,10 +25,8 @@ from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.kernels import COUNTERS, Kernel, Uncounted, kernels_of, with_counters
 from trainers.telemetry.timeline import Phase, Timeline
 
-WARM_STEPS = 10
-"""Steps of a run before the window: caches fill, kernels are chosen."""
-TOP = 10
-"""Operators and kernels that are named."""
+WARM_STEPS = 10  # Steps of a run before the window: caches fill, kernels are chosen
+TOP = 10  # Operators and kernels that are named
 _NAME_LIMIT = 160
 _GZIP_LEVEL = 5
 _OCCUPANCY = "est. achieved occupancy %"
@@ -104,15 +102,8 @@ class Profiled:
         for kernel in self.kernels[:TOP]:
             yield from kernel.measurements(0, start_s, end_s)
         for what, milliseconds in self.operators_ms:
-            yield Measurement(
-                "operator_ms_per_step",
-                milliseconds,
-                "ms",
-                Provenance.counter,
-                f"operator:{what}",
-                start_s,
-                end_s,
-            )
+            scope, name = f"operator:{what}", "operator_ms_per_step"
+            yield Measurement(name, milliseconds, "ms", Provenance.counter, scope, start_s, end_s)
 
 
 def by_category(events: Iterable[Mapping[str, Any]]) -> Mapping[str, list[Mapping[str, Any]]]:

@@ -20,13 +20,11 @@ from typing_extensions import override
 
 from trainers.device_kinds.counters import SAMPLED, Device, Sample
 
-RING = 4096
-"""Samples kept: over half an hour at 0.5 s between them."""
+RING = 4096  # Samples kept: over half an hour at 0.5 s between them
 POWERCAP = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"(intel|amd)-rapl:\d+$")  # `intel-rapl-mmio:0` counts the same package again
 _PART = re.compile(r"(intel|amd)-rapl:\d+:\d+$")
-_BUSY = (0, 1, 2, 5, 6, 7)
-"""Columns of `/proc/stat` that are work: user, nice, system, irq, softirq, steal."""
+_BUSY = (0, 1, 2, 5, 6, 7)  # Columns of `/proc/stat` that are work: user, nice, system, irq, softirq, steal
 
 
 class Ring:

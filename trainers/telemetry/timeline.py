@@ -22,27 +22,18 @@ if TYPE_CHECKING:
 class Phase(StrEnum):
     """The parts of a run's time: those of `total_time_s`, and those of `overhead_time_s`."""
 
-    setup = "setup"
-    """Data, model and optimizer of a run's first attempt."""
-    data_wait = "data_wait"
-    """Waiting for a batch that is not ready, and moving it to the device."""
-    forward = "forward"
-    """Forward pass and loss."""
-    backward = "backward"
-    """Backward pass; gradient exchange that it hides is not counted twice."""
-    optimizer = "optimizer"
-    """Gradient norm, clipping, update, clearing gradients."""
-    communication = "communication"
-    """Waiting for other workers, and handing points to the sink."""
+    setup = "setup"  # Data, model and optimizer of a run's first attempt
+    data_wait = "data_wait"  # Waiting for a batch that is not ready, and moving it to the device
+    forward = "forward"  # Forward pass and loss
+    backward = "backward"  # Backward pass; gradient exchange that it hides is not counted twice
+    optimizer = "optimizer"  # Gradient norm, clipping, update, clearing gradients
+    communication = "communication"  # Waiting for other workers, and handing points to the sink
     bubble = "bubble"
     """A stage of a pipeline waiting for its neighbours until the last pass is done on all of them, and
     passing hidden states and gradients on."""
-    checkpoint = "checkpoint"
-    """Writing checkpoints."""
-    validation = "validation"
-    """Evaluating."""
-    test = "test"
-    """Scoring the test part, once, after the last step."""
+    checkpoint = "checkpoint"  # Writing checkpoints
+    validation = "validation"  # Evaluating
+    test = "test"  # Scoring the test part, once, after the last step
     profiling = "profiling"
     """Steps of the profiled window, whole, and reading the profile: kept out of all rates."""
     preparation = "preparation"
@@ -50,8 +41,7 @@ class Phase(StrEnum):
     compiled graphs; and waiting for another process that does so."""
     warm_up = "warm_up"
     """What a process pays the first time: imports, kernels, first allocations, first pass of each shape."""
-    restart = "restart"
-    """Set-up of an attempt that resumes from a checkpoint."""
+    restart = "restart"  # Set-up of an attempt that resumes from a checkpoint
     lost_since_checkpoint = "lost_since_checkpoint"
     """Work of earlier attempts after the checkpoint that was resumed from; never entered."""
 
@@ -69,12 +59,10 @@ TRAINING = (
 OVERHEAD = (Phase.preparation, Phase.warm_up, Phase.restart, Phase.lost_since_checkpoint)
 """Phases that depend on what ran before, not on the configuration: no figure of a run includes them."""
 
-OWN = tuple(phase for phase in Phase if phase not in OVERHEAD)
-"""Phases whose sum is `total_time_s`."""
+OWN = tuple(phase for phase in Phase if phase not in OVERHEAD)  # Phases whose sum is `total_time_s`
 
 
-Listener = Callable[[Phase, float], None]
-"""Told each phase that begins, and when by `time.perf_counter()`."""
+Listener = Callable[[Phase, float], None]  # Told each phase that begins, and when by `time.perf_counter()`
 
 
 Boundary = Callable[[Phase, float, float], None]
@@ -95,8 +83,7 @@ class Timeline:
         self._spent = dict.fromkeys(Phase, 0.0)
         self._phase = Phase.warm_up
         self._since_s = self._side_since_s = began_s
-        self.profiling = False
-        """Phases of a step count as `profiling` while this is set."""
+        self.profiling = False  # Phases of a step count as `profiling` while this is set
         self.entered = (Phase.warm_up, began_s)
         """The phase that the host is in, and since when by `time.perf_counter()`."""
         self._listener: Listener = _unheard

@@ -26,10 +26,8 @@ from trainers.telemetry.profiling import WARM_STEPS
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.workers import Workers
 
-_CLOCK_ROUNDS = 9
-"""Exchanges by which clocks are compared; the bounds of all of them hold at once."""
-_NUMBERED = (Phase.forward, Phase.backward)
-"""Phases that a step has one of per micro-batch."""
+_CLOCK_ROUNDS = 9  # Exchanges by which clocks are compared; the bounds of all of them hold at once
+_NUMBERED = (Phase.forward, Phase.backward)  # Phases that a step has one of per micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +260,5 @@ def measurements(workers: Sequence[WorkerTrace]) -> Iterator[Measurement]:
         start_s, end_s = worker.spans[0].begin_s + worker.epoch_s, worker.spans[-1].end_s + worker.epoch_s
         for phase in dict.fromkeys(span.phase for span in worker.spans):
             spent_s = sum(span.end_s - span.begin_s for span in worker.spans if span.phase == phase)
-            yield Measurement(
-                "phase_ms_per_step",
-                1e3 * spent_s / steps,
-                "ms",
-                Provenance.counter,
-                f"worker:{rank}:{phase}",
-                start_s,
-                end_s,
-            )
+            name, scope, ms = "phase_ms_per_step", f"worker:{rank}:{phase}", 1e3 * spent_s / steps
+            yield Measurement(name, ms, "ms", Provenance.counter, scope, start_s, end_s)
