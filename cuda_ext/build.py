@@ -11,7 +11,6 @@ version. `TORCH_CUDA_ARCH_LIST` chooses targets; `FORCE_CUDA=1` builds the CUDA 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import hashlib
 import json
@@ -22,13 +21,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from cuda_ext.errors import BuildError
 
@@ -347,7 +346,7 @@ def compile_plan(plan: Plan, folder: Path) -> Path:
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(folder / f"{plan.file_name}.lock"):
+        with FileLock(folder / f"{plan.file_name}.lock"):
             if not path.exists():
                 _compile(plan, path)
     except OSError as error:
@@ -384,13 +383,6 @@ def _run(command: list[str]) -> str:
         last = " | ".join(line.strip() for line in printed.strip().splitlines()[-4:])
         raise BuildError(f"{Path(command[0]).name} exited with {done.returncode}: {last}")
     return printed
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes, also when the process dies
-        yield
 
 
 def build_ahead(kind: str, *, in_package: bool = False) -> Path:

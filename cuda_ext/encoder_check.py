@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cuda_ext.build import ARCHITECTURES
 from cuda_ext.errors import BuildError
+from cuda_ext.kernel_check import KernelResources
 
 TARGETS: Mapping[str, int] = MappingProxyType(
     {f"sm_{number}": int(number) for number in (name.replace(".", "") for name in ARCHITECTURES)}
@@ -34,15 +35,6 @@ WIDTHS = (384, 768, 1024, 3072)  # Widths of rows: MiniLM, BERT-base, BERT-large
 REGISTER_LIMIT = 128  # Registers per thread with which 16 warps fit on a multiprocessor
 
 _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<local>\d+)")
-
-
-@dataclass(frozen=True)
-class KernelResources:
-    target: str
-    kernel: str
-    width: int
-    registers: int
-    spill_bytes: int
 
 
 @dataclass(frozen=True)
@@ -130,9 +122,8 @@ def kernel_resources(
                     launch_all(rows=4096, width=width, dtype=torch.bfloat16, seed=seed)
             for name, compiled in launches:
                 if id(compiled) not in resources:
-                    resources[id(compiled)] = KernelResources(
-                        target, name, width, *_usage(compiled.asm["cubin"])
-                    )
+                    usage = _usage(compiled.asm["cubin"])
+                    resources[id(compiled)] = KernelResources(target, name, *usage, width=width)
     return list(resources.values())
 
 

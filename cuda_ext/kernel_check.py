@@ -41,6 +41,7 @@ class KernelResources:
     registers: int
     spill_bytes: int
     shared_bytes: int = 0
+    width: int = 0  # Of the rows that a kernel is compiled for; 0 = of any
 
 
 def parse(log: str) -> list[KernelResources]:

@@ -18,7 +18,6 @@ SHARED = frozenset(
         "Group",
         "Health",
         "Identity",
-        "KernelResources",
         "Progress",
         "Rates",
         "Recorder",

@@ -114,7 +114,7 @@ class Progress:
         return cls(**{**state, "usage": Usage(**state["usage"])})
 
 
-class Rates:
+class StepRates:
     """Points about the time between two calls of `read`; none of what there is nothing to report of."""
 
     def __init__(self, timeline: Timeline, progress: Progress) -> None:

@@ -19,7 +19,7 @@ from trainers.device_kinds import kind_of
 from trainers.errors import NotFiniteError
 from trainers.loop import snapshot
 from trainers.loop.evaluation import FinalTest
-from trainers.loop.progress import Rates
+from trainers.loop.progress import StepRates
 from trainers.loop.run_parts import RunParts
 from trainers.loop.saving import Saving
 from trainers.loop.snapshot import EXCHANGE
@@ -67,7 +67,7 @@ class Trainer:
         if self.reads_late:
             self.model.update.decide_on_device()
         self.tested: Mapping[str, float] | None = None
-        self.rates = Rates(self.timeline, self.progress)
+        self.rates = StepRates(self.timeline, self.progress)
         # Points are reported once, also where steps are trained again after going back.
         self.reported_step, self.scored_step = self.progress.step, -1
         self.warm = False
