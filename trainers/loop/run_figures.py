@@ -12,7 +12,6 @@ from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, OVERHEAD_TIME, Instruments
 from trainers.telemetry.kernels import KERNEL_FIGURES
-from trainers.telemetry.profiling import Profiled
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
 from trainers.telemetry.usage import J_PER_KWH, Usage, Window
 from trainers.workers import Workers
@@ -146,9 +145,6 @@ class RunFigures:
     def shown(self) -> Mapping[str, float]:
         return self._instruments.shown()
 
-    def keep(self, profiled: Profiled, progress: Progress) -> None:
-        progress.usage.profiled |= profiled.figures()
-
     def summary(self, progress: Progress, parameters: int) -> dict[str, float | int | str | None]:
         """Returns the final figures by name (`docs/metrics.md`); `parameters` are the trained ones."""
         spent_s = self.spent_s
@@ -198,11 +194,12 @@ class RunFigures:
             if measured is not None:
                 joules, provenance = measured
                 yield Measurement(name, joules / J_PER_KWH, _KWH, provenance, scope, self._began_s, end_s)
-        for device, joules, provenance in self._of_devices(progress.usage):
-            scope = f"device:{device}"
-            yield Measurement(
-                "device_energy_kwh", joules / J_PER_KWH, _KWH, provenance, scope, self._began_s, end_s
-            )
+        if not self._config.rates.kind.counted_in_cpus:
+            usage, (_, provenance) = progress.usage, self._energy(progress.usage)
+            modelled = provenance is Provenance.modelled
+            for device, joules in (usage.modelled_device_j if modelled else usage.device_j).items():
+                name, scope, kwh = "device_energy_kwh", f"device:{device}", joules / J_PER_KWH
+                yield Measurement(name, kwh, _KWH, provenance, scope, self._began_s, end_s)
         for reason, seconds in progress.usage.throttled_s.items():
             yield Measurement(
                 "throttled_time_s", seconds, _S, Provenance.sampled, f"reason:{reason}", self._began_s, end_s
@@ -215,14 +212,6 @@ class RunFigures:
         else:
             measured = usage.measured("gpu") if self._alone else None
         return measured or (usage.modelled_j, Provenance.modelled)
-
-    def _of_devices(self, usage: Usage) -> Iterator[tuple[str, float, Provenance]]:
-        if self._config.rates.kind.counted_in_cpus:
-            return
-        _, provenance = self._energy(usage)
-        is_modelled = provenance is Provenance.modelled
-        for device, joules in (usage.modelled_device_j if is_modelled else usage.device_j).items():
-            yield device, joules, provenance
 
     @property
     def _alone(self) -> bool:

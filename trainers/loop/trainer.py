@@ -480,7 +480,7 @@ class Trainer:
         gathered = self.workers.all_gather((recorded.trace, recorded.profiled.kernels[:TOP]))
         if self.workers.rank:
             return
-        self.telemetry.figures.keep(recorded.profiled, self.progress)
+        self.progress.usage.profiled |= recorded.profiled.figures()
         try:
             tracing.write_kernels(self.checkpoints.store.own_folder, [trace for trace, _ in gathered])
         except OSError as error:
