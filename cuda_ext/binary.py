@@ -47,11 +47,7 @@ def why_unavailable(device_type: str) -> str | None:
 
 
 def capability() -> str:
-    """Returns the instruction set of the CPU kernels that run now: `scalar`, `neon`, `avx2` or `avx512`.
-
-    Raises:
-        ConfigurationError: `STILLHOUSE_CPU_CAPABILITY` names instructions that this CPU lacks.
-    """
+    """Returns the instruction set that runs; raises ConfigurationError if this CPU lacks the chosen one."""
     require("cpu")
     try:
         return str(torch.ops.stillhouse.binary_capability())

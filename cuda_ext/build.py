@@ -277,11 +277,7 @@ def cuda_plan(*, variants: bool = False) -> Plan:
 
 
 def library(kind: str) -> Path:
-    """Returns the library `cpu` or `cuda`, built now when neither the package nor the cache has it.
-
-    Raises:
-        BuildError: It cannot be built here.
-    """
+    """Returns the library `cpu` or `cuda`, built now if not there yet; raises BuildError."""
     if packaged := _packaged(kind):
         return packaged
     return compile_plan(_plan(kind), cache_folder())

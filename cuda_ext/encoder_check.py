@@ -55,8 +55,7 @@ class _Absent:
 def compilation(target: str) -> Iterator[list[tuple[str, Any]]]:
     """Within it, Triton's launches compile for a target and do not run; yields (kernel, compiled) by launch.
 
-    Raises:
-        BuildError: Triton is not installed, or it interprets instead of compiling.
+    Raises BuildError if Triton is not installed, or interprets instead of compiling.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BuildError("TRITON_INTERPRET=1 interprets kernels instead of compiling them; unset it")

@@ -36,11 +36,7 @@ python_counts: Counter[str] = Counter()
 
 
 def require(device_type: str) -> None:
-    """Loads the kernels for `cpu` or `cuda`, compiling them at first use.
-
-    Raises:
-        BuildError: There are no kernels for this device here; the message says why.
-    """
+    """Loads the kernels for `cpu` or `cuda`, compiled at first use; raises BuildError, which says why not."""
     if device_type in _loaded:
         return
     with _lock:

@@ -92,11 +92,7 @@ class NameIn:
 
 
 def described(registry: Mapping[str, E], limits: Callable[[E], str] = lambda entry: "") -> Any:
-    """Returns field metadata that adds the entries' summaries to the field's description.
-
-    Args:
-        limits: Limits of an entry, appended to its summary.
-    """
+    """Returns field metadata that adds the entries' summaries, each with its `limits`, to the description."""
 
     def append(schema: dict[str, Any]) -> None:
         summaries = "; ".join(f"{entry.name} = {entry.summary}{limits(entry)}" for entry in registry.values())

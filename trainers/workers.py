@@ -90,11 +90,9 @@ class Workers:
 
 
 class GroupWorkers(Workers):
-    """The workers of the default process group.
+    """The workers of the default process group, whose number `stages` divides.
 
-    Args:
-        stages: Divides the number of workers. Workers of one stage have consecutive ranks, because they
-            exchange the most.
+    Workers of one stage have consecutive ranks, because they exchange the most.
     """
 
     def __init__(self, stages: int = 1) -> None:

@@ -136,9 +136,7 @@ class CheckpointStore:
     def mark_best(self, checkpoint: CheckpointId, metric: str, score: float) -> bool:
         """Keeps a checkpoint as the best until another is marked; False when there is none.
 
-        Raises:
-            CheckpointError: The disk is full or not writable, or a later attempt has begun; the previous mark
-                is intact.
+        After a CheckpointError (no space, no permission, a later attempt) the previous mark is intact.
         """
         mark = manifest.best_mark(self._folder, checkpoint, metric, score)
         if mark is None:
@@ -209,11 +207,7 @@ class CheckpointStore:
 
 
 def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
-    """Reads a checkpoint that verified; raises CheckpointError.
-
-    Args:
-        only: Names of the tensor files to read; None = all.
-    """
+    """Reads a checkpoint that verified, or `only` these tensor files of it; raises CheckpointError."""
     try:
         # By the manifest: what else lies in the folder was not verified, and is not ours.
         files = [path / name for name in manifest.sealed_files(path) if name.endswith(".safetensors")]
@@ -304,11 +298,7 @@ class CheckpointWriter:
         self._in_flight = self._thread.submit(self._write, step, self._copy.of(snapshot), describe)
 
     def wait(self) -> Written | None:
-        """Returns the checkpoint in flight once it is complete; None when there is none.
-
-        Raises:
-            CheckpointError: It cannot be written; older checkpoints are intact.
-        """
+        """Returns the checkpoint in flight once complete; None = there is none. Raises CheckpointError."""
         in_flight, self._in_flight = self._in_flight, None
         return None if in_flight is None else in_flight.result()
 

@@ -44,11 +44,7 @@ class Backend:
         return True
 
     def device(self, hardware: str) -> torch.device:
-        """Returns the device of this worker; `hardware` is named in the error.
-
-        Raises:
-            BadSpecError: This worker sees none.
-        """
+        """Returns the device of this worker; raises BadSpecError, which names `hardware`, if it sees none."""
         return torch.device("cpu")
 
     def name(self, device: torch.device) -> str | None:

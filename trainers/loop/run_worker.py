@@ -54,11 +54,7 @@ class RunWorker:
         return ENCODERS[self.config.model.encoder]
 
     def laid_out(self, transform: Transform | None, prepared: Prepared, rows: int) -> Transform | None:
-        """Returns a transform that ends with the layout that encoder and device need.
-
-        Args:
-            rows: Most examples of a batch.
-        """
+        """Returns a transform that ends with the layout of encoder and device, for at most so many `rows`."""
         if self.encoder.packs:
             return Packing(transform, prepared.pad_id, self.multiple)
         if self.config.rates.kind.static_shapes:

@@ -82,11 +82,7 @@ class Saving:
         self.step, self._began_at_s = parts.progress.step, time.monotonic()
 
     def end(self) -> None:
-        """Waits until the checkpoint in flight is complete, if there is one.
-
-        Raises:
-            CheckpointError: It cannot be written; on every worker.
-        """
+        """Waits for the checkpoint in flight, if there is one; raises CheckpointError on every worker."""
         if not self._in_flight:
             return
         self._in_flight = self.whole = False

@@ -80,11 +80,7 @@ class ModelState:
         return {**found, "projections": projections} if projections else found
 
     def load(self, snapshot: Snapshot) -> None:
-        """Loads this worker's part of a snapshot of the whole model.
-
-        Raises:
-            CheckpointError: The checkpoint is of another model or optimizer.
-        """
+        """Loads this worker's part of a whole model; raises CheckpointError if it is of another one."""
         try:
             self.student.load_weights(dict(snapshot.tensors[MODEL_FILE]))
             self.projections.load_state_dict(dict(snapshot.tensors.get("projections", {})))

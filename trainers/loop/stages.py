@@ -39,11 +39,7 @@ class Ended:
     ended_s: float  # Unix time; work before it is kept
 
     def write(self, folder: Path, fence: Fence) -> None:
-        """Writes the record; it survives a power cut.
-
-        Raises:
-            CheckpointError: No space, no permission, or a later attempt has begun.
-        """
+        """Writes the record durably; raises CheckpointError, also if a later attempt has begun."""
         draft, final = folder / f"{RECORD}.{fence.attempt}.draft", folder / RECORD
         try:
             draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -59,11 +55,7 @@ class Ended:
 
     @classmethod
     def read(cls, folder: Path) -> Ended | None:
-        """Returns the record in a stage's folder; None = the stage has not ended.
-
-        Raises:
-            CheckpointError: The record cannot be read.
-        """
+        """Returns the record in a stage's folder; None = the stage has not ended. Raises CheckpointError."""
         file = folder / RECORD
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))

@@ -13,11 +13,7 @@ from trainers.workers import GroupWorkers, Workers
 
 
 def workers_of(config: RunConfig) -> Workers:
-    """Returns this process's place among the run's workers.
-
-    Raises:
-        BadSpecError: The process group is missing or of another size than the run asks for.
-    """
+    """Returns this process's place in the run; raises BadSpecError if the group has another size."""
     wanted = config.parallel.workers
     if wanted == 1:
         return Workers()
@@ -34,11 +30,7 @@ def workers_of(config: RunConfig) -> Workers:
 def partition_stages(
     config: RunConfig, student: Student, workers: Workers, device: torch.device, arithmetic: Arithmetic
 ) -> StagePartition | None:
-    """Returns this worker's layers, and removes the others from the student; None = it has all.
-
-    Args:
-        student: The whole student, on its device.
-    """
+    """Returns this worker's layers, and removes the others from the whole student; None = it has all."""
     if workers.stages == 1:
         return None
     costs = None

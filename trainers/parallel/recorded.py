@@ -175,11 +175,7 @@ class RecordedReplica(Replica):
 
 
 class RecordedDistributedReplica(RecordedReplica):
-    """One of several replicas whose passes are recorded; gradients are averaged afterwards.
-
-    Args:
-        exchange: Keeps no state.
-    """
+    """A recorded replica of several; gradients are averaged afterwards, by an exchange without state."""
 
     name = "ddp"
 

@@ -230,11 +230,7 @@ class OneBitExchange(GradientExchange):
 
     @override
     def restore(self, states: Sequence[State]) -> None:
-        """Restores the errors of every bucket.
-
-        Raises:
-            CheckpointError: Later, with the first gradients, if the buckets differ.
-        """
+        """Restores the errors; the first gradients raise CheckpointError if the buckets differ."""
         self._forget()
         names = [name for name in (states[0] if states else ()) if name.startswith("worker.")]
         for index in (int(name.partition(".")[2]) for name in names):

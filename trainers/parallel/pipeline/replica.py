@@ -41,11 +41,7 @@ class StageWatch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Around everything that needs the other workers.
-
-        Raises:
-            PipelineError: Names the stage; replaces the back end's error.
-        """
+        """Around all that needs the other workers; raises PipelineError, which names the stage."""
         self._ended.clear()
         thread = threading.Thread(target=self._beat, name="stillhouse-heartbeat", daemon=True)
         thread.start()
