@@ -62,17 +62,17 @@ class Workers:
 
     def on_first(self, work: Callable[[], T]) -> T:
         """Returns what rank 0's work returns, on every worker; raises its CheckpointError on every worker."""
-        found: T | None = None
+        result: T | None = None
         problem: str | None = None
         if self.rank == 0:
             try:
-                found = work()
+                result = work()
             except CheckpointError as error:
                 problem = str(error)
-        found, problem = self.broadcast((found, problem))
+        result, problem = self.broadcast((result, problem))
         if problem is not None:
             raise CheckpointError(problem)
-        return cast(T, found)
+        return cast(T, result)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns every worker's value by rank, on every worker."""

@@ -119,13 +119,13 @@ class Saving:
         """Returns the newest readable checkpoint, the same on every worker."""
         store = self._parts.checkpoints.store
 
-        def found() -> Path:
+        def verified() -> Path:
             path = store.newest(lambda line: self._sink.log("warning", line))
             if path is None:
                 raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
             return path
 
-        return self._parts.workers.on_first(found)
+        return self._parts.workers.on_first(verified)
 
     def go_back_to(self, step: int, path: Path) -> None:
         self.step, self.checkpoint = step, path
