@@ -237,12 +237,9 @@ def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: in
 
 
 def model_shape(config: RunConfig) -> ModelShape:
-    """Returns the size of a run's student, without weights or data.
+    """Returns the size of a run's student, without weights or data; raises BadSpecError.
 
     Presets have the vocabulary of the published models.
-
-    Raises:
-        BadSpecError: There is no such model.
     """
     from trainers.models import origin
     from trainers.models.shapes import shape_of

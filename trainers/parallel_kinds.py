@@ -20,11 +20,7 @@ SIGN_MESSAGE_BYTES = SIGN_CHUNK // 8 + 4  # Bytes of a chunk: its signs and its 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyInfo:
-    """How a step is spread over workers.
-
-    Attributes:
-        replicate: Returns the `trainers.parallel.replica.Replica` of a `trainers.parallel.replica.Setup`.
-    """
+    """How a step is spread over workers; `replicate` makes a `Replica` of a `Setup`."""
 
     name: str  # Value of `parallel.strategy`
     summary: str

@@ -43,11 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A quantity with a unit over a window.
-
-    Attributes:
-        start_s, end_s: The window, in Unix time.
-    """
+    """A quantity with a unit over a window, in Unix time."""
 
     name: str  # Ends with its unit, such as `train_time_s`
     value: float

@@ -266,11 +266,7 @@ class Update:
         restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:
-        """Takes one step; returns the factor that clipping divided the gradients by, at least 1.
-
-        Args:
-            norm: Of the gradients without the loss scale.
-        """
+        """Takes one step; returns what clipping divided gradients by. `norm` is without the loss scale."""
         self._begin_apply(rate)
         clip = max(1.0, norm / self._limit) if self._limit > 0.0 else 1.0
         divisor = self.scale.value * clip

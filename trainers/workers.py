@@ -81,11 +81,7 @@ class Workers:
     def gather(
         self, tensors: Mapping[str, torch.Tensor], device: torch.device
     ) -> list[Mapping[str, torch.Tensor]]:
-        """Returns every worker's tensors by rank on rank 0, on the CPU; an empty list elsewhere.
-
-        Args:
-            tensors: By name; names, shapes and formats are the same on all workers.
-        """
+        """Returns every worker's tensors, alike in names and shapes, by rank on rank 0's CPU; else none."""
         return [tensors]
 
 

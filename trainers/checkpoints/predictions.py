@@ -74,11 +74,7 @@ class LabelCounts:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How the test part was scored.
-
-    Attributes:
-        carried: Thresholds and other scores of the checkpoint's evaluation on the validation part.
-    """
+    """How the test part was scored; `carried` are all scores of the checkpoint on the validation part."""
 
     weights_sha256: str
     data: str  # Hash of the data's identity
@@ -91,11 +87,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction for a unit.
-
-    Attributes:
-        prediction, truth: JSON-able values.
-    """
+    """The prediction for a unit, and the truth, as JSON-able values."""
 
     unit: str  # Its stable name
     score: float  # Its share of the headline

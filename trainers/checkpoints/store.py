@@ -68,14 +68,9 @@ class CheckpointStore:
         return self.id(step).path(self._folder)
 
     def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
-        """Writes a checkpoint; when this returns it survives a power cut.
+        """Writes a checkpoint, with what `describe` adds to its folder; it then survives a power cut.
 
-        Args:
-            describe: Writes further files into the folder it is given.
-
-        Raises:
-            CheckpointError: The disk is full or not writable, or a later attempt has begun; older checkpoints
-                are intact.
+        After a CheckpointError (no space, no permission, a later attempt) older checkpoints are intact.
         """
         final = self.path(step)
         draft = final.with_name(final.name + DRAFT)
@@ -116,13 +111,9 @@ class CheckpointStore:
         return final
 
     def newest(self, reject: Callable[[str], None]) -> Path | None:
-        """Returns the newest checkpoint of this attempt and of earlier ones that verifies.
+        """Returns the newest checkpoint that verifies, up to this attempt's; raises CheckpointError.
 
-        Args:
-            reject: Called with one line for each that does not.
-
-        Raises:
-            CheckpointError: The folder cannot be read.
+        `reject` is called with one line for each that does not.
         """
         for saved in self._saved():
             path = saved.path(self._folder)
@@ -290,9 +281,7 @@ class CheckpointWriter:
     def begin(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> None:
         """Copies a snapshot and starts to write it; returns once it is copied.
 
-        Args:
-            snapshot: State and descriptions must not change any more.
-            describe: Writes further files into the folder it is given; called in the thread.
+        Its state must not change any more. `describe`, called in the thread, adds files to a folder.
         """
         assert self._in_flight is None, "a write is in flight"
         self._in_flight = self._thread.submit(self._write, step, self._copy.of(snapshot), describe)

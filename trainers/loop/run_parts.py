@@ -67,12 +67,7 @@ class RunCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """All parts of a run on one worker.
-
-    Attributes:
-        forget_micro_size: Called when a step runs out of memory, so that no later run reuses its
-            micro-batch size.
-    """
+    """All parts of a run on one worker; a step that runs out of memory calls `forget_micro_size`."""
 
     config: RunConfig  # With the resolved micro-batch size
     workers: Workers

@@ -104,11 +104,7 @@ class Saving:
         self._writer.close()
 
     def mark_best(self) -> None:
-        """Marks this step's checkpoint, saved before the evaluation, as the best.
-
-        Raises:
-            CheckpointError: On every worker.
-        """
+        """Marks this step's checkpoint, saved before the evaluation; CheckpointErrors are on all workers."""
         parts, score, best = self._parts, self._parts.progress.best, self.best
         assert score is not None
         headline = parts.data.task.info.headline

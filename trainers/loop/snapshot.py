@@ -110,11 +110,7 @@ def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> P
     """Restores a run, except for this worker's generators; returns the counters.
 
     The number of workers and the strategy may differ from before. `restore_random` follows last, after
-    everything that might draw random numbers.
-
-    Raises:
-        BadDataError: The dataset differs; names the differences.
-        CheckpointError: The checkpoint is of another model or optimizer.
+    everything that might draw random numbers. Raises BadDataError, which names what differs in the dataset.
     """
     state = snapshot.state
     _same_data(state["data"], data, state["progress"]["step"])

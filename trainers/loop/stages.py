@@ -115,11 +115,9 @@ def train(
 
 
 def stage_config(config: RunConfig, number: int, folder: Path, start: str | None) -> RunConfig:
-    """Returns a stage, counted from 1, as a run of its own.
+    """Returns a stage, counted from 1, as a run of its own, with its `folder` of checkpoints.
 
-    Args:
-        folder: Its checkpoints.
-        start: Checkpoint that it starts and learns from; None = the run's own student and teacher.
+    `start` is the checkpoint that it starts and learns from; None = the run's own student and teacher.
     """
     sections = config.stage_sections(number)
     if start is not None:

@@ -37,13 +37,7 @@ from trainers.update import counts_underflow, learning_rate
 
 
 class Trainer:
-    """One attempt at a run.
-
-    Args:
-        parts: Restored from a checkpoint if there is one.
-        sink: Real on rank 0, null elsewhere.
-        stop: Polled at each step boundary.
-    """
+    """One attempt at a run, of parts restored from a checkpoint if there is one; `sink` is real on rank 0."""
 
     def __init__(self, parts: RunParts, sink: Sink, stop: Stop) -> None:
         self.config, self.workers, self.device = parts.config, parts.workers, parts.device
@@ -82,13 +76,7 @@ class Trainer:
         self.model.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
 
     def train(self) -> TrainingOutcome:
-        """Trains to the end or until stopped.
-
-        Raises:
-            NotFiniteError: Loss or gradients; no checkpoint is written after it.
-            CheckpointError: A checkpoint cannot be written.
-            PipelineError: A stage of a pipeline is gone.
-        """
+        """Trains to the end or until stopped; raises TrainingError, with no checkpoint in flight."""
         try:
             with self.model.replica.watched():
                 self._train()

@@ -20,11 +20,7 @@ State = Mapping[str, torch.Tensor]
 
 
 class GradientExchange:
-    """The mean of gradients over workers in their own format, bucket by bucket.
-
-    Attributes:
-        bytes_sent: By this worker, so far in this attempt.
-    """
+    """The mean of gradients over workers in their own format, bucket by bucket."""
 
     name = "none"  # Name in the spec
     keeps_buckets = False
@@ -34,7 +30,7 @@ class GradientExchange:
 
     def __init__(self) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        self.bytes_sent = 0.0
+        self.bytes_sent = 0.0  # By this worker, so far in this attempt
 
     def begin_step(self, step: int, loss_scale: float) -> None:
         """Called before the backward pass of a step (0-based) whose gradients carry the loss scale."""

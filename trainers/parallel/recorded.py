@@ -38,11 +38,7 @@ _ALIGNED = 64  # Gradients begin at multiples of this many elements, so that ker
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """Replays the passes of one shape.
-
-    Attributes:
-        first, further: The backward pass of a step's first micro-batch, and of others.
-    """
+    """Replays the passes of one shape; a step's first micro-batch has a backward pass of its own."""
 
     forward: Callable[[], None]
     first: Callable[[], None]
@@ -216,11 +212,7 @@ class _Bucket:
 
 
 class _GradientMemory:
-    """Memory of a step's gradients, the same in all steps.
-
-    Attributes:
-        whole: All gradients of each format in one tensor.
-    """
+    """Memory of a step's gradients, the same in all steps; `whole` has all of a format in one tensor."""
 
     def __init__(self) -> None:
         self.whole: list[torch.Tensor] = []

@@ -56,9 +56,7 @@ _NO_SYNC_OF_BUFFERS: dict[str, Any] = {  # torch 2.13 has renamed it
 class Replica:
     """A copy of the model, or this worker's part of one. The base class is a model on one worker.
 
-    Args:
-        student: Used for predictions; its parameters, and those of `module`, are this worker's.
-        module: Module being trained: the student, or a wrapper around it.
+    The student makes predictions; `module`, which is trained, is the student or a wrapper around it.
     """
 
     name = "single"
@@ -84,15 +82,8 @@ class Replica:
         """Runs all micro-batches of a step; afterwards the gradients are those of the global batch.
 
         The loss is normalised over the global batch, so that gradients do not depend on how it is
-        divided, and multiplied by `scale`, which they carry until the update.
-
-        Args:
-            batch: This replica's share of the step.
-            scale: Loss scale; a tensor if the device changes it.
-
-        Returns:
-            The loss summed over the share's examples, fp32, on the device; over all workers these
-            add up to that of the global batch.
+        divided, and multiplied by `scale`, which they carry until the update; a tensor if the device changes
+        it. Returns the loss summed over this replica's examples, fp32, on the device.
         """
         # Gradients are averaged over replicas: times their number makes it a sum.
         factor = scale * self._workers.replicas / batch.global_examples

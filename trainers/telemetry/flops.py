@@ -78,9 +78,7 @@ def _tally(batch: Batch) -> Tally:
 class FlopCount:
     """Floating point operations of one model with its head.
 
-    Attributes:
-        relative_positions: Position keys that each token is compared with, and position queries likewise
-            (disentangled attention); 0 = none.
+    In disentangled attention each token is compared with keys of `relative_positions`, and queries likewise.
     """
 
     layers: int  # Encoder layers L

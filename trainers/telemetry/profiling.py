@@ -45,18 +45,13 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A profiled window of one worker.
-
-    Attributes:
-        start_s, end_s: Unix time.
-        uncounted: Why kernels have no hardware counters; None where they have, or were not requested.
-    """
+    """A profiled window of one worker, in Unix time."""
 
     profiled: Profiled
     start_s: float
     end_s: float
     trace: bytes  # Trace in Chrome's trace-event format, compressed by gzip
-    uncounted: str | None = None
+    uncounted: str | None = None  # Why kernels have no hardware counters, where they were requested
 
 
 @dataclass(frozen=True, slots=True)

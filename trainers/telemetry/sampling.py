@@ -64,15 +64,10 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Summary of the samples of a window.
-
-    Attributes:
-        integrals: By name of a sample's number, its integral over `seconds` (trapezoids).
-        seconds: By name, the time from the first to the last sample that has it.
-    """
+    """Summary of the samples of a window; `integrals`, by trapezoids, are over `seconds`, both by name."""
 
     integrals: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # From the first to the last sample with it
     peaks: dict[str, float] = field(default_factory=dict)  # By name, the largest value
     throttled_s: dict[str, float] = field(default_factory=dict)  # By reason, for how long clocks were lowered
     samples: int = 0

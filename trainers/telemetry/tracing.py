@@ -49,11 +49,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTrace:
-    """The window of one worker.
-
-    Attributes:
-        exchanges: (begin, end) by that clock of exchanges that no worker leaves before all have come.
-    """
+    """The window of one worker; no worker leaves an exchange before all have come."""
 
     name: str
     spans: tuple[TraceSpan, ...]  # Spans in order; those of a step leave no gap between them

@@ -43,8 +43,7 @@ class Energy:
 class Window:
     """What one worker used between two moments.
 
-    Attributes:
-        energy: Measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
+    `energy` is measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
     """
 
     cost_usd: float  # Price of the devices held

@@ -35,14 +35,9 @@ FLOOR = 0.01  # The same in all other tensors
 
 
 def encode(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compresses chunks.
+    """Compresses (C, CHUNK) fp32 values, which are 0 beyond the chunks' `counts`, (C,) fp32 from 1 up.
 
-    Args:
-        values: (C, CHUNK) fp32; elements beyond a chunk's count are 0.
-        counts: (C,) fp32: elements that are real, the others are padding; at least 1.
-
-    Returns:
-        (C, MESSAGE_BYTES) uint8 message, and (C, CHUNK) fp32: the result of `decode`.
+    Returns a (C, MESSAGE_BYTES) uint8 message, and (C, CHUNK) fp32: the result of `decode`.
     """
     scales = torch.linalg.vector_norm(values, ord=1, dim=1) / counts
     positive = values >= 0

@@ -91,14 +91,10 @@ class DeepSpeedPipeline(PipelineReplica):
     def _exchange(self) -> None: ...
 
     def apply(self, layer: ModelLayer, hidden: torch.Tensor | None, *, sent: bool) -> torch.Tensor:
-        """Returns a layer's forward pass over the current micro-batch.
+        """Returns a layer's forward pass over the current micro-batch; `sent` to the next stage or not.
 
         Hidden states travel in the format of autocast, as with the other engine: DeepSpeed describes each
         message, and a gradient returns in the format of its tensor.
-
-        Args:
-            hidden: From the layer before, possibly sent; None = it is the first layer.
-            sent: Whether the result is sent to the next stage.
         """
         assert self._batch is not None
         with self._arithmetic.context():

@@ -191,13 +191,9 @@ class StagePartition:
     def of(
         cls, parallel: Parallel, student: Student, stage: int, costs: Sequence[float] | None = None
     ) -> StagePartition:
-        """Partitions a whole student and removes the layers of other stages.
+        """Partitions a whole student by `costs` of its layers and removes those of other stages.
 
-        Args:
-            costs: Cost of each layer; None = the partition's own measure.
-
-        Raises:
-            BadSpecError: There are more stages than layers.
+        None = the partition's own measure. Raises BadSpecError if there are more stages than layers.
         """
         layers = layers_of(student)
         layout = layout_for(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
@@ -234,16 +230,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     """Returns the layers of each stage, such that the most costly stage costs as little as possible.
 
     Exact: of the partitions with the smallest largest stage, the one with the smallest sum of
-    squares; if that is equal too, stages are filled from the front.
-
-    Args:
-        costs: Cost of each layer in one unit (parameters, seconds); all 1 = equal numbers of layers.
-
-    Returns:
-        One range of layer numbers for each stage, in order; together all layers.
-
-    Raises:
-        ValueError: There are fewer layers than stages, or a cost is not a number from 0 up.
+    squares; if that is equal too, stages are filled from the front. Raises ValueError.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{len(costs)} layers cannot fill {stages} stages; use 1 to {len(costs)} stages")

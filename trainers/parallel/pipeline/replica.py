@@ -144,12 +144,7 @@ class Groups:
 
 
 class PipelineReplica(Replica):
-    """One stage of a replica.
-
-    Args:
-        student: With this stage's layers only.
-        timeout_s: Longest silence of a neighbour.
-    """
+    """One stage of a replica; `timeout_s` is the longest silence of a neighbour."""
 
     name = "pipeline"
     concludes_late = False  # its stages wait for each other by name in each step

@@ -46,12 +46,7 @@ class _Step:
 
 
 class TorchPipeline(PipelineReplica):
-    """A stage that runs a schedule of torch.
-
-    Args:
-        schedule: gpipe, 1f1b, interleaved or zero_bubble.
-        max_length: Longest sequence, in tokens.
-    """
+    """A stage that runs a schedule of torch: gpipe, 1f1b, interleaved or zero_bubble."""
 
     def __init__(self, *args: Any, schedule: str, micro_size: int, max_length: int, **stage: Any) -> None:
         super().__init__(*args, **stage)
