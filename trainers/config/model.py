@@ -135,10 +135,19 @@ class Distillation(Section):
     cache_logits: bool = True
     """Keep the teacher's logits on disk and compute each once, where the task's input never changes."""
 
+    @property
+    def inside_weights(self) -> tuple[float, float, float, float]:
+        """Weights of the losses inside the model: hidden, embedding, relation, cosine."""
+        return self.hidden_weight, self.embedding_weight, self.relation_weight, self.cosine_weight
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether the run needs more of the teacher than its logits at any step."""
+        return any(self.inside_weights)
+
     @model_validator(mode="after")
     def _stages(self) -> Distillation:
-        inside = (self.hidden_weight, self.embedding_weight, self.relation_weight, self.cosine_weight)
-        if self.hidden_first_fraction and not any(inside):
+        if self.hidden_first_fraction and not self.looks_inside:
             raise ValueError(
                 f"hidden_first_fraction {self.hidden_first_fraction} has no loss to train first; set one of "
                 "hidden_weight, embedding_weight, relation_weight and cosine_weight, or remove it"

@@ -1,9 +1,8 @@
 """Learning from a teacher: what is trained, what is minimised, and the teacher's outputs.
 
-`set_up` is the door. Without a teacher it gives the null form: the student itself and its task's
-loss. `teacher` finds, checks and loads the frozen model; `plan` decides what is learned
-from what and when; `projected_student` is the student with its maps to the teacher's width; `losses`
-are the formulas; `logit_cache` keeps logits on disk; `objective` combines them.
+`set_up` is the door. `teacher` finds, checks and loads the frozen model; `plan` decides what is learned from
+what and when; `projected_student` is the student with its maps to the teacher's width; `losses` are the
+formulas; `logit_cache` keeps logits on disk; `objective` combines them.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainers.config import Precision, RunConfig, require_layer_map
+from trainers.config import Precision, RunConfig
 from trainers.data.batches import Transform
 from trainers.distillation import plan, teacher
 from trainers.distillation.logit_cache import cached_logits
 from trainers.distillation.objective import DistillationObjective, Objective
 from trainers.distillation.projected_student import ProjectedStudent
 from trainers.distillation.teacher import Teacher
-from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.models.origin import Folder, Origin
 from trainers.models.precision import Arithmetic
@@ -32,21 +30,15 @@ from trainers.tasks.base import Prepared, Task
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """The distillation of a run.
-
-    Attributes:
-        projections: Its parameters that are not the student's.
-        identity: Facts that must be the same when a run resumes.
-        teacher_precision: Precision whose published peak bounds the teacher's products; None = no teacher.
-    """
+    """The distillation of a run; without a teacher, the student itself and its task's loss."""
 
     module: nn.Module  # Module being trained; the student, or a `ProjectedStudent` around it
     objective: Objective
     transform: Transform | None  # Transform of training batches; None = identity
-    projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)
-    identity: Mapping[str, str | int | float] = field(default_factory=dict)
+    projections: nn.ModuleDict = field(default_factory=nn.ModuleDict)  # Its parameters besides the student's
+    identity: Mapping[str, str | int | float] = field(default_factory=dict)  # Must be the same on resuming
     facts: Mapping[str, object] = field(default_factory=dict)  # Facts recorded with the attempt
-    teacher_precision: Precision | None = None
+    teacher_precision: Precision | None = None  # Its published peak bounds the teacher's products
 
 
 def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
@@ -79,113 +71,71 @@ def set_up(
     Raises:
         BadSpecError: The teacher does not fit the student, the task or the device.
     """
-    wanted = config.distillation
-    inside = plan.looks_inside(wanted)
-    if config.model.teacher is None or not (inside or wanted.soft_weight):
-        if config.model.teacher is not None:
-            report("the teacher is unused: all distillation weights are 0")
+    section = config.distillation
+    is_used = section.looks_inside or section.soft_weight > 0.0
+    if config.model.teacher is not None and not is_used:
+        report("the teacher is unused: all distillation weights are 0")
+    if config.model.teacher is None or not is_used:
         return Distilled(student, Objective(task), data.transform)
 
-    folder = teacher.locate(config.model.teacher, config.workspace)
-    read = teacher.read_by(folder, config, task, data, report)
-    found = Teacher(
-        folder,
-        config,
-        task,
-        read,
-        device,
-        with_head=bool(wanted.soft_weight),
-        report=report,
-    )
-    shape = student.shape
-    as_large = found.layers <= shape.layers and found.width <= shape.hidden
-    if as_large and not ENCODERS[config.model.encoder].quantises:
-        warn(
-            f"model.teacher {found.folder} is no larger than its student ({found.layers} layers of width "
-            f"{found.width}, and {shape.layers} of {shape.hidden}); is this the intended "
-            "model?"
-        )
-    layer_map = _layer_map(wanted.layer_map, shape.layers, found.layers)
-    heads = plan.relation_heads((shape.hidden, found.width), (shape.attention_heads, found.attention_heads))
-    try:
-        shares = plan.layer_shares(wanted, shape.layers)
-    except ValueError as error:
-        raise BadSpecError(str(error)) from None
+    source = Teacher(config.model.teacher, config, task, data, device, report)
+    _warn_of_small_teacher(source, student, config, warn)
+    comparison = plan.comparison(section, student.shape, source.shape)
     # Before the teacher is loaded, which draws random numbers and which a cache may spare.
-    levels = [0] if wanted.embedding_weight else []
-    levels += range(1, shape.layers + 1) if wanted.hidden_weight else []
-    levels += [shape.layers] if wanted.cosine_weight else []
     projected = ProjectedStudent(
-        student, found.width, levels=levels, relations=shares.related if wanted.relation_weight else ()
+        student, source.shape.hidden, levels=comparison.levels, relations=comparison.related
     ).to(device)
     arithmetic.prepare(projected.projections)
 
-    # Logits can be kept where inputs never change; it pays where no step, or only those of a
-    # first stage, needs the teacher all the same.
-    kept = (
-        wanted.cache_logits
+    # Logits can be cached where inputs never change; it pays where no step, or only those of a first stage,
+    # needs the teacher all the same.
+    inside_in_all_steps = section.looks_inside and not section.hidden_first_fraction
+    cached = (
+        section.cache_logits
         and data.transform is None
-        and wanted.soft_weight > 0.0
-        and (not inside or wanted.hidden_first_fraction > 0.0)
+        and section.soft_weight > 0.0
+        and not inside_in_all_steps
     )
     transform = data.transform
-    if kept:
+    if cached:
         root = Path(config.workspace.cache) / "teacher-logits"
-        transform = cached_logits(root, found, read, device, multiple, report)
+        transform = cached_logits(root, source, device, multiple, report)
     loaded = None
-    if computes_loss and (inside or not kept):
-        related = [layer_map[layer] for layer in shares.related] if wanted.relation_weight else ()
-        loaded = found.load(relations_of=related)
-    objective = DistillationObjective(
-        task,
-        wanted,
-        data.head,
-        projected,
-        loaded,
-        batches_bring_logits=kept,
-        layer_map=layer_map,
-        layer_shares=shares,
-        relation_heads=heads,
-    )
-    facts: dict[str, object] = {
-        "teacher": str(found.folder),
-        "teacher_sha256": found.sha256,
-        "teacher_precision": found.format.name,
-        "teacher_logits": _source_of_logits(wanted.soft_weight, kept),
-    }
-    if inside:
-        facts["layer_map"] = list(layer_map)
-    if wanted.relation_weight:
-        facts["relation_heads"] = heads
+    if computes_loss and (section.looks_inside or not cached):
+        loaded = source.load(relations_of=comparison.related_in_teacher)
     return Distilled(
         projected,
-        objective,
+        DistillationObjective(task, section, data.head, projected, loaded, comparison, cached_logits=cached),
         transform,
         projected.projections,
-        {"teacher.sha256": found.sha256},
-        facts,
-        found.format.precision,
+        {"teacher.sha256": source.sha256},
+        _facts(source, config, comparison, cached=cached),
+        source.format.precision,
     )
 
 
-def _source_of_logits(soft_weight: float, kept: bool) -> str:
-    if not soft_weight:
-        return "not used"
-    return "computed once, cached on disk" if kept else "computed in each step"
-
-
-def _layer_map(wanted: tuple[int, ...] | None, student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """Returns the teacher's layer for each of the student's, or raises BadSpecError."""
-    if wanted is None:
-        return plan.spread(student_layers, teacher_layers)
-    try:
-        require_layer_map(wanted, student_layers)
-    except ValueError as error:
-        raise BadSpecError(str(error)) from None
-    beyond = [layer for layer in wanted if layer >= teacher_layers]
-    if beyond:
-        raise BadSpecError(
-            f"distillation.layer_map has layer {beyond[0]}, but the teacher has {teacher_layers}; "
-            f"use 0 to {teacher_layers - 1}"
+def _warn_of_small_teacher(
+    source: Teacher, student: Student, config: RunConfig, warn: Callable[[str], None]
+) -> None:
+    own, shape = student.shape, source.shape
+    as_large = shape.layers <= own.layers and shape.hidden <= own.hidden
+    if as_large and not ENCODERS[config.model.encoder].quantises:
+        warn(
+            f"model.teacher {source.folder} is no larger than its student ({shape.layers} layers of width "
+            f"{shape.hidden}, and {own.layers} of {own.hidden}); is this the intended model?"
         )
-    return wanted
+
+
+def _facts(
+    source: Teacher, config: RunConfig, comparison: plan.Comparison, *, cached: bool
+) -> dict[str, object]:
+    section = config.distillation
+    logits = "computed once, cached on disk" if cached else "computed in each step"
+    return {
+        "teacher": str(source.folder),
+        "teacher_sha256": source.sha256,
+        "teacher_precision": source.format.name,
+        "teacher_logits": logits if section.soft_weight else "not used",
+        **({"layer_map": list(comparison.layer_map)} if section.looks_inside else {}),
+        **({"relation_heads": comparison.relation_heads} if section.relation_weight else {}),
+    }

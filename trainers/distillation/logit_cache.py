@@ -1,8 +1,7 @@
 """A teacher's logits of a training part, computed once and kept on disk.
 
-The key is a hash of everything that they depend on: the teacher's bytes and number format,
-its head, and the tokens of the examples in order. So all epochs, seeds and runs with that
-teacher on that data share them, and only the first loads the teacher.
+The key is a hash of the teacher's bytes and number format, its head, and the tokens of the examples in order.
+So all epochs, seeds and runs with that teacher on that data share them, and only the first loads the teacher.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite
 from trainers.model_kinds.heads import logits_of
-from trainers.tasks.base import Prepared
 
 _LAYOUT = 1
 """Grows when the cache's content changes for the same input."""
@@ -55,23 +53,17 @@ class CachedLogits:
 
 
 def cached_logits(
-    root: Path,
-    teacher: Teacher,
-    data: Prepared,
-    device: torch.device,
-    multiple: int,
-    report: Callable[[str], None],
+    root: Path, teacher: Teacher, device: torch.device, multiple: int, report: Callable[[str], None]
 ) -> CachedLogits:
     """Returns the logits of the training part, cached or computed; concurrent runs wait for the first.
 
-    Args:
-        teacher: Loaded only if they are not cached.
-        multiple: Batch widths are rounded up to a multiple of this.
+    The teacher is loaded only if they are not cached.
 
     Raises:
         NotFiniteError: The teacher's number format does not hold its logits.
         CacheError: No space, no permission.
     """
+    data = teacher.data
     per_token = data.head.reads != "text"
     count = logits_of(data.head)
     assert count is not None  # Where inputs never change, a vocabulary is not guessed.
@@ -79,7 +71,7 @@ def cached_logits(
     def build(folder: Path) -> None:
         shape = (len(data.train.tokens) if per_token else len(data.train), count)
         logits = np.lib.format.open_memmap(folder / _FILE, mode="w+", dtype=np.float32, shape=shape)
-        _fill(logits, teacher, data, device, multiple, report)
+        _fill(logits, teacher, device, multiple, report)
         logits.flush()
 
     key = digest_of([_LAYOUT, teacher.sha256, teacher.format.name, repr(data.head), _digest(data.train)])
@@ -90,20 +82,19 @@ def cached_logits(
 def _fill(
     logits: npt.NDArray[np.float32],
     teacher: Teacher,
-    data: Prepared,
     device: torch.device,
     multiple: int,
     report: Callable[[str], None],
 ) -> None:
-    began_s = said_s = time.monotonic()
-    total, done = len(data.train), 0
+    data, began_s, done = teacher.data, time.monotonic(), 0
+    reported_s, total = began_s, len(data.train)
     report(f"computing the teacher's logits for {total} examples, once for this teacher and this data")
     model = teacher.load()
     for rows in _by_length(data.train.lengths):
         batch = collate(data.train, rows, data.pad_id, multiple).to(device)
-        said = model(batch, with_hidden=False).logits
-        require_finite(said, teacher)
-        values = said.cpu().numpy()
+        of_batch = model(batch, with_hidden=False).logits
+        require_finite(of_batch, teacher)
+        values = of_batch.cpu().numpy()
         if data.head.reads == "text":
             logits[rows] = values
         else:
@@ -111,8 +102,8 @@ def _fill(
                 start, end = data.train.offsets[row], data.train.offsets[row + 1]
                 logits[start:end] = values[i, : end - start]
         done += len(rows)
-        if time.monotonic() - said_s > _REPORT_S:
-            said_s = time.monotonic()
+        if time.monotonic() - reported_s > _REPORT_S:
+            reported_s = time.monotonic()
             report(f"teacher's logits: {done} of {total} examples")
     report(f"teacher's logits: all {total} examples in {time.monotonic() - began_s:.1f} s")
 

@@ -1,8 +1,7 @@
 """Differences between a student's outputs and its teacher's. Pure.
 
-Every loss is a sum over the batch's examples, in fp32, of a mean within the example; so it does not
-depend on how a global batch is divided into micro-batches or over workers. Padding does not count: masks are
-(B, S), False on padding, or None if nothing is padded.
+Every loss is a sum over the batch's examples, in fp32, of a mean within the example: it does not depend on
+how a global batch is divided. Padding does not count: masks are (B, S), False on padding, None without any.
 """
 
 from __future__ import annotations
@@ -17,24 +16,19 @@ _NOTHING = -1e9
 
 
 def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Returns the divergence of distributions over classes: `T^2 KL(softmax(t / T) || softmax(s / T))`.
+    """`T^2 KL(softmax(t / T) || softmax(s / T))` of (B, C) logits (Hinton et al. 2015, arXiv 1503.02531, 2).
 
-    Logits are (B, C). Hinton, Vinyals and Dean 2015, arXiv 1503.02531, section 2. The square keeps the
-    gradients' size independent of the temperature T.
+    The square keeps the gradients' size independent of the temperature T.
     """
     return temperature**2 * _divergence(student.float() / temperature, teacher.float() / temperature).sum()
 
 
 def soft_labels(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Returns the divergence of independent yes-no decisions: `T^2` times the sum of their KL divergences.
-
-    `soft_targets` for classes that do not exclude each other: each (B, C) logit is one of two, the other is
-    0.
-    """
+    """`soft_targets` for classes that do not exclude each other: of each (B, C) logit and a 0."""
     ours, theirs = student.float() / temperature, teacher.float() / temperature
-    said = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="sum")
+    cross_entropy = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="sum")
     entropy = functional.binary_cross_entropy_with_logits(theirs, theirs.sigmoid(), reduction="sum")
-    return temperature**2 * (said - entropy)
+    return temperature**2 * (cross_entropy - entropy)
 
 
 def soft_spans(
@@ -61,10 +55,7 @@ def soft_classes_of_tokens(
 
 
 def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: float) -> torch.Tensor:
-    """Returns half the squared difference of (B, 1) predicted numbers, in units of the head's scale.
-
-    That is the divergence of normal distributions of that width around them.
-    """
+    """Half the squared difference of (B, 1) numbers over `scale`: the divergence of normals so wide."""
     return 0.5 * ((student.float() - teacher.float()) / scale).square().sum()
 
 
@@ -82,19 +73,12 @@ def soft_tokens(
 
 
 def squared_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the mean squared difference of (B, S, H) hidden states over tokens and width.
-
-    TinyBERT, Jiao et al. 2020, arXiv 1909.10351, equations 8 and 9; the student's states are
-    already projected if the widths differ.
-    """
+    """Mean squared difference over tokens and width of (B, S, H) states (arXiv 1909.10351, eq. 8 and 9)."""
     return _mean_of_real((student.float() - teacher.float()).square().mean(-1), mask).sum()
 
 
 def cosine_distance(student: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the mean over an example's tokens of `1 - cos(s, t)` of (B, S, H) hidden states.
-
-    DistilBERT, Sanh et al. 2019, arXiv 1910.01108, section 3.
-    """
+    """Mean over tokens of `1 - cos(s, t)` of (B, S, H) states (DistilBERT, arXiv 1910.01108, section 3)."""
     cosine = functional.cosine_similarity(student.float(), teacher.float(), dim=-1)
     return _mean_of_real(1.0 - cosine, mask).sum()
 
@@ -104,10 +88,9 @@ def relations(
 ) -> torch.Tensor:
     """Returns the divergence of how tokens relate to each other by their queries (or keys, or values).
 
-    `R = softmax(A A^T / sqrt(d))` per relation head, where A (S, d) is a slice of width d = H /
-    heads of the (B, S, H) states; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens.
-    Widths may differ, because R is (S, S) for both. MiniLMv2, Wang et al. 2021, arXiv 2012.15828, equations
-    4 to 6.
+    `R = softmax(A A^T / sqrt(d))` per relation head, where A (S, d) is a slice of width d = H / heads of the
+    (B, S, H) states; `KL(R_teacher || R_student)`, the mean over heads and the example's tokens. Widths may
+    differ, because R is (S, S) for both. MiniLMv2, arXiv 2012.15828, equations 4 to 6.
     """
     each = _divergence(_related(student, heads, mask), _related(teacher, heads, mask))  # (B, heads, S)
     return _mean_of_real(each.mean(1), mask).sum()

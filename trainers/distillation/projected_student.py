@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,60 +13,43 @@ from trainers.models.student import Output, Student
 
 
 class RelationTap:
-    """Keeps queries, keys and values of some layers as their linear maps give them.
+    """Holds queries, keys and values of some layers, 0-based and perhaps repeated, of passes while `open`.
 
-    Relations are computed from these, so the layer's own attention stays a fused kernel that never
-    writes down its scores. A family that has one map for all three gives them one after the other.
-
-    Args:
-        layers: 0-based; a layer may be named twice.
-
-    Attributes:
-        open: Whether forward passes are kept; closed, nothing is held in memory.
+    They are the outputs of the layer's linear maps (one map for all three gives them one after the other), so
+    the layer's own attention stays a fused kernel that never writes down its scores.
     """
 
     def __init__(self, model: Student, layers: Sequence[int]) -> None:
-        self._kept: dict[tuple[int, str], torch.Tensor] = {}
+        self._outputs: dict[tuple[int, str], torch.Tensor] = {}
         self._maps, self._layers = model.architecture.family.relations, tuple(layers)
         self.open = False
         for layer in sorted(set(layers)):
             tapped = model.architecture.layers(model.model)[layer]
             for name in self._maps:
-                tapped.get_submodule(name).register_forward_hook(self._keeper(layer, name))
+                tapped.get_submodule(name).register_forward_hook(partial(self._hold, layer, name))
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """Returns and releases queries, keys and values (B, S, H) of each layer.
+        """Returns and releases queries, keys and values (B, S, H) of each layer, of the last such pass."""
+        outputs, self._outputs = self._outputs, {}
+        states: list[torch.Tensor] = []
+        for layer in self._layers if outputs else ():
+            maps = [outputs[layer, name] for name in self._maps]
+            states += maps[0].chunk(3, dim=-1) if len(maps) == 1 else maps
+        return tuple(states)
 
-        They are those of the last forward pass while open.
-        """
-        kept, self._kept = self._kept, {}
-        taken: list[torch.Tensor] = []
-        for layer in self._layers if kept else ():
-            maps = [kept[layer, name] for name in self._maps]
-            taken += maps[0].chunk(3, dim=-1) if len(maps) == 1 else maps
-        return tuple(taken)
-
-    def _keeper(self, layer: int, name: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
-        def keep(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-            if self.open:
-                self._kept[layer, name] = output
-
-        return keep
+    def _hold(self, layer: int, name: str, _module: nn.Module, _in: object, output: torch.Tensor) -> None:
+        if self.open:
+            self._outputs[layer, name] = output
 
 
 class ProjectedStudent(nn.Module):
-    """A student whose hidden states come in its teacher's width.
+    """A student whose hidden states come in its teacher's width; evaluation and model folders use it alone.
 
     Args:
-        student: Evaluation and model folders use it alone.
-        teacher_width: H of the teacher.
-        levels: Hidden states that are compared: 0 = the embeddings' output, i = layer i's. If
-            widths differ each has a linear map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv
-            1909.10351, equation 8), which is trained with the student and thrown away with the run.
-        relations: Layers whose queries, keys and values are kept, 0-based.
-
-    Attributes:
-        with_hidden: Whether the next forward passes give more than logits.
+        levels: Hidden states that are compared, see `Comparison.levels`. If widths differ each has a linear
+            map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv 1909.10351, equation 8), which is
+            trained with the student and discarded with the run.
+        relations: Layers whose queries, keys and values are compared, 0-based.
     """
 
     def __init__(
@@ -73,7 +57,7 @@ class ProjectedStudent(nn.Module):
     ) -> None:
         super().__init__()
         self.student = student
-        self.with_hidden = True
+        self.with_hidden = True  # Whether the next forward passes give more than logits
         width = student.shape.hidden
         self.projections = nn.ModuleDict(
             {str(level): nn.Linear(width, teacher_width, bias=False) for level in sorted(set(levels))}
@@ -86,17 +70,18 @@ class ProjectedStudent(nn.Module):
         """Logits, and with `with_hidden` projected hidden states and relations."""
         if self._tap is not None:
             self._tap.open = self.with_hidden
-        said: Output = self.student(batch, with_hidden=self.with_hidden)
-        kept = () if self._tap is None else tuple(map(batch.unpacked, self._tap.take()))
+        output: Output = self.student(batch, with_hidden=self.with_hidden)
+        relations: tuple[torch.Tensor, ...] = ()
         if self._tap is not None:
-            self._tap.open = False  # an evaluation asks the student alone, and no one takes
+            relations = tuple(map(batch.unpacked, self._tap.take()))
+            self._tap.open = False  # an evaluation calls the student alone, and never takes
         if not self.with_hidden:
-            return Output(self._with_unused_projections(said.logits))
+            return Output(self._with_unused_projections(output.logits))
         hidden = tuple(
             self.projections[str(level)](state) if str(level) in self.projections else state
-            for level, state in enumerate(said.hidden)
+            for level, state in enumerate(output.hidden)
         )
-        return Output(said.logits, hidden, kept)
+        return Output(output.logits, hidden, relations)
 
     def _with_unused_projections(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the logits. Data-parallel workers wait for every parameter's gradient: these get zeros."""

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from trainers.config import Precision, RunConfig, Workspace
 from trainers.data import tokenizers
 from trainers.data.batches import Batch
 from trainers.device_kinds import kind_of
-from trainers.distillation import plan
 from trainers.distillation.projected_student import RelationTap
 from trainers.errors import BadSpecError, NotFiniteError
 from trainers.model_kinds.families import QUANTISED
@@ -32,7 +30,7 @@ from trainers.telemetry.flops import flop_count_of
 
 _FIELD = "model.teacher"
 _UNNAMED = re.compile(r"LABEL_\d+")
-"""Class names that say nothing: what transformers writes where no one gave any."""
+"""What transformers writes where no one named the classes."""
 
 
 def locate(text: str, workspace: Workspace) -> Folder:
@@ -41,18 +39,16 @@ def locate(text: str, workspace: Workspace) -> Folder:
     Raises:
         BadSpecError: A preset, unknown, outside the roots, without weights, or not on the hub.
     """
-    found = origin.locate(text, workspace, _FIELD)
-    if not isinstance(found, Folder):
+    place = origin.locate(text, workspace, _FIELD)
+    if not isinstance(place, Folder):
         raise BadSpecError(
             f"{_FIELD} '{text}' is a preset, whose weights are random; give the folder of a trained model"
         )
-    return found
+    return place
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherFormat:
-    """The number format that a teacher computes in."""
-
     name: str  # Description of what really runs, for the record
     precision: Precision = Precision.fp32  # Precision whose published peak bounds its products
     dtype: torch.dtype = torch.float32
@@ -71,13 +67,9 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
         BadSpecError: The device does not have it.
     """
     kind = kind_of(device)
-    has_instructions: dict[str, Callable[[torch.device], bool]] = {
-        "fp16": has_fp16,
-        "bf16": has_bf16,
-        "fp32": lambda _: True,
-    }
     if wanted == "auto":
-        wanted = next(half for half in kind.teacher_precisions if has_instructions[half](device))
+        lacking = {"fp16": not has_fp16(device), "bf16": not has_bf16(device)}
+        wanted = next(name for name in kind.teacher_precisions if not lacking.get(name))
     if wanted not in kind.teacher_precisions:
         raise BadSpecError(
             f"distillation.teacher_precision {wanted} needs a GPU, but this worker computes on its "
@@ -95,12 +87,8 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
 class Teacher:
     """A teacher that exists and fits, without its weights.
 
-    Args:
-        data: The task's head, and its examples as the teacher reads them, see `read_by`.
-        with_head: Whether its logits are needed.
-
     Attributes:
-        layers, width, attention_heads: Shape of its encoder.
+        data: The run's examples as the teacher reads them.
         sha256: Hash of its configuration and weights.
 
     Raises:
@@ -109,25 +97,24 @@ class Teacher:
 
     def __init__(
         self,
-        folder: Folder,
+        name: str,
         config: RunConfig,
         task: Task,
         data: Prepared,
         device: torch.device,
-        *,
-        with_head: bool,
         report: Callable[[str], None],
     ) -> None:
-        self.folder, self._config, self._data, self._device = folder, config, data, device
-        self._with_head = with_head
+        self._config, self._device = config, device
+        self._with_head = config.distillation.soft_weight > 0.0
+        self.folder = folder = locate(name, config.workspace)
+        self.data = _read_by(folder, config, task, data, report)
         fields = folder.config()
-        shape = folder.family.shape(fields)
-        self.layers, self.width, self.attention_heads = shape.layers, shape.hidden, shape.attention_heads
+        self.shape = folder.family.shape(fields)
         for misfit in teacher_misfits(config, str(folder), folder.family, fields):
             raise BadSpecError(f"{_FIELD}: {misfit.reason}")
-        if with_head:
-            _same_task(folder, fields, data.head, task.spellings, report)
-        # Half precision would round the weights whose signs are taken.
+        if self._with_head:
+            _require_same_task(folder, fields, data.head, task.spellings, report)
+        # Half precision would round the weights whose signs are used.
         wanted = Precision.fp32 if QUANTISED in fields else config.distillation.teacher_precision
         self.format = format_on(device, wanted, config.precision)
         self.sha256 = origin.digest(folder, config.workspace)
@@ -143,11 +130,11 @@ class Teacher:
         """
         model = student.build(
             self.folder,
-            head=self._data.head if self._with_head else SpanHead(),  # the smallest; never asked
-            vocabulary_size=self._data.vocabulary_size,
+            head=self.data.head if self._with_head else SpanHead(),  # the smallest, and unused
+            vocabulary_size=self.data.vocabulary_size,
             dropout=0.0,
             max_length=self._config.task.max_length,
-            pad_id=self._data.pad_id,
+            pad_id=self.data.pad_id,
         )
         if self._with_head and model.fresh:
             raise BadSpecError(
@@ -162,11 +149,7 @@ class Teacher:
 
 
 class LoadedTeacher:
-    """A frozen model in evaluation mode, on its device, in its number format.
-
-    Args:
-        tap: Tap of the layers whose relations are needed; None = none.
-    """
+    """A frozen model in evaluation mode, on its device, in its number format."""
 
     def __init__(
         self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
@@ -185,8 +168,8 @@ class LoadedTeacher:
             encoded = self.model.encode(batch, with_hidden=with_hidden)
             logits = self.model.logits(encoded, batch).float() if self._with_head else torch.empty(0)
         hidden = tuple(state.float() for state in encoded.hidden_states) if with_hidden else ()
-        kept = () if self._tap is None else tuple(part.float() for part in self._tap.take())
-        return Output(logits, hidden, kept)
+        relations = () if self._tap is None else tuple(part.float() for part in self._tap.take())
+        return Output(logits, hidden, relations)
 
 
 def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
@@ -200,7 +183,7 @@ def require_finite(logits: torch.Tensor, teacher: Teacher) -> None:
         )
 
 
-def read_by(
+def _read_by(
     folder: Folder, config: RunConfig, task: Task, data: Prepared, report: Callable[[str], None]
 ) -> Prepared:
     """Returns a run's examples as the teacher reads them: with its own tokenizer where that differs.
@@ -213,13 +196,12 @@ def read_by(
     difference = _difference(data.tokenizer, folder)
     if difference is None:
         return data
-    wanted = config.distillation
     reason = None
     if data.head.reads != "text":
         reason = f"task {config.task.name} is learned token by token"
-    elif plan.looks_inside(wanted):
+    elif config.distillation.looks_inside:
         reason = "hidden states and relations are compared token by token"
-    elif not wanted.cache_logits:
+    elif not config.distillation.cache_logits:
         reason = "distillation.cache_logits is false"
     if reason is not None:
         raise BadSpecError(
@@ -228,9 +210,9 @@ def read_by(
             "tokenizer"
         )
     report(f"{_FIELD}: the teacher has a tokenizer of its own and reads the same texts with it")
-    read = task.prepare(config, folder, lambda line: report(f"{_FIELD}: {line}"))
-    assert len(read.train) == len(data.train)
-    return read
+    of_teacher = task.prepare(config, folder, lambda line: report(f"{_FIELD}: {line}"))
+    assert len(of_teacher.train) == len(data.train)
+    return of_teacher
 
 
 def _difference(file: Path, folder: Folder) -> str | None:
@@ -238,20 +220,16 @@ def _difference(file: Path, folder: Folder) -> str | None:
     own = tokenizers.file_in(folder.path)
     if file == own or (own.is_file() and file.read_bytes() == own.read_bytes()):
         return None
-    ours, theirs = (_pieces(tokenizers.load(path)) for path in (file.parent, folder.path))
-    if ours == theirs:
-        return None
-    number, (our, their) = next(
-        (number, pair) for number, pair in enumerate(zip_longest(ours, theirs)) if pair[0] != pair[1]
-    )
-    return f"{len(theirs)} and {len(ours)} pieces, first difference at {number} ({their!r} and {our!r})"
+    vocabularies = (tokenizers.load(path).get_vocab() for path in (file.parent, folder.path))
+    ours, theirs = (sorted(vocabulary, key=vocabulary.__getitem__) for vocabulary in vocabularies)
+    for number, (our, their) in enumerate(zip_longest(ours, theirs)):
+        if our != their:
+            pieces = f"{len(theirs)} and {len(ours)} pieces"
+            return f"{pieces}, first difference at {number} ({their!r} and {our!r})"
+    return None
 
 
-def _pieces(tokenizer: Tokenizer) -> list[str]:
-    return [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1])]
-
-
-def _same_task(
+def _require_same_task(
     folder: Folder,
     fields: Mapping[str, Any],
     head: Head,
@@ -269,10 +247,10 @@ def _same_task(
     written_by = tuple(map(str, fields.get("architectures") or ()))
     suffixes = {suffix for suffix in suffixes if any(one.endswith(suffix) for one in written_by)} or suffixes
     if head.suffix not in suffixes:
-        words = dict.fromkeys(kind.predicts for kind in HEADS if kind.suffix in suffixes)
-        found = " and ".join(words) or "nothing, as it has no head"
+        predictions = dict.fromkeys(kind.predicts for kind in HEADS if kind.suffix in suffixes)
+        own_task = " and ".join(predictions) or "nothing, as it has no head"
         raise BadSpecError(
-            f"{_FIELD} {folder} was trained to predict {found}, but the task needs {head.predicts}; "
+            f"{_FIELD} {folder} was trained to predict {own_task}, but the task needs {head.predicts}; "
             "fine-tune it on the task first, or set distillation.soft_weight: 0"
         )
     names = fields.get("id2label")
@@ -292,9 +270,9 @@ def _same_task(
     if all(_UNNAMED.fullmatch(name) for name in theirs):
         report(f"{_FIELD}: the teacher's classes have no names; assuming the task's order")
         return
-    meant = {our.casefold(): number for number, our in enumerate(head.classes)} | dict(spellings)
+    numbers = {our.casefold(): number for number, our in enumerate(head.classes)} | dict(spellings)
     for number, (their, our) in enumerate(zip(theirs, head.classes, strict=True)):
-        if meant.get(their.casefold()) != number:
+        if numbers.get(their.casefold()) != number:
             raise BadSpecError(
                 f"{_FIELD} {folder} calls class {number} {their!r}, but the task calls it {our!r}; "
                 "use a teacher fine-tuned on the task"

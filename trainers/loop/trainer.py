@@ -118,8 +118,8 @@ class Trainer:
                     self.timeline.enter(Phase.data_wait)
                     batch, counted = batches.next()
                     applied = self.train_step(batch)
-                    asked = self.model.objective.asked()
-                    self.telemetry.figures.count(counted, asked, timed=not profiler.active)
+                    teacher_flops = self.model.objective.teacher_flops()
+                    self.telemetry.figures.count(counted, teacher_flops, timed=not profiler.active)
                 self._report_profile()
                 self._report_trace()
                 if not applied:

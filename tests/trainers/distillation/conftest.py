@@ -131,23 +131,13 @@ def an_objective(*, head=None, labels=None, **weights):
     shape = {"head": head, "vocabulary_size": 60, "dropout": 0.0, "max_length": 16, "pad_id": 0}
     student, big = build(Preset("tiny"), **shape), build(Preset("mini"), **shape)
     config = Distillation(**{"soft_weight": 0.0, **weights})
+    compared = plan.comparison(config, student.shape, big.shape)
+    assert (compared.layer_map, compared.relation_heads) == ((1, 3), 4)
     levels = range(3) if config.hidden_weight else ()
-    shares, layer_map = plan.layer_shares(config, 2), (1, 3)
-    related = shares.related if config.relation_weight else ()
-    projected = ProjectedStudent(student, 256, levels=levels, relations=related)
-    tap = RelationTap(big, [layer_map[layer] for layer in related]) if related else None
+    projected = ProjectedStudent(student, 256, levels=levels, relations=compared.related)
+    tap = RelationTap(big, compared.related_in_teacher) if compared.related else None
     loaded = LoadedTeacher(big.eval(), tap, torch.device("cpu"), with_head=True)
     task = (Imdb if isinstance(head, ClassHead) else Zero)(TASKS["imdb"])
-    objective = DistillationObjective(
-        task,
-        config,
-        head,
-        projected,
-        loaded,
-        batches_bring_logits=False,
-        layer_map=layer_map,
-        layer_shares=shares,
-        relation_heads=4,
-    )
+    objective = DistillationObjective(task, config, head, projected, loaded, compared, cached_logits=False)
     objective.begin_step(0, 1)
     return batch, objective, projected
