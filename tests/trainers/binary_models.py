@@ -9,7 +9,6 @@ from torch import nn
 
 from trainers.model_kinds.heads import ClassHead
 from trainers.models.architectures import imported
-from trainers.models.binary.entry import BinaryModels
 from trainers.models.binary.layers import BinaryLinear, quantise
 from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.origin import Origin, Preset
@@ -27,9 +26,20 @@ SHAPE: dict[str, Any] = {
 def derivative(name: str, sharpness: float = 1.0):
     """The derivative of that name."""
     made = imported(DERIVATIVES[name].made)()
-    if not isinstance(getattr(type(made), "sharpness", None), float):
-        made.sharpness = sharpness
+    made.sharpness = sharpness
     return made
+
+
+def surrogate(name: str, u: torch.Tensor, k: float = 1.0) -> torch.Tensor:
+    """What the derivative is that of, as its paper has it."""
+    inside = u.clamp(-1.0, 1.0)
+    return {
+        "identity": u,
+        "clipped": inside,
+        "polynomial": 2.0 * inside - inside * inside.abs(),
+        "tanh": torch.tanh(k * u),
+        "swish": 2.0 * torch.sigmoid(k * u) * (1.0 + k * u * (1.0 - torch.sigmoid(k * u))) - 1.0,
+    }[name]
 
 
 def weights(name: str, *, per: str = "row", centred: bool = False, of: str = "identity"):
@@ -62,6 +72,6 @@ def student(origin: Origin | None = None, **settings: Any) -> Student:
     """A student with installed layers."""
     from trainers.models.binary import install
 
-    made = BinaryModels().prepared(build(origin or Preset("tiny"), **SHAPE), Binary(**settings))
+    made = install.prepared(build(origin or Preset("tiny"), **SHAPE), Binary(**settings))
     install.install(made.model)
     return made

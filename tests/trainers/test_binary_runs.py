@@ -16,7 +16,6 @@ from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT
 from trainers.models.binary.course import latent_of
-from trainers.models.binary.entry import BinaryModels
 from trainers.models.binary.layers import BinaryLinear
 from trainers.models.binary.settings import Binary
 from trainers.models.fit import student_misfits
@@ -151,7 +150,7 @@ def test_a_ternary_model_is_split_without_changing_what_it_computes(tmp_path):
     save_file({name: tensor.clone() for name, tensor in half.weights().items()}, folder / "model.safetensors")
     half.write_config(folder)
     settings = Binary(activations="elastic", activation_bits=8, split=True)
-    wide = BinaryModels().prepared(build(Folder(folder), **made.SHAPE), settings)
+    wide = install.prepared(build(Folder(folder), **made.SHAPE), settings)
     install.install(wide.model)
     half.eval(), wide.eval()
     assert wide.shape.hidden == 2 * half.shape.hidden

@@ -61,11 +61,11 @@ def test_draws_follow_torchs_seed_alone(monkeypatch):
     assert not torch.equal(first, second)
     torch.manual_seed(6)
     assert torch.equal(CpuDropout(0.1)(x), first)
-    dropout._forget_drawers()
+    dropout._drawers.cache_clear()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     torch.manual_seed(6)
     assert torch.equal(CpuDropout(0.1)(x), first)
-    dropout._forget_drawers()
+    dropout._drawers.cache_clear()
 
 
 def test_evaluation_and_rate_zero_change_nothing():

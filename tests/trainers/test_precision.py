@@ -49,9 +49,9 @@ def test_cpu_is_refused_in_a_run_with_the_reason(configure, recorder, precision)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_half_parameters_need_a_half_precision(precision):
-    with pytest.raises(BadSpecError, match=f"needs precision fp16 or bf16, not {precision}"):
-        arithmetic_for(Precision(precision), CPU, Numerics(parameters="half"))
+def test_half_parameters_need_a_half_precision(configure, precision):
+    with pytest.raises(ValueError, match=f"needs precision fp16 or bf16, not {precision}"):
+        configure(precision=precision, numerics={"parameters": "half"})
 
 
 def test_next_run_does_not_inherit_tf32(configure):

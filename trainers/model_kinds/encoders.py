@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainers.model_kinds.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
 from trainers.registry import Section, by_name, deferred, entries_of
@@ -17,33 +17,30 @@ if TYPE_CHECKING:
     from transformers.modeling_utils import PreTrainedModel
 
 
-class Quantisation(Protocol):
-    """Models whose layers compute with quantised copies of their weights. `section` is that of the run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantisation:
+    """Models whose layers compute with quantised copies of their weights.
 
-    @property
-    def settings(self) -> type[Section]:
-        """Section of the spec, with a default for each field."""
+    Attributes:
+        settings: Section of the spec, with a default for each field.
+        misfits: Fields of a section that do not fit a model, with the problem and its fix; called with the
+            section, the model's name and its configuration.
+        prepared: Returns a student as a section describes it, before the layers are installed.
+        awaits_data: Whether a learned scale of a student has no value yet.
+        calibrating: Forward passes of a student within it set such scales from their inputs.
+        latent_of: See `trainers.models.latent`.
+        inference: Evaluation from packed weights on a device; of the training's arithmetic.
+        write_packed: Writes the packed form of a model folder to another; returns its manifest.
+    """
 
-    def misfits(self, section: Section, model: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Spec fields that do not fit a model's configuration, with the problem and its fix."""
-
-    def prepared(self, student: Any, section: Section) -> Any:
-        """Returns a student as the section describes it, before the layers are installed."""
-
-    def awaits_data(self, student: Any) -> bool:
-        """Whether a learned scale has no value yet."""
-
-    def calibrating(self, student: Any) -> AbstractContextManager[None]:
-        """Forward passes within it set such scales from their inputs."""
-
-    def latent_of(self, student: Any) -> Any:
-        """See `trainers.models.latent`."""
-
-    def inference(self, training: Any, device: torch.device) -> Any:
-        """Evaluation from packed weights, see `trainers.models.precision`."""
-
-    def write_packed(self, source: Path, target: Path) -> dict[str, Any]:
-        """Writes the packed form of a model folder; returns its manifest."""
+    settings: type[Section]
+    misfits: Callable[[Section, str, Mapping[str, Any]], Iterator[tuple[str, str]]]
+    prepared: Callable[[Any, Section], Any]
+    awaits_data: Callable[[Any], bool]
+    calibrating: Callable[[Any], AbstractContextManager[None]]
+    latent_of: Callable[[Any], Any]
+    inference: Callable[[Any, torch.device], Any]
+    write_packed: Callable[[Path, Path], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

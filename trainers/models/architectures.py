@@ -37,8 +37,7 @@ class Bert:
     """Calls models of a family; holds no model."""
 
     implementation = TORCH_ATTENTION
-    """Attention that models are built with: torch's scaled dot product attention; training with dropout on
-    the CPU has its own (`trainers.models.dropout`), where torch would leave its flash kernel."""
+    """Attention that models are built with; training with dropout on the CPU then installs its own."""
 
     def __init__(self, family: FamilyInfo) -> None:
         self.family = family
@@ -64,7 +63,7 @@ class Bert:
         return {"attention_mask": self.mask(batch, config, hidden.dtype)}
 
     def mask(self, batch: Batch, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns (B, 1, 1, S), broadcast where it is used: bool, or what plain attention adds to scores.
+        """Returns (B, 1, 1, S): bool, or what plain attention adds to scores.
 
         transformers would derive the same from (B, S), but with the host waiting for it.
         """
@@ -92,7 +91,7 @@ class Bert:
     # Heads
 
     def averages(self, config: PreTrainedConfig) -> bool:
-        """Whether a text is represented by the mean of its tokens, rather than by its first token."""
+        """Whether a text is the mean of its tokens, rather than its first token."""
         return False
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:

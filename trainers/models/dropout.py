@@ -3,9 +3,8 @@
 torch draws for each element (measured: 11 ns), and its attention with dropout takes all scores through memory
 a dozen times. Here an element takes 16 random bits of a generator that fills arrays, and attention is
 computed for a few examples at a time, whose scores stay in the cache; the backward pass draws the same bits
-again.
-
-The rate is met to 2^-17. Each draw is seeded from torch's generator, whose state in a checkpoint suffices.
+again. The rate is met to 2^-17. Each draw is seeded from torch's generator, whose state in a checkpoint
+suffices.
 """
 
 from __future__ import annotations
@@ -29,14 +28,11 @@ from typing_extensions import override
 from cuda_ext.encoder import LEVELS, threshold_of
 
 CPU_ATTENTION = "stillhouse_cpu"
-"""The name that this attention has among transformers' implementations."""
-
 TORCH_ATTENTION = "sdpa"
-"""torch's scaled dot product attention, by the name that transformers has for it."""
+"""Names of this attention, and of torch's, among transformers' implementations."""
 
 SCORES_AT_ONCE = 1 << 20
 """Elements of the score matrix that are worked on together: 4 MiB, so that they stay in the cache."""
-
 _WORDS_PER_DRAW = 1 << 17
 """Each draw of so many 64-bit words has its own generator, so that threads can share the work."""
 
@@ -80,18 +76,14 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot product attention in transformers' form: (B, heads, S, D) in, (B, S, heads, D) and None out.
 
-    The mask is (B, 1, 1, S) bool, False on padding, which is at the end. Scores are never held as a whole.
-    Rows of padded queries are unspecified: zeros, or attention over the real keys.
+    The mask is (B, 1, 1, S) bool, False on padding, which is at the end. Rows of padded queries are zeros, or
+    attention over the real keys.
     """
     rate = _Rate.of(dropout)
     if rate.below == 0 or not query.is_cpu:
+        torch_rate = dropout if rate.below else 0.0
         mixed = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            dropout_p=dropout if rate.below else 0.0,
-            scale=scaling,
+            query, key, value, attn_mask=attention_mask, dropout_p=torch_rate, scale=scaling
         )
     else:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -109,10 +101,7 @@ def segment_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
 ) -> torch.Tensor:
-    """Scaled dot product attention within each segment of a row on the CPU, (1, heads, T, D).
-
-    From the same seed it drops what `attention` drops of the same examples with padding.
-    """
+    """Attention within each segment of a row, (1, heads, T, D); drops what `attention` drops with padding."""
     rate = _Rate.of(dropout)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if rate.below:
@@ -163,10 +152,9 @@ class _Bits:
         numbers = range(self._draw, self._draw + len(sizes))
         self._draw += len(sizes)
         if len(sizes) == 1:
-            drawn = [_words(self._seed, numbers[0], sizes[0])]
+            whole = _words(self._seed, numbers[0], sizes[0])
         else:
-            drawn = list(_drawers().map(_words, [self._seed] * len(sizes), numbers, sizes))
-        whole = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
+            whole = np.concatenate(list(_drawers().map(_words, [self._seed] * len(sizes), numbers, sizes)))
         return torch.from_numpy(whole.view(np.int16))[:count].view(tuple(shape))
 
 
@@ -181,11 +169,8 @@ def _drawers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, torch.get_num_threads()), thread_name_prefix="stillhouse-bits")
 
 
-def _forget_drawers() -> None:
-    _drawers.cache_clear()  # a forked process has none of its parent's threads
-
-
-os.register_at_fork(after_in_child=_forget_drawers)
+# A forked process has none of its parent's threads.
+os.register_at_fork(after_in_child=_drawers.cache_clear)
 
 
 def _fresh_seed() -> int:
@@ -207,9 +192,8 @@ class _Dropped(torch.autograd.Function):
 
 
 def _masked(x: torch.Tensor, bits: torch.Tensor, rate: _Rate) -> torch.Tensor:
-    return (
-        rate.kept(bits, torch.empty_like(x, memory_format=torch.contiguous_format)).mul_(x).mul_(rate.scale)
-    )
+    mask = rate.kept(bits, torch.empty_like(x, memory_format=torch.contiguous_format))
+    return mask.mul_(x).mul_(rate.scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,30 +55,19 @@ def student_misfits(
             f"the layers of {family.summary} models such as '{model}' depend on their place and cannot be "
             "chosen; remove model.layers",
         )
-    if run.model.teacher is not None and run.distillation.relation_weight and not family.relations:
-        yield _without_relations(family, model)
-    yield from _positions(run, model, family, fields)
+    yield from teacher_misfits(run, model, family, fields)
 
 
 def teacher_misfits(
     run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
 ) -> Iterator[Misfit]:
-    if run.distillation.relation_weight and not family.relations:
-        yield _without_relations(family, model)
-    yield from _positions(run, model, family, fields)
-
-
-def _without_relations(family: FamilyInfo, model: str) -> Misfit:
-    return Misfit(
-        "distillation.relation_weight",
-        f"{family.summary} models such as '{model}' have no query, key and value relations to distil; set "
-        "distillation.relation_weight: 0",
-    )
-
-
-def _positions(
-    run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
-) -> Iterator[Misfit]:
+    """Yields what does not fit a run as its teacher; a student has to meet the same."""
+    if run.model.teacher is not None and run.distillation.relation_weight and not family.relations:
+        yield Misfit(
+            "distillation.relation_weight",
+            f"{family.summary} models such as '{model}' have no query, key and value relations to distil; "
+            "set distillation.relation_weight: 0",
+        )
     positions = family.shape(fields).positions
     if positions < run.task.max_length:
         yield Misfit(

@@ -38,10 +38,7 @@ def _watched(module: nn.Module) -> bool:
 
 
 def _is_plain(kind: type[nn.Module], module: nn.Module) -> bool:
-    """Whether a module has the arithmetic of its kind, and no hook.
-
-    A hook reads what its module returns; a module of another class has its own arithmetic, such as rounding.
-    """
+    """Whether a module has no arithmetic of its own, such as rounding, and no hook that reads its result."""
     return type(module) is kind and not _watched(module)
 
 
@@ -53,10 +50,7 @@ def _norm_after(part: Any) -> encoder_layer.NormAfter:
 
 
 def _product(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x W^T, and the bias that is still to be added.
-
-    A Linear of another class has arithmetic of its own, such as rounding, and adds its bias itself.
-    """
+    """x W^T, and the bias to be added: 0 after a Linear of another class, such as one that rounds."""
     if type(linear) is nn.Linear:
         return functional.linear(x, linear.weight), linear.bias
     return linear(x), torch.zeros_like(linear.bias, requires_grad=False)

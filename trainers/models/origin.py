@@ -19,10 +19,8 @@ VOCABULARY_SIZE = 30_522
 """Most WordPiece pieces of a preset's vocabulary, as in the published models."""
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
-_HIDDEN = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
-
-PRESETS: dict[str, tuple[int, int]] = {name: (LAYERS[name], hidden) for name, hidden in _HIDDEN.items()}
-"""Layers and hidden size of the published BERT miniatures (arXiv 1908.08962); heads of 64."""
+PRESETS = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
+"""Hidden size of the published BERT miniatures (arXiv 1908.08962); heads of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,11 @@ class Preset:
         return BERT
 
     def config(self, vocabulary_size: int) -> dict[str, Any]:
-        layers, hidden = PRESETS[self.name]
+        hidden = PRESETS[self.name]
         return {
             MODEL_TYPE: self.family.name,
             "vocab_size": vocabulary_size,
-            "num_hidden_layers": layers,
+            "num_hidden_layers": LAYERS[self.name],
             "hidden_size": hidden,
             "num_attention_heads": hidden // 64,
             "intermediate_size": 4 * hidden,
@@ -116,18 +114,18 @@ def locate(model: str, workspace: Workspace, field: str = "model.name") -> Origi
         return Preset(model)
     if model.startswith(HUB):
         with preparing():
-            fetched = _from_hub(model.removeprefix(HUB), offline=workspace.offline)
-        return Folder(_with_weights(fetched))
+            place = _from_hub(model.removeprefix(HUB), offline=workspace.offline)
+        return _with_weights(place)
     try:
         folder = resolve(model, workspace.model_roots, "model")
     except UnusablePath as error:
         raise BadSpecError(
             f"{field} '{model}' is not a preset ({', '.join(PRESETS)}), and as a folder: {error}"
         ) from None
-    return Folder(_with_weights(folder))
+    return _with_weights(folder)
 
 
-def _with_weights(folder: Path) -> Path:
+def _with_weights(folder: Path) -> Folder:
     if not folder.is_dir():
         raise BadSpecError(f"{folder}: a model is a folder with config.json, a tokenizer and {WEIGHTS}")
     if not (folder / WEIGHTS).is_file():
@@ -139,7 +137,7 @@ def _with_weights(folder: Path) -> Path:
         raise BadSpecError(
             f"{folder}: {problem}; copy the model there again, or delete its manifest.json if you changed it"
         )
-    return folder
+    return Folder(folder)
 
 
 def _from_hub(identifier: str, *, offline: bool) -> Path:

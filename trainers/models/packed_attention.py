@@ -37,10 +37,9 @@ def attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot product attention in transformers' form; (1, heads, T, D) of a row, or a padded batch.
+    """Scaled dot product attention in transformers' form: (1, heads, T, D) in, (1, T, heads, D) and None out.
 
-    Returns (1, T, heads, D) or (B, S, heads, D), and None for the scores. A row has `segments` and no mask;
-    for the mask of a padded batch see `trainers.models.dropout.attention`. `options` change nothing.
+    A row has `segments` and no mask; a batch without segments is padded, see `trainers.models.dropout`.
     """
     if segments is None:
         return host.attention(module, query, key, value, attention_mask, dropout, scaling)
@@ -94,19 +93,13 @@ def efficient(
     dropout: float,
     scaling: float | None,
 ) -> torch.Tensor:
-    """The same by the memory-efficient kernel, which supports every format and every GPU.
-
-    Raises:
-        ValueError: There is dropout, of which its backward pass would compute wrong gradients.
-    """
+    """The same by the memory-efficient kernel, which supports every format and every GPU, but no dropout."""
     if dropout:
         raise ValueError("the memory-efficient kernel has wrong gradients with edges and dropout: use padded")
     edges, longest = segments.cu_seqlens, segments.longest
     if scaling == query.shape[-1] ** -0.5:
         scaling = None  # the default; of any other, torch 2.13 cannot trace the backward pass
-    differentiated = torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad
-    )
+    differentiated = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
     mixed: torch.Tensor = torch.ops.aten._efficient_attention_forward(
         query, key, value, None, edges, edges, longest, longest, 0.0, _NO_MASK, differentiated, scale=scaling
     )[0]
@@ -123,32 +116,22 @@ def padded(
 ) -> torch.Tensor:
     """The same by torch's dense attention over a segment per row, in every format and on every GPU.
 
-    Its shapes depend on the row's length, the number of segments and `Segments.longest` alone, so that one
-    recording replays all rows of a shape.
+    Its shapes depend on those of the row and its `Segments` alone: one recording replays all rows of a shape.
     """
     edges, longest, tokens = segments.cu_seqlens, segments.longest, query.shape[1]
     places = torch.arange(tokens, dtype=edges.dtype, device=edges.device)
     owners = torch.searchsorted(edges, places, right=True) - 1
     slots = owners * longest + places - edges.index_select(0, owners)
     lengths = edges.diff()
-    q, k, v = (
-        torch.unflatten(
-            tensor.new_zeros((len(lengths) * longest, *tensor.shape[2:])).index_copy(
-                0, slots, tensor.squeeze(0)
-            ),
-            0,
-            (-1, longest),
-        ).transpose(1, 2)
-        for tensor in (query, key, value)
-    )
-    mixed = functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=(places[:longest] < lengths[:, None])[:, None, None],
-        dropout_p=dropout,
-        scale=scaling,
-    )
+
+    def by_segment(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.new_zeros((len(lengths) * longest, *tensor.shape[2:]))
+        filled = flat.index_copy(0, slots, tensor.squeeze(0))
+        return torch.unflatten(filled, 0, (-1, longest)).transpose(1, 2)
+
+    q, k, v = (by_segment(tensor) for tensor in (query, key, value))
+    real = (places[:longest] < lengths[:, None])[:, None, None]
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=real, dropout_p=dropout, scale=scaling)
     return mixed.transpose(1, 2).flatten(0, 1).index_select(0, slots).unsqueeze(0)
 
 

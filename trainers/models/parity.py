@@ -27,46 +27,31 @@ from trainers.device_kinds import kind_of
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 
-_MARGIN = 4.0
-"""Times the default encoder's own rounding: sums in another order round elsewhere, and no better."""
-_FLOOR = 2.0**-19
-"""Difference that is rounding in any format: a few units of fp32."""
-_TOKENS = 512
-"""Tokens that are compared, unless the examples at the edges have more: float64 is slow."""
-_AT_THE_EDGES = 4
-"""Examples that are always compared: the two shortest, the longest, and one of an odd length."""
+_MARGIN = 4.0  # Times the default encoder's own rounding: sums in another order round elsewhere
+_FLOOR = 2.0**-19  # Difference that is rounding in any format: a few units of fp32
+_TOKENS = 512  # Compared tokens, unless the examples at the edges have more: float64 is slow
+_AT_THE_EDGES = 4  # Examples that are always compared
 _SPREAD = 16
-_DROPPED = 0.5
-"""Rate at which the gradient of dropped attention is tested, where a run drops any."""
+_DROPPED = 0.5  # Rate at which the gradient of dropped attention is tested, where a run drops any
 _DIRECTIONS = 8
-_SAME_MASK = 0.25
-"""Share of what another mask would change that is rounding, in 16-bit formats too."""
+_SAME_MASK = 0.25  # Share of what another mask would change that is rounding, in 16-bit formats too
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderParity:
-    """Distance of an encoder from the default one in float64 without dropout, and that of rounding alone.
-
-    Attributes:
-        hidden_max_abs: Largest difference of a hidden state, the embeddings' output included.
-        gradient_max_rel: Largest difference of a gradient's element, over the largest element of all.
-        hidden_rounding, gradient_rounding: The same of the default encoder in the run's arithmetic.
-        dropout_mismatch: Error of the gradient of dropped attention over that with another mask; None = no
-            dropout.
-        passed: Differences are within four times the rounding, and the mismatch is below a quarter.
-    """
+    """Distance of an encoder from the default one in float64 without dropout, and that of rounding alone."""
 
     encoder: str
     arithmetic: str
     device: str
     examples: int
     tokens: int
-    hidden_max_abs: float
-    hidden_rounding: float
-    gradient_max_rel: float
+    hidden_max_abs: float  # Largest difference of a hidden state, the embeddings' output included
+    hidden_rounding: float  # The same of the default encoder in the run's arithmetic
+    gradient_max_rel: float  # Largest difference of a gradient's element, over the largest element of all
     gradient_rounding: float
-    dropout_mismatch: float | None
-    passed: bool
+    dropout_mismatch: float | None  # Error of dropped attention's gradient over that with another mask
+    passed: bool  # Within four times the rounding, and the mismatch below a quarter
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -79,10 +64,9 @@ class LossOf(Protocol):
 
 
 def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
-    """Returns a batch of examples in which an encoder can go wrong, on the CPU.
+    """Returns a batch of examples in which an encoder can go wrong, on the CPU, `multiple` wide.
 
-    The two shortest, the longest, one of an odd length, and others evenly over all lengths. The one of an odd
-    length has a padding token inside, as if someone had written it. The width is a multiple of `multiple`.
+    The one of an odd length has a padding token inside, as if someone had written it.
     """
     rows = chosen(data.lengths)
     batch = collate(data, rows, pad_id, multiple)
@@ -92,7 +76,7 @@ def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
 
 
 def chosen(lengths: Indices) -> Indices:
-    """Numbers of the examples of `compared`, by the lengths of all."""
+    """The two shortest, the longest, one of an odd length, and others evenly over all lengths."""
     by_length = np.argsort(lengths, kind="stable")
     odd = by_length[lengths[by_length] % 2 == 1]
     spread = by_length[np.linspace(0, len(by_length) - 1, _SPREAD).astype(np.int64)]
@@ -149,7 +133,7 @@ def measure(
 
 
 def dropout_mismatch(student: Student, batch: Batch, arithmetic: Arithmetic) -> float | None:
-    """How far the gradient of dropped attention is from that of its own mask, see `EncoderParity`.
+    """How far the gradient of dropped attention is from that of its own mask; None = no dropout.
 
     Restores the run's generators. The first layer of `student` is changed.
     """
@@ -183,18 +167,15 @@ def dropout_mismatch(student: Student, batch: Batch, arithmetic: Arithmetic) -> 
             for parameter in learned:
                 parameter.zero_()
             nothing = mixed(1)  # what does not depend on the values
-    dropped = [
-        sum(_inner(parameter, grad) for parameter, grad in zip(before, grads, strict=True))
-        for grads in gradients
-    ]
-    own, other = (
-        sum(
-            (_inner(out.detach() - nothing, direction) - drop) ** 2
-            for direction, drop in zip(directions, dropped, strict=True)
-        )
-        for out in (ours, others)
-    )
-    return float((own / max(other, 1e-30)) ** 0.5)
+
+    def error(out: torch.Tensor) -> float:
+        total = 0.0
+        for direction, grads in zip(directions, gradients, strict=True):
+            right = sum(_inner(parameter, grad) for parameter, grad in zip(before, grads, strict=True))
+            total += (_inner(out.detach() - nothing, direction) - right) ** 2
+        return total
+
+    return float((error(ours) / max(error(others), 1e-30)) ** 0.5)
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -27,16 +27,11 @@ _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class Arithmetic:
-    """fp32 arithmetic throughout.
+    """fp32 arithmetic throughout."""
 
-    Attributes:
-        name: Description of what really runs, for the record.
-        half_parameters: Parameters and gradients are stored in it, and the optimizer keeps masters.
-    """
-
-    name = "fp32"
+    name = "fp32"  # What really runs, for the record
     half: torch.dtype | None = None  # The half precision that takes part; None = none
-    half_parameters = False
+    half_parameters = False  # Parameters and gradients are stored in `half`, and the optimizer keeps masters
 
     def prepare(self, model: nn.Module) -> None:
         """Changes the model's modules if the arithmetic needs it; names stay."""
@@ -74,10 +69,9 @@ class Rounded(Arithmetic):
     """Half precision on a device that has no instructions for it that are faster than fp32's.
 
     Without any, torch multiplies bf16 matrices one element at a time (measured on AVX2: 7,600 ms for a
-    product that takes 140 ms in fp32); with those of AVX-512 they take 1.6 to 1.8 times as long. The same
-    numbers come from fp32 products of operands rounded to half precision: a matrix unit too sums in fp32 and
-    rounds the result. So accuracy is that of half precision, overflow to infinity and underflow to zero
-    included, and time is not: it is that of fp32 plus the rounding.
+    product that takes 140 ms in fp32); with those of AVX-512 they take 1.6 to 1.8 times as long. Products of
+    rounded operands in fp32 give the same numbers, since a matrix unit too sums in fp32 and rounds the result:
+    accuracy, overflow and underflow are those of half precision, and time is that of fp32 plus the rounding.
     """
 
     def __init__(self, half: torch.dtype, *, half_parameters: bool = False) -> None:
@@ -105,31 +99,19 @@ def arithmetic_for(
     """Returns the arithmetic of a precision on a device; `numerics` None = fp32 parameters.
 
     Raises:
-        BadSpecError: The device cannot compute in the precision, or nothing is half.
+        BadSpecError: The device cannot compute in the precision.
     """
-    half_parameters = numerics is not None and numerics.parameters == "half"
-    if half_parameters and precision not in _HALF:
-        raise BadSpecError(
-            f"numerics.parameters half needs precision fp16 or bf16, not {precision.value}; change one"
-        )
     if precision is Precision.fp32:
         return Arithmetic()
-    reason = why_not(precision, device)
+    reason = kind_of(device).backend.why_not(precision.value, device)
     if reason is not None:
         raise BadSpecError(f"precision {precision.value} is not supported on {device}: {reason}")
     if precision is Precision.tf32:
         return Tf32()
-    half = _HALF[precision]
+    half, half_parameters = _HALF[precision], numerics is not None and numerics.parameters == "half"
     if kind_of(device).emulates_halves and not _has(half, device):
         return Rounded(half, half_parameters=half_parameters)
     return Autocast(device, half, half_parameters=half_parameters)
-
-
-def why_not(precision: Precision, device: torch.device) -> str | None:
-    """Returns why a device is not used in a precision, and what to do; None when it is."""
-    if precision is Precision.fp32:
-        return None
-    return kind_of(device).backend.why_not(precision.value, device)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -188,13 +170,10 @@ class Fp32Inference(Inference):
 
 
 class HalfInference(Inference):
-    """Weights and arithmetic in half precision: the weights are converted once for each evaluation.
+    """All weights, LayerNorms and head included, and arithmetic in half precision.
 
-    All of them are held in half, LayerNorms and head included. A device without instructions for the
-    format widens each where it is used, and rounds operands and results: see `Rounded`.
-
-    Args:
-        half: None = the training's, or else the better one that the device has.
+    A device without instructions for the format widens weights where they are used, and rounds operands and
+    results, see `Rounded`. `half` None = the training's, or else the better one that the device has.
 
     Raises:
         BadSpecError: The GPU has no such format.
@@ -211,7 +190,6 @@ class HalfInference(Inference):
             word = _NAMES[half]
             raise BadSpecError(f"numerics.evaluation {word} is not supported on {device}; use fp16 or fp32")
         self._kinds = _WIDENED | {nn.Linear: _ROUNDED[half]} if rounds else _PLAIN
-        self._kept: nn.Module | None = None
         how = "weights, operands and results, fp32 arithmetic" if rounds else "weights and arithmetic"
         self.name = f"{_NAMES[half]} {how}"
 
@@ -221,15 +199,11 @@ class HalfInference(Inference):
         for parameter in model.parameters():
             parameter.data = parameter.data.to(self._half)
         _become(model, self._kinds)
-        self._kept = model
 
     @contextlib.contextmanager
     @override
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Holds both copies of the weights in memory meanwhile, unless they are kept."""
-        if self._kept is model:
-            yield
-            return
+        """Converts the weights, and holds both copies in memory meanwhile, unless they are kept."""
         with _as(model, self._half, self._kinds):
             yield
 
@@ -323,8 +297,7 @@ _ROUNDED: dict[torch.dtype, type[nn.Linear]] = {torch.bfloat16: _LinearInBf16, t
 class _RoundedProduct(torch.autograd.Function):
     """y = round(round(x) round(W)^T + round(b)), and its gradients by the same rule.
 
-    The operands are kept for the backward pass in half precision: half the memory, as in real half
-        arithmetic.
+    Operands are saved for the backward pass in half precision, as in real half arithmetic.
     """
 
     @staticmethod

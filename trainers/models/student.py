@@ -35,8 +35,8 @@ _NOT_KEPT = (
 """Fields of a `config.json` that are not part of an encoder: bookkeeping, ways of calling it, its head."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _PROGRAMS = 64
-"""Programs that one function may become when it is compiled; beyond that, torch runs it uncompiled. A layer
-becomes two to six: with and without padding or gradients, and parts of those with hooks, each for itself."""
+"""Most programs that a function is compiled to before torch runs it uncompiled. A layer becomes two to six:
+with and without padding or gradients, and parts of those with hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +111,15 @@ class Student(nn.Module):
         return self.model.base_model
 
     def checkpoint_activations(self) -> None:
-        """Saves only the input of each encoder layer for the backward pass, which computes the rest again.
-
-        It draws the same random numbers, so that results are unchanged. Evaluation is not affected.
-        """
+        """Saves only the input of each encoder layer; the backward pass computes the rest again, bitwise."""
         # The public way also hooks the embeddings, which matters where they are frozen.
         self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
     def compile_layers(self) -> None:
-        """Compiles the encoder's layers for any batch and length; the names of their parameters stay.
+        """Compiles the encoder's layers for any batch and length.
 
-        All layers are one program with different weights, which is compiled once; compiling the whole
-        encoder would take as many times as long. A layer with hooks is another program.
+        All layers without hooks are one program, which is compiled once; the whole encoder would take as many
+        times as long as it has layers.
         """
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.config.recompile_limit = _PROGRAMS
@@ -146,11 +143,7 @@ class Student(nn.Module):
         return {name: tensor * scales[name] if name in scales else tensor for name, tensor in own.items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Sets all parameters that this worker has from those of the whole model.
-
-        Raises:
-            RuntimeError: Names or shapes differ.
-        """
+        """Sets this worker's parameters from the whole model's; RuntimeError: names or shapes differ."""
         own = {name: tensor for name, tensor in weights.items() if name not in self.absent}
         own |= {name: own[name] / scale for name, scale in _output_scales(self.model).items() if name in own}
         names = self.model.state_dict()
@@ -163,10 +156,10 @@ class Student(nn.Module):
 
 
 class NumberOutput(nn.Linear):
-    """The output layer of a model that predicts a number, in whatever unit the number is.
+    """Output layer of a number: `scale (w x + b)` in fp32; files hold `scale w` and `scale b`.
 
-    The layer computes `scale (w x + b)` in fp32, `scale` being a power of two near the labels' standard
-    deviation, so that learning rates do not depend on the unit. Files hold `scale w` and `scale b`.
+    `scale` is a power of two near the labels' standard deviation, so that learning rates do not depend on
+    their unit.
     """
 
     def __init__(self, features: int, head: NumberHead) -> None:
@@ -212,14 +205,15 @@ def build(
     given: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
     family, architecture = origin.family, architecture_of(origin.family)
     shape, first_position = family.shape(given), family.first_position(given)
-    fields = {name: value for name, value in given.items() if name not in _NOT_KEPT}
-    if layers is not None:
-        fields[family.layer_count] = _kept(layers, origin, shape.layers)
-    fields |= dict.fromkeys(family.hidden_dropouts, dropout)
-    fields |= dict.fromkeys(
-        family.attention_dropouts, dropout if attention_dropout is None else attention_dropout
-    )
-    fields |= {"pad_token_id": pad_id, **_fields_of(head)}
+    of_attention = dropout if attention_dropout is None else attention_dropout
+    fields = {
+        **{name: value for name, value in given.items() if name not in _NOT_KEPT},
+        family.layer_count: shape.layers if layers is None else _count(layers, origin, shape.layers),
+        **dict.fromkeys(family.hidden_dropouts, dropout),
+        **dict.fromkeys(family.attention_dropouts, of_attention),
+        "pad_token_id": pad_id,
+        **_fields_of(head),
+    }
     try:
         model = _built(architecture, fields, head)
     except Exception as error:  # the library lets a field's value fail where it is used, in any way
@@ -279,17 +273,15 @@ def _fields_of(head: Head) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
     if not isinstance(head, ClassHead | TokenHead):
         return {}
-    names = {
-        "id2label": dict(enumerate(head.classes)),
-        "label2id": {name: i for i, name in enumerate(head.classes)},
-    }
+    numbered = dict(enumerate(head.classes))
+    names = {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}}
     if isinstance(head, TokenHead):
         return names
     kind = "multi_label_classification" if head.multi_label else "single_label_classification"
     return {**names, "problem_type": kind}
 
 
-def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
+def _count(layers: Sequence[int], origin: Origin, available: int) -> int:
     if not isinstance(origin, Folder):
         raise BadSpecError(
             f"model.layers needs a student with weights, but {origin} is a preset; "
@@ -306,7 +298,7 @@ def _kept(layers: Sequence[int], origin: Origin, available: int) -> int:
 def _load(
     model: PreTrainedModel, architecture: Bert, file: Path, layers: Sequence[int] | None, depth: int
 ) -> list[str]:
-    """Copies the file's weights; returns the names of those that start again (head and pooler only).
+    """Copies the file's weights; returns the names of those that start at random, of head and pooler only.
 
     `depth` is the number of layers according to `config.json`.
     """
@@ -318,7 +310,7 @@ def _load(
     try:
         with safe_open(str(file), framework="pt") as stored:
             names = {name: _parameter_of(name, encoder, heads) for name in stored.keys()}  # noqa: SIM118  (no mapping)
-            numbers = {int(found[1]) for own in names.values() if (found := numbered.match(own))}
+            numbers = {int(layer[1]) for own in names.values() if (layer := numbered.match(own))}
             if len(numbers) > depth:
                 raise BadSpecError(
                     f"{file}: the file has {len(numbers)} layers, but config.json says {depth}; correct "
@@ -361,14 +353,10 @@ def _require_numbers(tensor: torch.Tensor, what: str) -> None:
 
 
 def _parameter_of(name: str, encoder: str, heads: tuple[str, ...]) -> str:
-    """The parameter of a stored name.
-
-    Encoders are stored with or without the prefix of their family, and old LayerNorms as gamma and beta.
-    """
-    if name.endswith("LayerNorm.gamma"):
-        name = name.removesuffix("gamma") + "weight"
-    elif name.endswith("LayerNorm.beta"):
-        name = name.removesuffix("beta") + "bias"
+    """The parameter of a stored name: encoders may lack their prefix, and old LayerNorms have gamma, beta."""
+    for old, new in (("gamma", "weight"), ("beta", "bias")):
+        if name.endswith(f"LayerNorm.{old}"):
+            name = name.removesuffix(old) + new
     return name if name.startswith((encoder, *heads)) else f"{encoder}{name}"
 
 

@@ -112,26 +112,17 @@ def _near_zero(layer: Sequence[BinaryLinear]) -> torch.Tensor:
 
 
 def _derivatives(model: nn.Module) -> list[Derivative]:
-    derivatives = {
-        id(linear.weights.derivative): linear.weights.derivative
-        for linear in model.modules()
-        if isinstance(linear, BinaryLinear) and isinstance(linear.weights, Scaled)
-    }
-    for module in model.modules():
-        derivative = getattr(module, "derivative", None)
-        if derivative is not None:
-            derivatives[id(derivative)] = derivative
-    return list(derivatives.values())
+    owners = (part.weights if isinstance(part, BinaryLinear) else part for part in model.modules())
+    derivatives = (getattr(owner, "derivative", None) for owner in owners)
+    return list({id(one): one for one in derivatives if one is not None}.values())
 
 
 def _bits(student: Student, settings: Binary) -> tuple[float, float]:
     """Bits of a stored weight: of the encoder's layers, and of the whole model."""
-    of_linear, of_table = WEIGHTS[settings.weights].bits, _EMBEDDING_BITS[settings.embeddings]
     table = student.encoder.get_input_embeddings().weight
-    bits_of = {id(table): of_table}
-    for module in student.modules():
-        if isinstance(module, BinaryLinear):
-            bits_of[id(module.weight)] = of_linear
+    linears = [module for module in student.modules() if isinstance(module, BinaryLinear)]
+    bits_of = {id(linear.weight): WEIGHTS[settings.weights].bits[0] for linear in linears}
+    bits_of[id(table)] = _EMBEDDING_BITS[settings.embeddings]
 
     def mean(parameters: Sequence[torch.Tensor]) -> float:
         sizes = [parameter.numel() for parameter in parameters]

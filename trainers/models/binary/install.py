@@ -61,14 +61,13 @@ def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
     weights: Weights = imported(WEIGHTS[settings.weights].made)(
         derivative, settings.weight_scale, settings.centred
     )
-    made = ACTIVATIONS[settings.activations].made
-    inputs_of = None if made is None else imported(made)
+    place = ACTIVATIONS[settings.activations].made
+    kind: type[Inputs] | None = None if place is None else imported(place)
 
     def inputs(*, signed: bool = True) -> Inputs | None:
-        if inputs_of is None:
+        if kind is None:
             return None
-        made_of: Inputs = inputs_of(derivative, settings.activation_bits, signed or not inputs_of.learned)
-        return made_of
+        return kind(derivative, settings.activation_bits, signed or not kind.learned)
 
     if settings.relu:
         layer.intermediate.intermediate_act_fn = nn.ReLU()
@@ -91,10 +90,10 @@ def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
 
 
 def _restore(layer: nn.Module) -> None:
-    binary: list[nn.Module] = [module for module in layer.modules() if isinstance(module, BinaryLinear)]
-    for module in binary:
-        learn(module, "input", None)
-        module.__class__ = nn.Linear
+    for module in list(layer.modules()):
+        if isinstance(module, BinaryLinear):
+            learn(module, "input", None)
+            module.__class__ = nn.Linear
 
 
 def _embed(table: nn.Embedding, settings: Binary, derivative: Derivative) -> None:
@@ -103,6 +102,13 @@ def _embed(table: nn.Embedding, settings: Binary, derivative: Derivative) -> Non
     ]
     if isinstance(table, SignEmbedding):
         table.derivative = derivative
+
+
+def prepared(student: Student, settings: Binary) -> Student:
+    if settings.split:
+        return split(student, settings)
+    setattr(student.model.config, QUANTISED, settings.model_dump(mode="json"))
+    return student
 
 
 @contextlib.contextmanager

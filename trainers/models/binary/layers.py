@@ -34,16 +34,17 @@ class FrozenLinear:
     bias: torch.Tensor
     inputs: FrozenInputs
 
-
-Learned = tuple[torch.Tensor, torch.Tensor]
-"""Scale a and shift b of inputs, both of shape ()."""
+    @property
+    def stored_scale(self) -> torch.Tensor:
+        """(1,) where it is the same for all outputs, else (outputs,)."""
+        return self.scale[:1] if bool((self.scale == self.scale[:1]).all()) else self.scale
 
 
 class BinaryLinear(nn.Linear):
     """A Linear over quantised weights s t and inputs a q: `y = (sum(q t)) (a s) + bias`.
 
-    `quantise` turns a Linear into it, whose parameters become the latent weights. Where inputs are elastic,
-    it has the learned parameters `input_scale` a and `input_shift` b, of shape ().
+    Made of a Linear by `quantise`: its parameters become the latent weights. Elastic inputs add the learned
+    parameters `input_scale` a and `input_shift` b, of shape ().
     """
 
     weights: Weights
@@ -70,12 +71,9 @@ class BinaryLinear(nn.Linear):
             nonzero=None if isinstance(self.weights, Sign) else quantised != 0,
             scale=scale.expand(self.out_features, 1).flatten().clone(),
             bias=scale.new_zeros(self.out_features) if self.bias is None else self.bias.detach().clone(),
-            inputs=FrozenInputs(
-                bits=0 if inputs is None else inputs.bits,
-                signed=inputs is None or inputs.signed,
-                scale=a,
-                shift=b,
-            ),
+            inputs=FrozenInputs(0, True, a, b)
+            if inputs is None
+            else FrozenInputs(inputs.bits, inputs.signed, a, b),
         )
 
 
@@ -96,16 +94,11 @@ def learn(module: nn.Module, name: str, inputs: Inputs | None, before: Inputs | 
         for parameter in (f"{name}_scale", f"{name}_shift"):
             module.register_parameter(parameter, None)
         return
-    stays = before is not None and before.learned
-    if stays and before is not None and (before.bits, before.signed) == (inputs.bits, inputs.signed):
+    if before is not None and before.learned and (before.bits, before.signed) == (inputs.bits, inputs.signed):
         return
+    device = next((parameter.device for parameter in module.parameters()), None)
     for parameter in (f"{name}_scale", f"{name}_shift"):
-        module.register_parameter(parameter, nn.Parameter(torch.zeros((), device=_device(module))))
-
-
-def _device(module: nn.Module) -> torch.device | None:
-    first = next(module.parameters(), None)
-    return None if first is None else first.device
+        module.register_parameter(parameter, nn.Parameter(torch.zeros((), device=device)))
 
 
 def learned_of(
@@ -116,7 +109,7 @@ def learned_of(
     Within `calibrating`, a scale that is still 0 is first set from x.
     """
     if inputs is None or not inputs.learned:
-        like: torch.Tensor = next(module.parameters())
+        like = next(module.parameters())
         return like.new_ones(()), like.new_zeros(())
     scale, shift = getattr(module, f"{name}_scale"), getattr(module, f"{name}_shift")
     if x is not None and getattr(module, "calibrates", False) and float(scale) == 0.0:
@@ -139,8 +132,8 @@ class _Bounded(torch.autograd.Function):
 class _Product(torch.autograd.Function):
     """y = (sum(q t)) (a s) + bias, in this order, with one rounding each.
 
-    Backward, with G the gradient of y: `d(s t) = a G^T q`, `d(a q) = (G s) t`, then through the quantisers.
-    As in a Linear, only its input and its weights are saved; levels and signs are recomputed.
+    With G the gradient of y: `d(s t) = a G^T q`, `d(a q) = (G s) t`, then through the quantisers. As in a
+    Linear, only its input and its weights are saved; levels and signs are recomputed.
     """
 
     @staticmethod
@@ -281,8 +274,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Quantised attention in transformers' form: (B, heads, S, D) in, (B, S, heads, D) and None out.
 
-    `P = Q(softmax(Q(q) Q(k)^T / sqrt(D)))`, then dropout, and `P Q(v)`, each Q with a scale of its own: BiT,
-    arXiv 2205.13016. The mask is (B, 1, 1, S) bool, False on padding. Scores are whole in memory.
+    `P = Q(softmax(Q(q) Q(k)^T / sqrt(D)))`, then dropout, and `P Q(v)`, each Q with a scale of its own (BiT,
+    arXiv 2205.13016). The mask is (B, 1, 1, S) bool, False on padding.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (_quantised(module, *one) for one in (("query", query), ("key", key), ("value", value)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +20,18 @@ from typing_extensions import override
 from cuda_ext import binary
 from cuda_ext.errors import BuildError, ConfigurationError
 from trainers.errors import BadSpecError
-from trainers.models.binary.layers import FrozenLinear, HalfEmbedding, SignEmbedding
+from trainers.models.binary.layers import BinaryLinear, FrozenLinear, HalfEmbedding, SignEmbedding
 from trainers.models.precision import Arithmetic, Inference
 
 
 class PackedLinear(nn.Module):
-    """A binary layer from its bits. It does not train.
-
-    Attributes:
-        factor: a s in fp32, the factor of sums; `weight_scale` is s.
-        threshold: Of inputs of one bit, (1,) fp32; None = they have more, or stay floating point.
-        positives: Number of weights +1 of each output, for inputs of {0, a}; else None.
-    """
+    """A binary layer from its bits, one a weight. It does not train."""
 
     weight_bits: torch.Tensor
-    factor: torch.Tensor
+    factor: torch.Tensor  # a s in fp32, the factor of sums
     bias: torch.Tensor
-    threshold: torch.Tensor | None
-    positives: torch.Tensor | None
+    threshold: torch.Tensor | None  # (1,) of inputs of one bit; None = they have more, or stay floating point
+    positives: torch.Tensor | None  # Number of weights +1 of each output, for inputs of {0, a}; else None
     shift: torch.Tensor
     reciprocal: torch.Tensor
 
@@ -47,24 +40,17 @@ class PackedLinear(nn.Module):
 
     def __init__(self, frozen: FrozenLinear) -> None:
         super().__init__()
-        if frozen.nonzero is not None:
-            raise BadSpecError(
-                "a packed layer has one bit a weight, and ternary weights need two; train with "
-                "model.binary.weights: sign"
-            )
         require(frozen.signs.device.type)
         self.out_features, self.in_features = frozen.signs.shape
         self.inputs = inputs = frozen.inputs
-        scale, shift = (
-            torch.tensor([value], device=frozen.scale.device) for value in (inputs.scale, inputs.shift)
-        )
+        device = frozen.scale.device
+        scale, shift = (torch.tensor([value], device=device) for value in (inputs.scale, inputs.shift))
         threshold = positives = None
         if inputs.bits == 1:
             threshold = shift if inputs.signed else shift + 0.5 * scale
             positives = None if inputs.signed else binary.positives_of(frozen.signs)
-        one_scale = bool((frozen.scale == frozen.scale[:1]).all())
         self.register_buffer("weight_bits", binary.pack(frozen.signs))
-        self.register_buffer("factor", (frozen.scale[:1] if one_scale else frozen.scale) * scale)
+        self.register_buffer("factor", frozen.stored_scale * scale)
         self.register_buffer("bias", frozen.bias)
         self.register_buffer("threshold", threshold)
         self.register_buffer("positives", positives)
@@ -75,19 +61,18 @@ class PackedLinear(nn.Module):
             self.register_buffer("reciprocal", scale[0].reciprocal())
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bits, factor, bias, outputs = self.weight_bits, self.factor, self.bias, self.out_features
         if self.threshold is not None:
-            return _linear(
-                input,
-                self.weight_bits,
-                self.positives,
-                self.factor,
-                self.bias,
-                self.threshold,
-                self.out_features,
+            few: torch.Tensor = torch.ops.stillhouse.binary_linear.default(
+                input, bits, self.positives, factor, bias, self.threshold, outputs
             )
+            return few
         if self.inputs.bits > 1:  # Their sums are integers too, so that no order rounds.
             input = (input - self.shift).mul_(self.reciprocal).round_().clamp_(self._lowest, self._highest)
-        return _weight_linear(input, self.weight_bits, self.factor, self.bias, self.out_features)
+        product: torch.Tensor = torch.ops.stillhouse.binary_weight_linear.default(
+            input, bits, factor, bias, outputs
+        )
+        return product
 
     def extra_repr(self) -> str:
         bits = f"{self.inputs.bits} bits" if self.inputs.bits else "floating point"
@@ -135,16 +120,6 @@ def packed_rows(signs: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(bits).to(signs.device)
 
 
-def _linear(*arguments: Any) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.stillhouse.binary_linear.default(*arguments)
-    return product
-
-
-def _weight_linear(*arguments: Any) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.stillhouse.binary_weight_linear.default(*arguments)
-    return product
-
-
 def require(device_type: str) -> None:
     """Raises `BadSpecError` for a device without kernels for packed layers, or a CPU without instructions."""
     try:
@@ -155,70 +130,58 @@ def require(device_type: str) -> None:
         raise BadSpecError(f"packed layers cannot run: {error}") from None
 
 
-def kernels(device_type: str) -> str:
-    """Name of the kernels that compute packed layers now: `avx512`, `cuda`."""
-    return binary.capability() if device_type == "cpu" else device_type
-
-
-def pack(model: nn.Module) -> dict[str, PackedLinear]:
-    """Replaces the binary layers of a model, and its table, by packed ones; returns the layers by name.
+def pack(model: nn.Module) -> dict[str, nn.Module]:
+    """Packs the binary layers of a model, and its table; returns what was replaced, by name.
 
     Raises:
         BadSpecError: A layer's weights have no signs, or are ternary; or there are no kernels.
     """
-    layers = _layers(model)
-    for name, packed_form in (layers | _tables(model)).items():
-        replace(model, name, packed_form)
-    return layers
+    forms: dict[str, nn.Module] = {
+        name: PackedLinear(one_bit(name, module))
+        for name, module in model.named_modules()
+        if isinstance(module, BinaryLinear)
+    }
+    if not forms:
+        raise BadSpecError("the model has no binary layers to pack; train it with model.encoder: binary")
+    owners = Counter(id(own) for module in model.modules() for own in module.parameters(recurse=False))
+    for name, module in tables_of(model):
+        if owners[id(module.weight)] == 1:  # Else the vocabulary's product reads the table in full.
+            forms[name] = PackedTable(module.embedding_dim, table_tensors(module))
+    before = {name: model.get_submodule(name) for name in forms}
+    for name, form in forms.items():
+        replace(model, name, form)
+    return before
 
 
 @contextlib.contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
     """Packs the model's layers within the block. The latent weights stay in memory meanwhile."""
-    before = {name: model.get_submodule(name) for name in (*_layer_names(model), *_table_names(model))}
+    before = pack(model)
     try:
-        pack(model)
         yield
     finally:
         for name, module in before.items():
             replace(model, name, module)
 
 
-def _layer_names(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if hasattr(module, "frozen")]
+def one_bit(name: str, layer: BinaryLinear) -> FrozenLinear:
+    """Returns a layer whose weights have one bit each; raises `BadSpecError` for others."""
+    try:
+        form = layer.frozen()
+    except ValueError as error:
+        raise BadSpecError(f"{name}: {error}") from None
+    if form.nonzero is not None:
+        raise BadSpecError(
+            f"{name}: a packed layer has one bit a weight, and ternary weights need two; train with "
+            "model.binary.weights: sign"
+        )
+    return form
 
 
-def _layers(model: nn.Module) -> dict[str, PackedLinear]:
-    layers: dict[str, PackedLinear] = {}
-    for name in _layer_names(model):
-        layer: Any = model.get_submodule(name)
-        try:
-            layers[name] = PackedLinear(layer.frozen())
-        except ValueError as error:
-            raise BadSpecError(f"{name}: {error}") from None
-    if not layers:
-        raise BadSpecError("the model has no binary layers to pack; train it with model.encoder: binary")
-    return layers
-
-
-def _table_names(model: nn.Module) -> list[str]:
-    """Word embeddings that may be packed: those whose weight no other module has."""
-    owners = Counter(
-        id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
-    )
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, HalfEmbedding | SignEmbedding) and owners[id(module.weight)] == 1
-    ]
-
-
-def _tables(model: nn.Module) -> dict[str, nn.Module]:
-    owners: dict[str, nn.Module] = {}
-    for name in _table_names(model):
-        table: Any = model.get_submodule(name)
-        owners[name] = PackedTable(table.embedding_dim, table_tensors(table))
-    return owners
+def tables_of(model: nn.Module) -> list[tuple[str, HalfEmbedding | SignEmbedding]]:
+    """Word embeddings that have a packed form, by name."""
+    kinds = (HalfEmbedding, SignEmbedding)
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -237,18 +200,17 @@ class PackedInference(Inference):
         super().__init__(training)
         require(device.type)
         self._kept: nn.Module | None = None
-        self.name = f"one bit a weight ({kernels(device.type)} kernels), {training.name} elsewhere"
+        kernels = binary.capability() if device.type == "cpu" else device.type  # `avx512`, `cuda`
+        self.name = f"one bit a weight ({kernels} kernels), {training.name} elsewhere"
 
     @override
     def keep(self, model: nn.Module) -> None:
-        """Packs the layers; their latent weights are gone."""
         pack(model)
         self._kept = model
 
     @contextlib.contextmanager
     @override
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Holds latent weights and bits in memory meanwhile, unless the bits are kept."""
         if self._kept is model:
             yield
             return

@@ -33,14 +33,16 @@ from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED, family_of
 from trainers.models.architectures import architecture_of, imported, tied_to
 from trainers.models.binary import install
-from trainers.models.binary.layers import FrozenInputs, FrozenLinear, HalfEmbedding, SignEmbedding
+from trainers.models.binary.layers import BinaryLinear, FrozenInputs, FrozenLinear
 from trainers.models.binary.packed import (
     PackedLinear,
     PackedTable,
+    one_bit,
     packed_rows,
     replace,
     require,
     table_tensors,
+    tables_of,
 )
 from trainers.models.origin import WEIGHTS
 
@@ -66,15 +68,16 @@ def write(source: Path, target: Path) -> dict[str, Any]:
     replaced: list[str] = []
     tied = tied_to(model)
     for name, module in model.named_modules():
-        if hasattr(module, "frozen"):
-            frozen = _frozen(name, module)
-            tensors |= {f"{name}.{key}": tensor for key, tensor in _layer_tensors(frozen).items()}
-            layers[name] = {"inputs": frozen.signs.shape[1], **asdict(frozen.inputs)}
+        if isinstance(module, BinaryLinear):
+            form = one_bit(name, module)
+            tensors[f"{name}.weight_bits"] = packed_rows(form.signs)
+            tensors[f"{name}.weight_scale"] = form.stored_scale
+            tensors[f"{name}.bias"] = form.bias
+            layers[name] = {"inputs": form.signs.shape[1], **asdict(form.inputs)}
             replaced.append(f"{name}.")
-        elif f"{name}.weight" in tied.values():
-            continue  # The vocabulary's product reads the table in full.
-        elif isinstance(module, HalfEmbedding | SignEmbedding):
-            tensors |= {f"{name}.{key}": tensor for key, tensor in table_tensors(module).items()}
+    for name, table in tables_of(model):
+        if f"{name}.weight" not in tied.values():  # Else the vocabulary's product reads the table in full.
+            tensors |= {f"{name}.{key}": tensor for key, tensor in table_tensors(table).items()}
             replaced.append(f"{name}.")
     if not layers:
         raise BadSpecError(
@@ -128,15 +131,6 @@ def load_packed(folder: Path | str, device: torch.device | str = "cpu") -> PreTr
     return model.to(device).eval()
 
 
-def _layer_tensors(frozen: FrozenLinear) -> dict[str, torch.Tensor]:
-    one_scale = bool((frozen.scale == frozen.scale[:1]).all())
-    return {
-        "weight_bits": packed_rows(frozen.signs),
-        "weight_scale": frozen.scale[:1] if one_scale else frozen.scale,
-        "bias": frozen.bias,
-    }
-
-
 def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, Any]) -> FrozenLinear:
     bits, scale, bias = (tensors.pop(f"{name}.{key}") for key in ("weight_bits", "weight_scale", "bias"))
     inputs = FrozenInputs(layer["bits"], layer["signed"], layer["scale"], layer["shift"])
@@ -146,12 +140,7 @@ def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, A
 
 def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> list[str]:
     made = []
-    tables: list[tuple[str, Any]] = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, HalfEmbedding | SignEmbedding)
-    ]
-    for name, table in tables:
+    for name, table in tables_of(model):
         whole = tensors.get(f"{name}.weight")
         if whole is not None and whole.dtype is not torch.float16:
             continue  # It is tied.
@@ -160,19 +149,6 @@ def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> li
         replace(model, name, PackedTable(table.embedding_dim, own))
         made.append(name)
     return made
-
-
-def _frozen(name: str, module: Any) -> FrozenLinear:
-    try:
-        frozen: FrozenLinear = module.frozen()
-    except ValueError as error:
-        raise BadSpecError(f"{name}: {error}") from None
-    if frozen.nonzero is not None:
-        raise BadSpecError(
-            f"{name}: a packed layer has one bit a weight, and ternary weights need two; train with "
-            "model.binary.weights: sign"
-        )
-    return frozen
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -233,9 +209,10 @@ def _verify(folder: Path) -> None:
                 "export-model --packed"
             )
         for name, (size, sha256) in listed.items():
-            if (found := (folder / name).stat().st_size) != size:
+            if (length := (folder / name).stat().st_size) != size:
                 raise BadSpecError(
-                    f"{folder}: {name} has {found} bytes, and the manifest says {size}; copy the folder again"
+                    f"{folder}: {name} has {length} bytes, and the manifest says {size}; copy the folder "
+                    "again"
                 )
             if manifest.digest(folder / name) != sha256:
                 raise BadSpecError(f"{folder}: {name} does not match its checksum; copy the folder again")

@@ -17,85 +17,53 @@ _MARGIN = 1e-6
 """Relative width by which an interval includes its ends."""
 
 
-class Derivative(Protocol):
-    """The derivative of a surrogate; the larger its sharpness k, the closer the surrogate is to sign."""
+class Derivative:
+    """phi'(u) of a surrogate phi of sign, which is the closer to sign the larger its sharpness k."""
 
-    sharpness: float
+    sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         """Returns phi'(u); None = 1 everywhere."""
-
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        """Returns phi(u)."""
+        raise NotImplementedError
 
 
-class Identity:
+class Identity(Derivative):
     """phi(u) = u: the gradient passes straight through (Bengio et al. 2013, arXiv 1308.3432)."""
-
-    sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         return None
 
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        return u
 
-
-class Clipped:
+class Clipped(Derivative):
     """phi(u) = clip(u, -1, 1), phi'(u) = 1 where |u| <= 1, else 0 (arXiv 1602.02830, 1.3; 1603.05279)."""
-
-    sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         return (u.abs() <= 1.0).to(u.dtype)
 
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        return u.clamp(-1.0, 1.0)
 
-
-class Polynomial:
+class Polynomial(Derivative):
     """phi(u) = 2u - u|u| on [-1, 1], else sign(u); phi'(u) = 2 - 2|u| there, else 0 (arXiv 1808.00278)."""
-
-    sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         return u.abs().mul_(-2.0).add_(2.0).clamp_(min=0.0)
 
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        inside = u.clamp(-1.0, 1.0)
-        return 2.0 * inside - inside * inside.abs()
 
-
-class Tanh:
+class Tanh(Derivative):
     """phi(u) = tanh(k u), with a sharpness k that grows over the run (arXiv 1908.05033, 1909.10788)."""
-
-    def __init__(self) -> None:
-        self.sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         k = self.sharpness
         return torch.tanh(k * u).square_().mul_(-k).add_(k)
 
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.sharpness * u)
 
-
-class Swish:
+class Swish(Derivative):
     """SignSwish of BNN+ (arXiv 1812.11800): overshoots sign, so phi' is negative for large |u|."""
-
-    def __init__(self) -> None:
-        self.sharpness = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
         k = self.sharpness
         # Beyond it the derivative is 0 in fp32, and cosh would leave the format.
         scaled = (k * u).clamp_(-80.0, 80.0)
         return (2.0 - scaled * torch.tanh(0.5 * scaled)).mul_(k).div_(1.0 + torch.cosh(scaled))
-
-    def surrogate(self, u: torch.Tensor) -> torch.Tensor:
-        scaled = self.sharpness * u
-        logistic = torch.sigmoid(scaled)
-        return 2.0 * logistic * (1.0 + scaled * (1.0 - logistic)) - 1.0
 
 
 def times(derivative: Derivative, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -220,8 +188,7 @@ class Inputs:
     def levels(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         """Returns the integers q in the dtype of x, in the order of operations that packed layers share.
 
-        One bit: 1 where `x >= b` (signed) or `x >= b + a / 2`, else the lowest level. More: `rint((x - b) (1
-        / a))`.
+        One bit: 1 where `x >= b` (signed) or `x >= b + a / 2`, else the lowest; more: `rint((x - b) (1/a))`.
         """
         if self.bits > 1:
             return (x - shift).mul_(scale.reciprocal()).round_().clamp_(self.lowest, self.highest)
@@ -239,9 +206,8 @@ class Inputs:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Returns the gradients of x, a and b from that of a q; may overwrite `grad` and `levels`.
 
-        `dx = phi'`, `da = q - u phi'`, `db = -phi'`, as in LSQ (arXiv 1902.08153, 2.1); the last two are
-        summed and divided by `sqrt(features highest)` (2.2). For more than one bit phi' is 1 within the
-        levels, else 0.
+        `dx = phi'`, `da = q - u phi'`, `db = -phi'` as in LSQ (arXiv 1902.08153, 2.1); the last two are sums
+        over `sqrt(features highest)` (2.2). With several bits phi' is 1 within the levels, else 0.
         """
         if not self.learned:
             return self._passed(grad, x), None, None

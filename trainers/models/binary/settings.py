@@ -13,77 +13,48 @@ from pydantic import Field, create_model, model_validator
 from trainers.registry import NameIn, Section, by_name, described
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsInfo:
-    """A quantiser of weights: class, bits of a packed weight, and whether weights lose anything."""
+@dataclass(frozen=True, slots=True)
+class QuantiserInfo:
+    """A quantiser of weights or inputs, or a derivative of sign."""
 
     name: str
     summary: str
-    made: str
-    bits: int
-    quantises: bool = True
+    made: str | None  # Its class, as `module:Class`; None = inputs are not quantised
+    bits: tuple[int, ...] = ()  # Of a packed weight, or possible ones of inputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationsInfo:
-    """A quantiser of the inputs of binary layers: its class, None = inputs stay, and possible bits."""
-
-    name: str
-    summary: str
-    made: str | None
-    bits: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DerivativeInfo:
-    name: str
-    summary: str
-    made: str
-
-
-TERNARY_BITS = 2
+TERNARY_BITS = (2,)
 """Bits of a ternary weight."""
 BITS = (1, 2, 4, 8)
 """Bits that inputs can be quantised to."""
 
 _QUANTISERS = "trainers.models.binary.quantisers"
 
-WEIGHTS: dict[str, WeightsInfo] = by_name(
-    WeightsInfo(name="sign", summary="-1 and +1 times the mean of |W|", made=f"{_QUANTISERS}:Sign", bits=1),
-    WeightsInfo(
-        name="ternary",
-        summary="-1, 0 and +1 times the mean of the |W| that are kept",
-        made=f"{_QUANTISERS}:Ternary",
-        bits=TERNARY_BITS,
+WEIGHTS: dict[str, QuantiserInfo] = by_name(
+    QuantiserInfo("sign", "-1 and +1 times the mean of |W|", f"{_QUANTISERS}:Sign", (1,)),
+    QuantiserInfo(
+        "ternary",
+        "-1, 0 and +1 times the mean of the |W| that are kept",
+        f"{_QUANTISERS}:Ternary",
+        TERNARY_BITS,
     ),
-    WeightsInfo(name="none", summary="as they are", made=f"{_QUANTISERS}:Float", bits=32, quantises=False),
+    QuantiserInfo("none", "as they are", f"{_QUANTISERS}:Float", (32,)),
 )
 """All values of `model.binary.weights`."""
 
-ACTIVATIONS: dict[str, ActivationsInfo] = by_name(
-    ActivationsInfo(name="none", summary="as they are", made=None, bits=BITS),
-    ActivationsInfo(name="sign", summary="-1 and +1", made=f"{_QUANTISERS}:SignInputs", bits=(1,)),
-    ActivationsInfo(
-        name="elastic",
-        summary="levels with a learned scale and shift",
-        made=f"{_QUANTISERS}:ElasticInputs",
-        bits=BITS,
-    ),
+ACTIVATIONS: dict[str, QuantiserInfo] = by_name(
+    QuantiserInfo("none", "as they are", None, BITS),
+    QuantiserInfo("sign", "-1 and +1", f"{_QUANTISERS}:SignInputs", (1,)),
+    QuantiserInfo("elastic", "levels with a learned scale and shift", f"{_QUANTISERS}:ElasticInputs", BITS),
 )
 """All values of `model.binary.activations`."""
 
-DERIVATIVES: dict[str, DerivativeInfo] = by_name(
-    DerivativeInfo(name="identity", summary="1 everywhere", made=f"{_QUANTISERS}:Identity"),
-    DerivativeInfo(name="clipped", summary="1 on [-1, 1], else 0", made=f"{_QUANTISERS}:Clipped"),
-    DerivativeInfo(
-        name="polynomial",
-        summary="2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)",
-        made=f"{_QUANTISERS}:Polynomial",
-    ),
-    DerivativeInfo(name="tanh", summary="that of tanh(k u), with sharpness k", made=f"{_QUANTISERS}:Tanh"),
-    DerivativeInfo(
-        name="swish", summary="that of SignSwish, with sharpness k (BNN+)", made=f"{_QUANTISERS}:Swish"
-    ),
+DERIVATIVES: dict[str, QuantiserInfo] = by_name(
+    QuantiserInfo("identity", "1 everywhere", f"{_QUANTISERS}:Identity"),
+    QuantiserInfo("clipped", "1 on [-1, 1], else 0", f"{_QUANTISERS}:Clipped"),
+    QuantiserInfo("polynomial", "2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)", f"{_QUANTISERS}:Polynomial"),
+    QuantiserInfo("tanh", "that of tanh(k u), with sharpness k", f"{_QUANTISERS}:Tanh"),
+    QuantiserInfo("swish", "that of SignSwish, with sharpness k (BNN+)", f"{_QUANTISERS}:Swish"),
 )
 """All values of `model.binary.derivative`."""
 
@@ -148,7 +119,7 @@ class Binary(Section):
 
     @model_validator(mode="after")
     def _splits_to_signs(self) -> Binary:
-        if self.split and WEIGHTS[self.weights].bits != 1:
+        if self.split and WEIGHTS[self.weights].bits != (1,):
             raise ValueError(
                 f"split makes two signs of each ternary weight, but weights is {self.weights}; set weights: "
                 "sign, or split: false"
