@@ -255,7 +255,7 @@ def kill_points() -> int:
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Make the loss NaN in the calls of a window; says how often it was asked."""
     from trainers.dry_runs import micro_batch
-    from trainers.tasks.imdb.task import Imdb
+    from trainers.tasks.classification.task import Imdb
 
     def arm(first: int, until: int = 10**9) -> list[int]:
         clean, calls = Imdb.loss, [0]

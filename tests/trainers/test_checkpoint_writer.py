@@ -15,7 +15,7 @@ from trainers.checkpoints.store import CheckpointWriter, HostCopy, Snapshot
 from trainers.entrypoint import classify, train
 from trainers.errors import CheckpointError, FailureClass, NotFiniteError, OutOfMemoryError
 from trainers.reporting import NeverStop
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 
 EVERY_TWO = {"every_steps": 2, "every_s": 0.0}
 LIMIT_S = 30.0

@@ -12,7 +12,7 @@ import torch
 from trainers.entrypoint import classify, train
 from trainers.errors import BadDataError, CheckpointError, FailureClass, OutOfMemoryError
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 
 
 def test_import_is_light():

@@ -14,7 +14,7 @@ from trainers.data.batches import epoch_order
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.reporting import NeverStop
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 
 TWO = {"strategy": "ddp", "workers": 2}
 EVERY_STEP = {"every_steps": 1, "every_s": 0.0}

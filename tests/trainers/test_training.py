@@ -15,7 +15,7 @@ from trainers.models import origin, student
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, Provenance, StopReason
 from trainers.tasks import base
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 from trainers.telemetry.timeline import OVERHEAD, OWN
 from trainers.update import learning_rate
 

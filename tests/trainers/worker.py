@@ -33,7 +33,7 @@ from trainers.models.precision import Rounded
 from trainers.parallel import strategies
 from trainers.parallel.replica import DistributedReplica
 from trainers.reporting import NullSink, StopReason
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 
 
 class Script(NullSink):

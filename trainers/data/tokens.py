@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,15 @@ class Framed:
     second_at: Counts  # (N,) place of the second text in its example; 0 when there is none
     cut: npt.NDArray[np.bool_]  # (N,) whether part of the texts is lost
 
+    @classmethod
+    def empty(cls, dtype: npt.DTypeLike) -> Framed:
+        counts = np.empty(0, dtype=np.int64)
+        return cls(np.empty(0, dtype=dtype), counts, counts, np.empty(0, dtype=np.bool_))
+
+    @classmethod
+    def joined(cls, several: Sequence[Framed]) -> Framed:
+        return cls(*(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(cls)))
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -37,10 +46,7 @@ class Frame:
     specials: tuple[tuple[int, ...], ...]
 
     def around(self, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
-        """Cuts examples, a column per text with counts (N,), to a length with special tokens around them.
-
-        Of two texts the longer is cut first, as the tokenizers library does.
-        """
+        """Cuts examples, a column per text with counts (N,), to a length; of two texts the longer first."""
         room = max(0, max_length - sum(map(len, self.specials)))
         whole = [counts for _, counts in columns]
         cut = _cut(whole, room)
@@ -103,22 +109,14 @@ def _within(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class TokenSet:
-    """Examples of one part.
-
-    Attributes:
-        labels: (N, ...) what the task learns of each example: its class, its number, its span, or nothing.
-        second_at: (N,) position of each example's second text (token type 1 from there on), or
-            None when every example is one text.
-        columns: (N, ...) further arrays by name: those of the task's scoring, `cut` and `weights`.
-        token_labels: Label of each of `tokens`, `IGNORED` where nothing is learned; None = tokens have none.
-    """
+    """Examples of one part; `columns` are those of the task's scoring, `cut` and `weights`."""
 
     tokens: npt.NDArray[np.integer]  # Token ids of all examples, one after the other
     offsets: npt.NDArray[np.int64]  # (N+1,) example i is `tokens[offsets[i]:offsets[i+1]]`
-    labels: npt.NDArray[Any]
-    second_at: npt.NDArray[np.int64] | None = None
-    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    token_labels: npt.NDArray[np.int64] | None = None
+    labels: npt.NDArray[Any]  # (N, ...) class, number or span of each example, or nothing
+    second_at: npt.NDArray[np.int64] | None = None  # (N,) where its second text begins; None = without any
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)  # (N, ...) further arrays by name
+    token_labels: npt.NDArray[np.int64] | None = None  # Label of each of `tokens`, or `IGNORED`
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -144,30 +142,20 @@ class TokenSet:
     @classmethod
     def open(cls, folder: Path, part: str) -> TokenSet:
         """Maps the arrays of a part; the pages are shared by all processes of the machine."""
-        arrays = {
-            name: np.load(file, mmap_mode=None if name in _IN_MEMORY else "r")
-            for file in sorted(folder.glob(f"{part}.*.npy"))
-            for name in [file.name.removeprefix(f"{part}.").removesuffix(".npy")]
-        }
-        columns = {name.removeprefix(_COLUMN): arrays[name] for name in arrays if name.startswith(_COLUMN)}
-        return cls(
-            arrays["tokens"],
-            arrays["offsets"],
-            arrays["labels"],
-            arrays.get("second_at"),
-            columns,
-            arrays.get("token_labels"),
-        )
+        arrays: dict[str, Any] = {}
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for file in sorted(folder.glob(f"{part}.*.npy")):
+            name = file.name.removeprefix(f"{part}.").removesuffix(".npy")
+            array = np.load(file, mmap_mode=None if name in _IN_MEMORY else "r")
+            if name.startswith(_COLUMN):
+                columns[name.removeprefix(_COLUMN)] = array
+            else:
+                arrays[name] = array
+        return cls(**arrays, columns=columns)
 
     def save(self, folder: Path, part: str) -> None:
-        arrays = {
-            "tokens": self.tokens,
-            "offsets": self.offsets,
-            "labels": self.labels,
-            "second_at": self.second_at,
-            "token_labels": self.token_labels,
-            **{f"{_COLUMN}{name}": column for name, column in self.columns.items()},
-        }
+        arrays = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "columns"}
+        arrays |= {f"{_COLUMN}{name}": column for name, column in self.columns.items()}
         for name, array in arrays.items():
             if array is not None:
                 np.save(folder / f"{part}.{name}.npy", array)
@@ -208,39 +196,34 @@ class TokenWriter:
 
 
 def tokenise(
-    texts: Sequence[str] | Sequence[tuple[str, str]],
+    texts: Sequence[str] | Sequence[tuple[str, ...]],
     labels: npt.NDArray[Any],
     tokenizer: Tokenizer,
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    pairs = bool(texts) and isinstance(texts[0], tuple)
+    """Returns tokens of texts, or of tuples of one text or two."""
+    tuples = bool(texts) and isinstance(texts[0], tuple)
+    pairs = tuples and len(texts[0]) > 1
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
     dtype = token_dtype(tokenizer)
-    pieces: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=dtype)]
-    lengths: list[npt.NDArray[np.int64]] = []
-    seconds: list[npt.NDArray[np.int64]] = []
-    cut: list[npt.NDArray[np.bool_]] = [np.empty(0, dtype=np.bool_)]
+    chunks = [Framed.empty(dtype)]
     for start in range(0, len(texts), _CHUNK):
         chunk = texts[start : start + _CHUNK]
-        columns: list[Any] = list(zip(*chunk, strict=True)) if pairs else [chunk]
-        framed = frame.around([encode(column) for column in columns], max_length)
-        pieces.append(framed.tokens.astype(dtype, copy=False))
-        lengths.append(framed.lengths)
-        seconds.append(framed.second_at)
-        cut.append(framed.cut)
+        columns: list[Any] = list(zip(*chunk, strict=True)) if tuples else [chunk]
+        chunks.append(frame.around([encode(column) for column in columns], max_length))
         progress(min(start + _CHUNK, len(texts)))
-    offsets = ends_of(np.concatenate([*lengths, np.empty(0, dtype=np.int64)]))
-    second_at = np.concatenate(seconds) if pairs else None
-    return TokenSet(np.concatenate(pieces), offsets, labels, second_at, {_CUT: np.concatenate(cut)})
+    framed = Framed.joined(chunks)
+    second_at = framed.second_at if pairs else None
+    tokens = framed.tokens.astype(dtype, copy=False)
+    return TokenSet(tokens, ends_of(framed.lengths), labels, second_at, {_CUT: framed.cut})
 
 
 class Packer:
     """Fills sequences `[CLS] text [SEP] text ... [SEP]` of exactly `length` tokens, special ones included.
 
-    The texts form one stream with a `[SEP]` after each, which is cut wherever a sequence is full:
-    a text that does not fit continues in the next sequence. A text that ends with its sequence
-    shares the closing `[SEP]`. No token is lost; only the last sequence of all may be shorter.
+    A text that does not fit continues in the next sequence, and one that ends with its sequence shares the
+    closing `[SEP]`. No token is lost; only the last sequence of all may be shorter.
     """
 
     def __init__(self, length: int, *, begin: int, separator: int, dtype: npt.DTypeLike) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,10 @@ class Bert:
 
     implementation = TORCH_ATTENTION
     """Attention that models are built with; training with dropout on the CPU then installs its own."""
+    token_head: tuple[str, ...] = ("dropout", "classifier")
+    span_head: tuple[str, ...] = ("qa_outputs",)
+    vocabulary_head: tuple[str, ...] = ("cls",)
+    """Modules that hidden states go through to become logits."""
 
     def __init__(self, family: FamilyInfo) -> None:
         self.family = family
@@ -97,24 +101,20 @@ class Bert:
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """(B, C) logits of (B, H) texts; `pooled` is the result of the encoder's own pooler."""
         if pooled is None:
-            pooled = model.base_model.pooler(text[:, None])
-        logits: torch.Tensor = model.classifier(model.dropout(pooled))
-        return logits
+            pooled = through(model, ("base_model.pooler",), text[:, None])
+        return through(model, ("dropout", "classifier"), pooled)
 
     def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
         """(B, S, C) logits of hidden states (B, S, H)."""
-        logits: torch.Tensor = model.classifier(model.dropout(hidden))
-        return logits
+        return through(model, self.token_head, hidden)
 
     def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
         """(B, S, 2) logits of a span's first and last token."""
-        logits: torch.Tensor = model.qa_outputs(hidden)
-        return logits
+        return through(model, self.span_head, hidden)
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
         """(M, V) logits of the masked tokens' hidden states (M, H)."""
-        logits: torch.Tensor = model.cls(tokens)
-        return logits
+        return through(model, self.vocabulary_head, tokens)
 
     # Parts, for pipelines, taps and profiles
 
@@ -162,52 +162,41 @@ class Bert:
 class DistilBert(Bert):
     """DistilBERT: no token types, no pooler in the encoder."""
 
+    span_head = ("dropout", "qa_outputs")
+    vocabulary_head = ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")
+
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = model.classifier(model.dropout(torch.relu(model.pre_classifier(text))))
-        return logits
-
-    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model.qa_outputs(model.dropout(hidden))
-        return logits
-
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        transformed = model.vocab_layer_norm(model.activation(model.vocab_transform(tokens)))
-        logits: torch.Tensor = model.vocab_projector(transformed)
-        return logits
+        return through(model, ("dropout", "classifier"), torch.relu(model.pre_classifier(text)))
 
 
 class Roberta(Bert):
     """RoBERTa and XLM-R: the classifier has its own pooling."""
 
-    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = model.classifier(text[:, None])
-        return logits
+    vocabulary_head = ("lm_head",)
 
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model.lm_head(tokens)
-        return logits
+    def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return through(model, ("classifier",), text[:, None])
 
 
 class Electra(Roberta):
     """ELECTRA: embeddings may be narrower than the layers."""
+
+    vocabulary_head = ("generator_predictions", "generator_lm_head")
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:
         project = getattr(model.base_model, "embeddings_project", None)
         return {**super().embeddings(model), **({} if project is None else {"embeddings_project": project})}
 
     def embed(self, model: Any, batch: Batch) -> torch.Tensor:
-        embedded = super().embed(model, batch)
-        for module in [*self.embeddings(model).values()][1:]:
-            embedded = module(embedded)
-        return embedded
-
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model.generator_lm_head(model.generator_predictions(tokens))
-        return logits
+        _, *projections = (f"base_model.{name}" for name in self.embeddings(model))
+        return through(model, projections, super().embed(model, batch))
 
 
 class ModernBert(Bert):
     """ModernBERT: rotary positions, windows, one map for queries, keys and values."""
+
+    token_head = span_head = ("head", "drop", "classifier")
+    vocabulary_head = ("head", "decoder")
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
         """Layers with a window have a mask of their own, (B, 1, S, S)."""
@@ -227,22 +216,11 @@ class ModernBert(Bert):
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return self.token_logits(model, text)
 
-    def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model.classifier(model.drop(model.head(hidden)))
-        return logits
-
-    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return self.token_logits(model, hidden)
-
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model.decoder(model.head(tokens))
-        return logits
-
 
 class DebertaV2(Bert):
     """DeBERTa-v2 and v3: disentangled attention in the model's own code."""
 
-    implementation = "eager"
+    implementation = PLAIN_ATTENTION
 
     def build(self, fields: Mapping[str, Any], head: Head) -> PreTrainedModel:
         """Positions are computed on the tokens' device."""
@@ -261,14 +239,20 @@ class DebertaV2(Bert):
         }
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = model.classifier(model.dropout(model.pooler(text[:, None])))
-        return logits
+        return through(model, ("pooler", "dropout", "classifier"), text[:, None])
 
     def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
         if model.legacy:
             return super().vocabulary_logits(model, tokens)
         logits: torch.Tensor = model.lm_predictions(tokens, model.get_input_embeddings())
         return logits
+
+
+def through(model: PreTrainedModel, names: Iterable[str], states: torch.Tensor) -> torch.Tensor:
+    """Returns the result of some of a model's modules, one after the other."""
+    for name in names:
+        states = model.get_submodule(name)(states)
+    return states
 
 
 def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:

@@ -70,7 +70,7 @@ class Rounded(Arithmetic):
 
     Without any, torch multiplies bf16 matrices one element at a time (measured on AVX2: 7,600 ms for a
     product that takes 140 ms in fp32); with those of AVX-512 they take 1.6 to 1.8 times as long. Products of
-    rounded operands in fp32 give the same numbers, since a matrix unit too sums in fp32 and rounds the result:
+    rounded operands in fp32 give the same numbers, as a matrix unit too sums in fp32 and rounds the result:
     accuracy, overflow and underflow are those of half precision, and time is that of fp32 plus the rounding.
     """
 

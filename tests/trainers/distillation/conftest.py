@@ -23,7 +23,7 @@ from trainers.models.origin import Preset
 from trainers.models.student import build
 from trainers.reporting import NeverStop, NullSink
 from trainers.tasks import TASKS
-from trainers.tasks.imdb.task import Imdb
+from trainers.tasks.classification.task import Imdb
 
 FP32 = {"teacher_precision": "fp32"}
 """The same on CPUs with and without bf16, which `auto` would use."""

@@ -5,7 +5,8 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -196,9 +197,7 @@ class Classification(DatasetTask[Labelled]):
                 labels[row, [numbers[label] for label in one.labels]] = 1
         else:
             labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
-        pairs = len(examples[0].content) > 1
-        texts: Any = [one.content if pairs else one.content[0] for one in examples]
-        return tokenise(texts, labels, tokenizer, task.max_length, progress)
+        return tokenise([one.content for one in examples], labels, tokenizer, task.max_length, progress)
 
     def describe(self, folder: Path, parts: Parts[Labelled], task: TaskConfig) -> None:
         described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
@@ -211,18 +210,18 @@ class Classification(DatasetTask[Labelled]):
 
     @override
     def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
-        wanted = self.fields(task).class_weights
-        if wanted is None or part != TRAIN:
+        factors = self.fields(task).class_weights
+        if factors is None or part != TRAIN:
             return tokens
         assert isinstance(head, ClassHead)
-        if isinstance(wanted, dict):
-            unknown = next((label for label in wanted if label not in head.classes), None)
+        if isinstance(factors, dict):
+            unknown = next((label for label in factors if label not in head.classes), None)
             if unknown is not None:
                 raise BadSpecError(
                     f"task.class_weights weighs {unknown!r}, which is not a label of the training part; "
                     f"use {', '.join(head.classes[:_SHOWN])}{', ...' * (len(head.classes) > _SHOWN)}"
                 )
-            weights = np.array([wanted.get(name, 1.0) for name in head.classes])
+            weights = np.array([factors.get(name, 1.0) for name in head.classes])
         else:
             weights = balanced(tokens.labels, len(head.classes))
         return tokens.weighted(by_label(tokens.labels, weights))
@@ -241,11 +240,35 @@ class Classification(DatasetTask[Labelled]):
         import torch
         from torch.nn import functional
 
-        wanted = batch.labels.to(torch.float32)
+        targets = batch.labels.to(torch.float32)
         each = functional.binary_cross_entropy_with_logits(
-            logits.float(), wanted, weight=batch.weights, reduction="none"
+            logits.float(), targets, weight=batch.weights, reduction="none"
         )
         return each.masked_fill(batch.labels == IGNORED, 0.0).sum() / logits.shape[1]
+
+
+class Imdb(Classification):
+    _CLASSES = ("negative", "positive")
+    spellings = MappingProxyType({"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1})
+
+    @override
+    def fields(self, task: TaskConfig) -> LabelFields:
+        return LabelFields(labels=self._CLASSES)
+
+    @override
+    def settings(self, task: TaskConfig) -> Facts:
+        return {}
+
+    @override
+    def named(self, written: str | int, row: Row, task: TaskConfig) -> str:
+        number = self.spellings.get(str(written).strip().lower())
+        if number is None:
+            raise row.refusal("label", f"unknown label {written!r}; use one of {', '.join(self.spellings)}")
+        return self._CLASSES[number]
+
+    @override
+    def stratum(self, example: Labelled) -> int:
+        return self._CLASSES.index(example.labels[0])
 
 
 def with_classes(parts: Parts[Labelled], classes: tuple[str, ...]) -> dict[str, list[Labelled]]:
@@ -255,9 +278,8 @@ def with_classes(parts: Parts[Labelled], classes: tuple[str, ...]) -> dict[str, 
 def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
     """Returns a weight for each class, inverse to its frequency.
 
-    Of one label per text (N,) as scikit-learn's `class_weight="balanced"` has it, `N / (C N_c)` over classes
-    that occur, so that the mean weight of an example is 1; of several (N, C), a label's absences over its
-    presences.
+    Of one label per text (N,) it is `N / (C N_c)` over classes that occur (as in scikit-learn), so that the
+    mean weight of an example is 1; of several (N, C), a label's absences over its presences.
     """
     if labels.ndim == 2:
         present = labels.sum(0)

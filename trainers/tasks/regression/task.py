@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -46,17 +46,12 @@ class NumberScoring:
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         predicted = observed[:, 0].astype(np.float64)
-        return {
-            "pearson": pearson(predicted, self._labels),
-            "spearman": spearman(predicted, self._labels),
-            "rmse": rmse(predicted, self._labels),
-        }
+        return {score.__name__: score(predicted, self._labels) for score in (pearson, spearman, rmse)}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the numbers, and what each text contributes to Pearson's correlation.
+        """Returns the numbers, and each text's first-order effect on Pearson's correlation.
 
-        That is its first-order effect (the influence function), so that the contributions' mean is the
-        correlation and their spread is that of the correlation.
+        The mean of these (the influence function) is the correlation, and their spread is its spread.
         """
         predicted = observed[:, 0].astype(np.float64)
         ours, theirs = _standard(predicted), _standard(self._labels)
@@ -147,9 +142,7 @@ class Regression(DatasetTask[Scored]):
         self, examples: Sequence[Scored], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         labels = np.array([one.number for one in examples], dtype=np.float32)
-        pairs = len(examples[0].content) > 1
-        texts: Any = [one.content if pairs else one.content[0] for one in examples]
-        return tokenise(texts, labels, tokenizer, task.max_length, progress)
+        return tokenise([one.content for one in examples], labels, tokenizer, task.max_length, progress)
 
     def describe(self, folder: Path, parts: Parts[Scored], task: TaskConfig) -> None:
         numbers = np.array([one.number for one in parts[TRAIN]])

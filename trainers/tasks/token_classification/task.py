@@ -15,7 +15,7 @@ from trainers.config import Task as TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.tokens import TokenSet, frame_of
+from trainers.data.tokens import Framed, TokenSet, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
@@ -70,13 +70,12 @@ class TokenClassification(DatasetTask[Tagged]):
 
     @override
     def draw(self, parts: Parts[Tagged], task: TaskConfig) -> dict[str, list[Tagged]]:
-        listed = task.own(TagFields).labels or ()
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         for part, examples in parts.items():
             types = types_of(chain.from_iterable(one.tags for one in examples))
             require_known(part, types, known, "remove its tags")
         every = (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(known) for prefix in "BI"))
-        classes = tuple(dict.fromkeys((*listed, *every)))
+        classes = tuple(dict.fromkeys((*(task.own(TagFields).labels or ()), *every)))
         return {
             part: [replace(one, classes=classes) for one in chosen]
             for part, chosen in super().draw(parts, task).items()
@@ -101,7 +100,7 @@ class TokenClassification(DatasetTask[Tagged]):
         numbers = {name: number for number, name in enumerate(examples[0].classes)}
         frame = frame_of(tokenizer, pairs=False)
         before, specials = len(frame.specials[0]), sum(map(len, frame.specials))
-        parts: list[Any] = []
+        chunks: list[Framed] = []
         labels: list[np.ndarray] = []
         seen: list[np.ndarray] = []
         for start in range(0, len(examples), _CHUNK):
@@ -112,7 +111,7 @@ class TokenClassification(DatasetTask[Tagged]):
                 chain.from_iterable(one.ids for one in encoded), token_dtype(tokenizer), int(counts.sum())
             )
             framed = frame.around([(ids, counts)], task.max_length)
-            parts.append(framed)
+            chunks.append(framed)
             for one, pieces, length in zip(chunk, encoded, framed.lengths.tolist(), strict=True):
                 room = length - specials
                 first = first_pieces(one.words, pieces.offsets)
@@ -123,12 +122,13 @@ class TokenClassification(DatasetTask[Tagged]):
                 labels.append(of_tokens)
                 seen.append(inside)
             progress(start + len(chunk))
+        whole = Framed.joined(chunks)
         return TokenSet(
-            np.concatenate([one.tokens for one in parts]),
-            ends_of(np.concatenate([one.lengths for one in parts])),
+            whole.tokens,
+            ends_of(whole.lengths),
             np.empty((len(examples), 0), dtype=np.int64),
             columns={
-                "cut": np.concatenate([one.cut for one in parts]),
+                "cut": whole.cut,
                 "tag": np.array([numbers[tag] for one in examples for tag in one.tags], dtype=np.int64),
                 "words": np.array([len(one.words) for one in examples], dtype=np.int64),
                 "seen": np.concatenate(seen),

@@ -36,12 +36,11 @@ _CLASSES = ("other", "answer")
 def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers) -> dict[str, float]:
     """Returns mean average precision and mean reciprocal rank over the queries with a relevant candidate.
 
-    Queries without one are skipped. Of equal scores the later candidate comes first, as trec_eval orders
-    equal scores by descending document number: a model that cannot tell candidates apart gains nothing from
-    their order in the file. NaN where a score is NaN. All arguments are (N,); raises `ValueError` for no such
-    query.
+    Of equal scores the later candidate comes first, as trec_eval orders them by descending document number: a
+    model that cannot tell candidates apart gains nothing from their order in the file. NaN where a score is
+    NaN. All arguments are (N,); raises `ValueError` without such a query.
     """
-    _, precisions, best = _by_query(scores, relevant, queries)
+    _, precisions, best = by_query(scores, relevant, queries)
     if not len(precisions):
         raise ValueError("no query has a relevant candidate")
     if np.isnan(scores).any():
@@ -49,30 +48,22 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
     return {"map": float(precisions.mean()), "mrr": float((1.0 / best).mean())}
 
 
-def average_precisions(
-    scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """(Q,) numbers and average precisions of the queries with a relevant candidate; see `ranking`."""
-    numbers, precisions, _ = _by_query(scores, relevant, queries)
-    return numbers, precisions
-
-
 def ranks_of(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     """(N,) the candidates of one query, best first; equal scores as in `ranking`."""
     return np.lexsort((-np.arange(len(scores)), -scores))
 
 
-def _by_query(
+def by_query(
     scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Returns number, average precision and best rank for each query with a relevant candidate."""
+    """(Q,) numbers, average precisions and best ranks of queries with a relevant candidate; see `ranking`."""
     order = np.lexsort((-np.arange(len(scores)), -scores, queries))
     hits, of_query = relevant[order] == 1, queries[order]
     numbers, first, place = np.unique(of_query, return_index=True, return_inverse=True)
     ranks = np.arange(len(order)) - first[place] + 1
     cumulative = np.cumsum(hits)
-    found_before = (cumulative - hits)[first]
-    precision = (cumulative - found_before[place]) / ranks
+    before = (cumulative - hits)[first]
+    precision = (cumulative - before[place]) / ranks
     total = np.bincount(place, weights=hits, minlength=len(numbers))
     answerable = total > 0
     summed = np.bincount(place, weights=precision * hits, minlength=len(numbers))
@@ -82,10 +73,10 @@ def _by_query(
 
 
 def best_f1_threshold(scores: npt.NDArray[np.floating], labels: Numbers) -> float:
-    """Returns the threshold at which calling every score that reaches it positive gives the best F1.
+    """Returns the highest threshold at which calling scores that reach it positive gives the best F1.
 
     It is halfway between the scores that it separates, in float64; the upper one where no number is between
-    them. Of equally good ones the highest. Scores are finite, and a label is 1.
+    them. Scores are finite, and a label is 1.
     """
     order = np.argsort(-scores, kind="stable")
     falling = scores[order].astype(np.float64)
@@ -238,7 +229,7 @@ class RankingScoring:
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns each question's sentences from 0, best first, and those that answer."""
-        questions, precisions = average_precisions(observed[:, 0], self._labels, self._questions)
+        questions, precisions, _ = by_query(observed[:, 0], self._labels, self._questions)
         ranked: list[list[int]] = []
         right: list[list[int]] = []
         for question in questions:

@@ -51,7 +51,7 @@ def _guess(sample: Sample) -> Guess | None:
 IMDB = TaskInfo(
     name="imdb",
     summary="sentiment of movie reviews",
-    implementation="trainers.tasks.imdb.task:Imdb",
+    implementation="trainers.tasks.classification.task:Imdb",
     head=ClassHead,
     scores=CLASS_SCORES,
     headline="accuracy",
