@@ -262,7 +262,7 @@ def test_no_encoder_trains_with_it(monkeypatch, encoder, capability, dtype):
     monkeypatch.setattr(packed_attention, "_capability", lambda device: capability)
     model = build(HEADS[1], encoder)
     model = copy.deepcopy(model).to(device="meta", dtype=dtype).train()
-    batch = pack(padded_batch([24, 7, 16], HEADS[1]), pad_id=PAD, multiple=8)._each(lambda t: t.to("meta"))
+    batch = pack(padded_batch([24, 7, 16], HEADS[1]), pad_id=PAD, multiple=8).each(lambda t: t.to("meta"))
     with Efficient() as given:
         # Reading anything from a meta tensor raises.
         model(batch, with_hidden=True).logits.sum().backward()

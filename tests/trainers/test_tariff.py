@@ -203,7 +203,7 @@ def test_codes_that_cannot_be_learned_are_refused(coded, folder, parts, message)
         ("a.csv", US.replace("Asses", ""), r"a\.csv, line 6, field Description: empty"),
         ("a.csv", HARMONIZED.replace("Horses; pure-bred", ""), r"a\.csv, line 4, field description: empty"),
         ("a.csv", HARMONIZED.replace(",0101,", ",01O1,"), r"line 3, field code: '01O1' is not a customs"),
-        ("a.json", "[{]", r"a\.json, line 1: not a JSON list"),
+        ("a.json", "[{]", r"a\.json, line 1, column 3: not a JSON list of commodities"),
         ("a.json", f"[{'9' * 5000}]", r"a\.json: cannot be read \(Exceeds the limit"),
         ("a.json", "[7]", r"a\.json, item 1: a JSON int, not an object"),
         ("a.json", '[{"commodity_code": "01"}]', r"item 1, field description: missing"),

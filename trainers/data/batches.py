@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from trainers.model_kinds.heads import IGNORED
 
 POOL_BATCHES = 64
 """Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
-_TENSORS = (
-    "input_ids", "attention_mask", "token_type_ids", "labels", "rows", "teacher_logits", "guessed", "weights",
-)  # fmt: skip
 T = TypeVar("T")
 AHEAD = 3
 """Steps made ahead; more only take memory."""
@@ -37,8 +34,8 @@ def epoch_order(
 ) -> Indices:
     """(N,) the order in which an epoch visits all examples; step i takes the i-th `global_size` of it.
 
-    Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into
-    batches, and the batches are shuffled. What does not fill a batch comes last.
+    Examples are shuffled, sorted by length within pools of `POOL_BATCHES` batches, cut into batches, and the
+    batches are shuffled. What does not fill a batch comes last.
     """
     rng = np.random.default_rng([seed, epoch, 3, detour] if detour else [seed, epoch, 3])
     shuffled = rng.permutation(len(lengths))
@@ -56,15 +53,34 @@ def epoch_order(
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class _Tensors:
+    """A record with tensors among its fields, and perhaps further such records."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, _Tensors):
+                yield from value.tensors()
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """Returns a copy with changed tensors."""
+        changed: dict[str, Any] = {}
+        for own in fields(self):
+            value = getattr(self, own.name)
+            if isinstance(value, torch.Tensor):
+                changed[own.name] = change(value)
+            elif isinstance(value, _Tensors):
+                changed[own.name] = value.each(change)
+        return replace(self, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments(_Tensors):
     """The row of a micro-batch: T tokens, one segment per example.
 
     The row is padded to a multiple by a last segment of its own, which no example reads.
-
-    Attributes:
-        places: (N,) place in the flattened (B, S) batch of each example's token, in the order of the row.
-        guessed: (M,) places in the row of `Batch.guessed`, in the same order; None without them.
-        at_most: Bound of every segment of every row of this shape; None = the longest of this row.
     """
 
     input_ids: torch.Tensor  # (1, T) token ids
@@ -72,10 +88,10 @@ class Segments:
     token_type_ids: torch.Tensor | None  # (1, T) 1 in the second text of a pair; None when all is one text
     cu_seqlens: torch.Tensor  # (K + 1,) int32, segment k is `[cu_seqlens[k], cu_seqlens[k + 1])`
     first: torch.Tensor  # (B,) place of each example's first token in the row
-    places: torch.Tensor
-    guessed: torch.Tensor | None
+    places: torch.Tensor  # (N,) place in the flattened (B, S) batch of each example's token, in row order
+    guessed: torch.Tensor | None  # (M,) places in the row of `Batch.guessed`, in the same order
     lengths: tuple[int, ...]  # Tokens of each segment, on the host: no layer has to wait for them
-    at_most: int | None = None
+    at_most: int | None = None  # Bound of the segments of all rows of this shape; None = this row's longest
 
     @property
     def longest(self) -> int:
@@ -88,15 +104,6 @@ class Segments:
         places = torch.arange(counts.shape[1], device=counts.device)
         return (before - before.gather(1, places - self.position_ids) + 1) * counts
 
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Segments:
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors()}
-        return replace(self, **changed)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for field in fields(self):
-            if isinstance(value := getattr(self, field.name), torch.Tensor):
-                yield field.name, value
-
     def unpack(self, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Returns values (1, T, ...) of the row's tokens as (B, S, ...), 0 on padding."""
         flat = values.new_zeros((shape.numel(), *values.shape[2:]))
@@ -105,30 +112,25 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(_Tensors):
     """One micro-batch.
 
     Attributes:
-        attention_mask: (B, S) bool, False on padding; None when nothing is padded, which spares a mask.
-        labels: (B, ...) what the task learns: classes, numbers, spans, or (B, S) classes of tokens, or tokens
-            to be guessed.
-        teacher_logits: Cached teacher logits in the head's shape, fp32; None without a cache.
-        guessed: (M,) ascending positions in the flattened batch to be guessed, those whose label is not
-            `IGNORED`; None where nothing is guessed. Made on the CPU, as a GPU's host has to wait for a size
-            that depends on the data.
-        segments: The same examples as one row, which encoders that pack read in place of (B, S). Heads give
-            logits for (B, S) all the same, so that losses and scores see one shape. None = not packed.
+        guessed: (M,) ascending positions in the flattened batch whose label is not `IGNORED`; None where
+            nothing is guessed. Made on the CPU: a GPU's host waits for a size that depends on the data.
+        segments: The same examples as one row, which encoders that pack read in place of (B, S); None = not
+            packed. Heads give logits for (B, S) all the same, so that losses and scores see one shape.
     """
 
     input_ids: torch.Tensor  # (B, S) token ids
-    attention_mask: torch.Tensor | None
+    attention_mask: torch.Tensor | None  # (B, S) bool, False on padding; None when nothing is padded
     token_type_ids: torch.Tensor | None  # (B, S) 1 in the second text of a pair; None when all is one text
-    labels: torch.Tensor
+    labels: torch.Tensor  # (B, ...) classes, numbers or spans, or (B, S) classes of tokens or guessed tokens
     rows: torch.Tensor  # (B,) number of each example in its part
     examples: int  # Examples that count; 0 for the stand-in of a worker without a share
     tokens: int  # Real tokens
     padded_tokens: int  # Positions that the encoder computes: B x S, or the row of `segments`
-    teacher_logits: torch.Tensor | None = None
+    teacher_logits: torch.Tensor | None = None  # Cached, in the head's shape, fp32
     guessed: torch.Tensor | None = None
     weights: torch.Tensor | None = None  # (B, ...) fp32 factors of each label's loss; None = 1
     segments: Segments | None = None
@@ -136,7 +138,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         if device.type == self.input_ids.device.type:
             return self
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self, device: torch.device) -> Batch:
         """Returns the same batch in memory that the device copies from while the host continues."""
@@ -144,7 +146,7 @@ class Batch:
         if pinning is None:
             return self
         with pinning:
-            return self._each(torch.Tensor.pin_memory)
+            return self.each(torch.Tensor.pin_memory)
 
     def guesses_of_sequence(self) -> torch.Tensor:
         assert self.guessed is not None
@@ -167,32 +169,17 @@ class Batch:
     @property
     def shape(self) -> Hashable:
         """Equal for batches that fit into the same memory and are computed by the same kernels."""
-        tensors = tuple((name, tensor.shape, tensor.dtype) for name, tensor in self._tensors())
-        return tensors, self.examples > 0, None if self.segments is None else self.segments.longest
+        tensors = tuple((tensor.shape, tensor.dtype) for tensor in self.tensors())
+        present = tuple(getattr(self, own.name) is not None for own in fields(self))
+        return tensors, present, self.examples > 0, None if self.segments is None else self.segments.longest
 
     def empty_on(self, device: torch.device) -> Batch:
-        return self._each(lambda tensor: torch.empty_like(tensor, device=device))
+        return self.each(lambda tensor: torch.empty_like(tensor, device=device))
 
     def fill(self, other: Batch) -> None:
         """Copies the tensors of a batch of this shape, not the numbers known on the host."""
-        for (_, own), (_, others) in zip(self._tensors(), other._tensors(), strict=True):
+        for own, others in zip(self.tensors(), other.tensors(), strict=True):
             own.copy_(others, non_blocking=True)
-
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._own_tensors()
-        if self.segments is not None:
-            yield from self.segments.tensors()
-
-    def _own_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in _TENSORS:
-            if (tensor := getattr(self, name)) is not None:
-                yield name, tensor
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._own_tensors()}
-        if self.segments is not None:
-            changed["segments"] = self.segments.each(change)
-        return replace(self, **changed)
 
     def uncounted(self) -> Batch:
         """Returns the same batch as a stand-in: it is computed, and neither loss nor gradients count."""
@@ -200,10 +187,7 @@ class Batch:
 
 
 class Transform(Protocol):
-    """A task's change of a batch on the CPU whenever it is used, such as masking.
-
-    A pure function of its arguments; seed and epoch (0-based) are 0 for the validation part.
-    """
+    """A pure change of batches on the CPU, such as masking; seed and epoch (0-based) are 0 for validation."""
 
     def __call__(self, batch: Batch, *, seed: int, epoch: int) -> Batch: ...
 
@@ -237,9 +221,8 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
     real = np.arange(width) < lengths[:, None]
     types = None
     if data.second_at is not None:
-        types = torch.from_numpy(
-            (real & (np.arange(width) >= data.second_at[rows][:, None])).astype(np.int64)
-        )
+        second = real & (np.arange(width) >= data.second_at[rows][:, None])
+        types = torch.from_numpy(second.astype(np.int64))
     return Batch(
         torch.from_numpy(ids),
         None if tokens == ids.size else torch.from_numpy(real),
@@ -256,8 +239,8 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
 class TrainingBatches:
     """The batches of one replica, by step; widths are rounded up to a multiple of `multiple`.
 
-    `micro_tokens` limits the positions of a micro-batch in place of `micro_size`. `packs`: the encoder
-    computes no padding, so replicas get equally many tokens, and no position of a micro-batch is padding.
+    `micro_tokens` limits the positions of a micro-batch in place of `micro_size`. With `packs` the encoder
+    computes no padding, so that replicas get equally many tokens.
     """
 
     def __init__(
@@ -288,8 +271,8 @@ class TrainingBatches:
     def take_detour(self, number: int) -> None:
         """Visits examples in another order from now on, so that no batch ahead repeats an earlier one.
 
-        The epoch that a run is in is then no longer one pass: of what the new order has put before
-        the run's place some is left out, and some that was seen comes again. 0 = the first order.
+        The current epoch is then no longer one pass: some examples are left out and some come again. 0 = the
+        first order.
         """
         self._epoch, self._detour = -1, number
 
@@ -333,8 +316,7 @@ class TrainingBatches:
 def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indices]:
     """Returns which examples of a step each replica has: equally many, with equally many tokens.
 
-    The longest are assigned first, a round at a time: each round's longest to the replica with the fewest
-    tokens so far.
+    They are dealt in rounds, the longest first: each round's longest to the replica with the fewest tokens.
     """
     order = np.argsort(-lengths, kind="stable")
     totals = np.zeros(replicas, dtype=np.int64)

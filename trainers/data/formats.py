@@ -107,16 +107,11 @@ class Row:
 
 
 csv.field_size_limit(1 << 26)
-"""Characters of a field: longer than any document (Python's 131,072 are not), shorter than what a quote
-that is never closed may take of memory."""
+"""Longer than any document (Python's 131,072 are not), and what an unclosed quote may take of memory."""
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
-    r"""Yields rows of a file with one JSON object per line.
-
-    Lines end at `\n` only: texts may hold U+0085 and other characters that Python's
-    `splitlines` takes for line ends.
-    """
+    r"""Yields rows of a file with one JSON object per line; lines end at `\n` only, not at U+0085."""
     with closing(_raw_lines(path)) as lines:
         for number, raw in enumerate(lines, 1):
             if not raw.strip():
@@ -185,10 +180,7 @@ READERS = {
 """Reader of a table by the end of its file's name."""
 
 HEADERLESS = {
-    ".csv": partial(read_csv, header=False),
-    ".csv.gz": partial(read_csv, header=False),
-    ".tsv": partial(read_tsv, header=False),
-    ".tsv.gz": partial(read_tsv, header=False),
+    end: partial(reader, header=False) for end, reader in READERS.items() if reader in (read_csv, read_tsv)
 }
 """Reader of a table whose first line is a row."""
 
@@ -214,6 +206,20 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise BadDataError(f"{path}, line 1, field text: empty; remove the file or fill it")
     return text
+
+
+def read_json(path: Path, form: str) -> Any:
+    """Returns the document in a JSON file; `form` is what it has to be, for messages."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise BadDataError(
+            f"{path}, line {error.lineno}, column {error.colno}: not {form} ({error.msg})"
+        ) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise BadDataError(f"{path}: cannot be read ({error})") from None
+    except RecursionError:
+        raise BadDataError(f"{path}: nested too deeply; expected {form}") from None
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, int]]:

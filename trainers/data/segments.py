@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +15,6 @@ from torch.nn import functional
 
 from trainers.data.batches import Batch, Segments, Transform
 from trainers.model_kinds.heads import IGNORED
-
-if TYPE_CHECKING:
-    from trainers.data.batches import Batch, Transform
 
 _LENGTHS = 8
 """Lengths of rows between a power of two and the next."""
@@ -80,10 +76,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class StaticShape:
-    """A `Transform`: pads each batch to (rows, width), after its task's own.
+    """A `Transform`: pads each batch to (rows, width), after its task's own. The mask is always there.
 
-    Rows beyond the examples are dummies: one token that attends to itself, labels that are `IGNORED` and
-    weights of 0, so that neither loss nor gradients count them. The mask is always there.
+    Rows beyond the examples are one token that attends to itself, with labels that are `IGNORED` and weights
+    of 0, so that neither loss nor gradients count them.
     """
 
     before: Transform | None
@@ -127,13 +123,9 @@ class StaticShape:
 
 @dataclass(frozen=True, slots=True)
 class StaticRow:
-    """Packs each batch into a row of one of a few lengths, with as many segments as others; a `Transform`.
+    """A `Transform`: packs each batch into a row of one of a few lengths, with as many segments as others."""
 
-    `shape` has more rows than there are examples: the row's padding is the last position of the last
-    stand-in.
-    """
-
-    shape: StaticShape
+    shape: StaticShape  # More rows than examples: the row's padding is the last position of the last one
     multiple: int  # Rows are as long as a multiple of this, in tokens
     longest: int  # Length of the longest row, in tokens
 
@@ -156,7 +148,7 @@ class StaticRow:
         return replace(static, padded_tokens=length, segments=static_row)
 
     def length_of(self, tokens: int) -> int:
-        """Returns the length of a row: more than its tokens, by an eighth of them at most."""
+        """Returns the length of a row: more than its tokens by at most an eighth."""
         step = self._step(tokens)
         return min(self.longest, (tokens // step + 1) * step)
 

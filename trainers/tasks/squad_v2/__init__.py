@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -11,8 +10,8 @@ from typing import Any
 
 from pydantic import Field
 
-from trainers.data.allowance import read_bytes, read_start
-from trainers.data.formats import Row
+from trainers.data.allowance import read_start
+from trainers.data.formats import Row, read_json
 from trainers.data.layouts import SourcePart, files_in, named_parts
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
@@ -29,24 +28,7 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def read_squad(path: Path) -> Iterator[Row]:
-    try:
-        tree = json.loads(read_bytes(path).decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise BadDataError(
-            f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
-        ) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise BadDataError(
-            f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; "
-            "convert the file to UTF-8"
-        ) from None
-    except ValueError as error:  # a number with thousands of digits
-        raise BadDataError(f"{path}: cannot be read ({error})") from None
-    except RecursionError:
-        raise BadDataError(f"{path}: nested too deeply; expected the official SQuAD format") from None
-    except OSError as error:
-        raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
+    tree = read_json(path, "JSON in the official SQuAD format")
     for article, in_article in _members(tree, "data", str(path), ", "):
         title = article.get("title")
         for paragraph, in_paragraph in _members(article, "paragraphs", in_article, "."):

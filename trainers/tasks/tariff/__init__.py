@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainers.data.allowance import read_start
-from trainers.data.formats import Row, read_csv, read_text
+from trainers.data.formats import Row, read_csv, read_json
 from trainers.data.layouts import SourcePart
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
@@ -82,15 +81,7 @@ def read_us_tariff(path: Path) -> Iterator[Row]:
 
 def read_uk_commodities(path: Path) -> Iterator[Row]:
     """Yields a row for each phrase of labelled UK commodities, except for empty ones."""
-    try:
-        items = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise BadDataError(f"{path}, line {error.lineno}: not a JSON list ({error.msg})") from None
-    except ValueError as error:  # a number with thousands of digits
-        raise BadDataError(f"{path}: cannot be read ({error})") from None
-    except RecursionError:
-        raise BadDataError(f"{path}: not a JSON list of commodities (nested too deeply)") from None
-    for number, item in enumerate(items, 1):
+    for number, item in enumerate(read_json(path, "a JSON list of commodities"), 1):
         where = f"{path}, item {number}"
         if not isinstance(item, dict):
             raise BadDataError(f"{where}: a JSON {type(item).__name__}, not an object")
