@@ -143,10 +143,10 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
         TrainingError: Files are missing or have no known layout.
         OSError: A file cannot be read.
     """
-    from trainers.data.sources import data_identity
+    from trainers.data.sources import open_source, source_identity
     from trainers.models import origin
 
-    found = data_identity(sections.task, workspace)
+    found = source_identity(open_source(sections.task, workspace), sections.task)
     model = sections.model
     for role, field, text in (("student", "name", model.name), ("teacher", "teacher", model.teacher)):
         if text is None or text.startswith("run:"):

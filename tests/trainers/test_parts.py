@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.trainers.corpora import write_squad, write_wikiqa
-from trainers.data.sources import data_identity
+from trainers.data.sources import open_source, source_identity
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
 from trainers.tasks import base
@@ -229,7 +229,8 @@ def test_the_rule_of_the_split_is_part_of_the_data_s_identity(prepared, configur
             workspace__data_roots=(str(tmp_path / "data"),),
             workspace__cache=str(tmp_path / "cache"),
         )
-        rule = data_identity(config.task, config.workspace)["test.rule"]
+        source = open_source(config.task, config.workspace)
+        rule = source_identity(source, config.task)["test.rule"]
         assert prepared(test=test).identity["test.rule"] == rule
         rules.add(rule)
     assert len(rules) == 2

@@ -58,17 +58,17 @@ class Optimizer(Section):
                 f"warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction:g} are both "
                 "set; remove one"
             )
-        wanted = len(self.info.betas)
-        if self.betas is not None:
-            if len(self.betas) != wanted:
-                raise ValueError(
-                    f"betas has {len(self.betas)} values, but {self.name} takes {wanted}; "
-                    "change optimizer.betas or optimizer.name"
-                )
-            for beta in self.betas:
-                if not 0.0 <= beta < 1.0:
-                    raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
-        self._require_own_options()
+        betas, count = self.betas or self.info.betas, len(self.info.betas)
+        if self.betas is not None and len(self.betas) != count:
+            raise ValueError(
+                f"betas has {len(self.betas)} values, but {self.name} takes {count}; "
+                "change optimizer.betas or optimizer.name"
+            )
+        for beta in betas:
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
+        for field in sorted({option for info in OPTIMIZERS.values() for option in info.options}):
+            self._require_own(field)
         return self
 
     def _require_served(self, field: str, choices_of: Callable[[OptimizerInfo], Sequence[str]]) -> None:
@@ -81,15 +81,14 @@ class Optimizer(Section):
                 f"{change}optimizer.{field}: {served[0]}"
             )
 
-    def _require_own_options(self) -> None:
-        for field in sorted({option for info in OPTIMIZERS.values() for option in info.options}):
-            is_set = getattr(self, field) != type(self).model_fields[field].default
-            if is_set and field not in self.info.options:
-                owners = [info.name for info in OPTIMIZERS.values() if field in info.options]
-                raise ValueError(
-                    f"{field} belongs to {', '.join(owners)}, not {self.name}; "
-                    f"remove optimizer.{field} or set optimizer.name: {owners[0]}"
-                )
+    def _require_own(self, field: str) -> None:
+        is_set = getattr(self, field) != type(self).model_fields[field].default
+        if is_set and field not in self.info.options:
+            owners = [info.name for info in OPTIMIZERS.values() if field in info.options]
+            raise ValueError(
+                f"{field} belongs to {', '.join(owners)}, not {self.name}; "
+                f"remove optimizer.{field} or set optimizer.name: {owners[0]}"
+            )
 
     @property
     def info(self) -> OptimizerInfo:

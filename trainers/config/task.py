@@ -17,30 +17,27 @@ MAX_LENGTH = 512
 Own = TypeVar("Own", bound=OwnFields)
 
 
-def _usual_length_of(info: TaskInfo) -> int:
-    return info.usual_length or MAX_LENGTH
-
-
 def _usual_length(task: Mapping[str, Any]) -> int:
     info = TASKS.get(str(task.get("name")))  # Of a document, which may name no task.
-    return MAX_LENGTH if info is None else _usual_length_of(info)
+    return MAX_LENGTH if info is None else info.usual_length or MAX_LENGTH
 
 
 def _exceptions(usual: Any, of: Callable[[TaskInfo], Any]) -> Any:
     """Returns field metadata that adds the tasks in which `of` differs from the usual value."""
 
     def append(schema: dict[str, Any]) -> None:
-        found: dict[Any, list[str]] = {}
+        others: dict[Any, list[str]] = {}
         for info in TASKS.values():
-            found.setdefault(of(info), []).append(info.name)
-        listed = "; ".join(f"{', '.join(names)}: {value}" for value, names in found.items() if value != usual)
-        if listed:
-            schema["description"] = f"{schema['description'].removesuffix('.')} ({listed})."
+            if of(info) != usual:
+                others.setdefault(of(info), []).append(info.name)
+        if others:
+            exceptions = "; ".join(f"{', '.join(names)}: {value}" for value, names in others.items())
+            schema["description"] = f"{schema['description'].removesuffix('.')} ({exceptions})."
 
     return Field(json_schema_extra=append)
 
 
-_MaxLength = Annotated[int, _exceptions(MAX_LENGTH, _usual_length_of)]
+_MaxLength = Annotated[int, _exceptions(MAX_LENGTH, lambda info: info.usual_length or MAX_LENGTH)]
 _Column = Annotated[str, Field(min_length=1, max_length=200)] | Annotated[int, Field(ge=0, lt=1000)]
 _ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
@@ -95,18 +92,14 @@ class Task(Section):
                 f"task {self.name} was registered too late for its own fields; "
                 "add it to trainers.tasks.TASKS before importing trainers.config"
             ) from None
-        found = _completed(declared, values)
-        assert isinstance(found, fields)
-        return found
+        own = _completed(declared, values)
+        assert isinstance(own, fields)
+        return own
 
     def examples_of(self, part: str) -> int | None:
         """Returns the requested examples of a part; None = as many as the task usually has."""
-        asked: Mapping[str, int | None] = {
-            TRAIN: self.train_examples,
-            VALIDATION: self.validation_examples,
-            TEST: self.test_examples,
-        }
-        return asked[part]
+        counts = {TRAIN: self.train_examples, VALIDATION: self.validation_examples, TEST: self.test_examples}
+        return counts[part]
 
     @model_validator(mode="after")
     def _own_fields(self) -> Task:
@@ -145,15 +138,11 @@ def _completed(declared: type[OwnFields], values: tuple[tuple[str, Any], ...]) -
     return declared.model_validate({name: value for name, value in values if value is not None})
 
 
-def _owners() -> dict[str, list[str]]:
-    owners: dict[str, list[str]] = {}
-    for info in TASKS.values():
-        for field in info.own_fields.model_fields:
-            owners.setdefault(field, []).append(info.name)
-    return owners
-
-
-_OWNERS = _owners()
+_OWNERS: dict[str, list[str]] = {}
+"""Tasks that have each own field."""
+for _info in TASKS.values():
+    for _field in _info.own_fields.model_fields:
+        _OWNERS.setdefault(_field, []).append(_info.name)
 
 
 def _composed_fields() -> dict[str, Any]:

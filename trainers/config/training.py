@@ -26,16 +26,13 @@ from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES
 from trainers.registry import NameIn, Section
 
 Stage = dict[str, JsonValue]
-"""Sections, or parts of them, that a stage has of its own."""
 Stages = Annotated[tuple[Stage, ...], Field(min_length=2, max_length=16)]
 
 PREVIOUS_STAGE = "previous-stage"
 """Stands for the folder of a teacher that is there once the stage before has ended."""
 _SECTIONS = ("model", "distillation", "optimizer", "length", "evaluation", "numerics")
-_PARTS = {"numerics": frozenset({"evaluation"})}
-"""Fields of a section that a stage may change, where it may not change all."""
-_REPLACED = frozenset({"length"})
-"""Sections whose fields exclude each other: a stage gives the whole of one."""
+_PARTS = {"numerics": frozenset({"evaluation"})}  # The fields that a stage may change, where not all
+_REPLACED = frozenset({"length"})  # Sections whose fields exclude each other: a stage gives the whole of one
 _OF_THE_RUN = {
     "name": "starts from the best checkpoint of the stage before",
     "teacher": "learns from the best checkpoint of the stage before",
@@ -46,11 +43,7 @@ _OF_THE_RUN = {
 
 
 def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, Any]:
-    """Returns the sections of a stage (from 1): the run's, with the stage's own fields in them.
-
-    Raises:
-        ValueError: A stage cannot change that.
-    """
+    """Returns the sections of a stage (from 1): the run's, with the stage's own fields in them."""
     for name, fields in stage.items():
         if name not in _SECTIONS or not isinstance(fields, dict):
             raise ValueError(
@@ -69,15 +62,15 @@ def merged(sections: Mapping[str, Any], stage: Stage, number: int) -> dict[str, 
                 f"stage {number} sets model.{field}, but a stage {reason}; remove it, or set it for the "
                 "whole run"
             )
-    found = dict(sections)
+    whole = dict(sections)
     for name, fields in stage.items():
-        found[name] = fields if name in _REPLACED else _merged(found.get(name) or {}, fields)
-    if number > 1 and found["model"]["binary"].get("split"):
+        whole[name] = fields if name in _REPLACED else _merged(whole.get(name) or {}, fields)
+    if number > 1 and whole["model"]["binary"].get("split"):
         raise ValueError(
             f"stage {number} sets model.binary.split, which doubles the width of the stage before; split in "
             "the first stage, or in a run of its own"
         )
-    return found
+    return whole
 
 
 def _merged(before: Any, changes: Any) -> Any:
@@ -204,11 +197,11 @@ class TrainingSections(Section):
         plain = {
             name: value.model_dump() if isinstance(value, Section) else value for name, value in own.items()
         }
-        found = merged(plain, self.stages[number - 1], number)
+        sections = merged(plain, self.stages[number - 1], number)
         if number > 1:
-            found["model"] = {**found["model"], "teacher": PREVIOUS_STAGE}
+            sections["model"] = {**sections["model"], "teacher": PREVIOUS_STAGE}
         try:
-            trains = TrainingSections.model_validate(self._judged(found)).trains
+            trains = TrainingSections.model_validate(self._judged(sections)).trains
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -218,7 +211,7 @@ class TrainingSections(Section):
             raise ValueError(
                 f"stage {number} has length.steps 0 and trains nothing; raise it, or remove the stage"
             )
-        return found
+        return sections
 
     @property
     def _is_resolved(self) -> bool:
@@ -238,15 +231,16 @@ class TrainingSections(Section):
     def _evaluates(self) -> TrainingSections:
         if self.trains:
             return self
+        partition = "time" if self.parallel.partition == "time" else None
         unused = (
-            ("model.teacher", self.model.teacher, None, "trains a student"),
-            ("telemetry.profile_steps", self.telemetry.profile_steps, 0, "profiles training steps"),
-            ("telemetry.kernel_counters", self.telemetry.kernel_counters, False, "counts training steps"),
-            ("telemetry.trace_steps", self.telemetry.trace_steps, 0, "traces training steps"),
-            ("parallel.partition", self.parallel.partition, None, "measures training steps"),
+            ("model.teacher", self.model.teacher, "trains a student"),
+            ("telemetry.profile_steps", self.telemetry.profile_steps, "profiles training steps"),
+            ("telemetry.kernel_counters", self.telemetry.kernel_counters, "counts training steps"),
+            ("telemetry.trace_steps", self.telemetry.trace_steps, "traces training steps"),
+            ("parallel.partition", partition, "measures training steps"),
         )
-        for field, value, without, what in unused:
-            if value != without and not (field == "parallel.partition" and value != "time"):
+        for field, value, what in unused:
+            if value:
                 raise ValueError(
                     f"length.steps 0 trains nothing, but {field} {value} {what}; remove {field}, "
                     "or raise length.steps"
@@ -379,8 +373,7 @@ class TrainingSections(Section):
         if self.parallel.engine == "deepspeed" and self.numerics.parameters == "half":
             raise ValueError(
                 "numerics.parameters half does not work with engine deepspeed, which would keep its own "
-                "masters; "
-                "set numerics.parameters: fp32 or parallel.engine: torch"
+                "masters; set numerics.parameters: fp32 or parallel.engine: torch"
             )
         if self.model.teacher is not None:
             for field in ("hidden_weight", "embedding_weight", "relation_weight", "cosine_weight"):
@@ -401,9 +394,8 @@ class TrainingSections(Section):
     def micro_size(self) -> int:
         """Examples per forward-backward on one worker, `auto` resolved (elastic: at the most workers).
 
-        More micro-batches mean less waiting in a pipeline: there `auto` makes at least
-        `MICRO_BATCHES_PER_STAGE` of them for each stage, where the share allows it. With `micro_tokens` it
-        is the number that fits when all are as long as `task.max_length`.
+        In a pipeline `auto` makes at least `MICRO_BATCHES_PER_STAGE` micro-batches for each stage, where the
+        share allows it. With `micro_tokens` it is what fits when all are as long as `task.max_length`.
         """
         if self.batch.micro_size != "auto":
             return int(self.batch.micro_size)
@@ -417,10 +409,7 @@ class TrainingSections(Section):
 
     @property
     def accumulation(self) -> int:
-        """Forward-backward passes per optimizer update on one worker (elastic: at the most workers).
-
-        With `micro_tokens` there may be fewer.
-        """
+        """Most forward-backward passes per optimizer update on one worker (elastic: at the most workers)."""
         return math.ceil(self.share / self.micro_size)
 
 

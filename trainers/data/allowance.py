@@ -1,6 +1,7 @@
 """Limits of a first look at data: how much of it is read, for how long, and from where.
 
-Readers respect the allowance in force, so that the service can look at files with the same code as a run.
+Readers respect the allowance in force, so that the service can look at files with the same code as a run:
+they raise `Spent` for a file that it does not cover, and before bytes that exceed it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ _IN_FORCE: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 
 @contextmanager
 def within(allowance: Allowance) -> Iterator[None]:
-    """Puts an allowance in force for what this thread reads."""
     token = _IN_FORCE.set(allowance)
     try:
         yield
@@ -56,12 +56,11 @@ def within(allowance: Allowance) -> Iterator[None]:
 
 
 def in_force() -> Allowance | None:
-    """Returns the allowance in force; None = everything may be read."""
+    """None = everything may be read."""
     return _IN_FORCE.get()
 
 
 def lines_of(stream: BufferedIOBase) -> Iterator[bytes]:
-    """Yields the lines of an open file; raises `Spent` before the line that exceeds the allowance."""
     allowance = in_force()
     if allowance is None:
         yield from stream
@@ -72,13 +71,11 @@ def lines_of(stream: BufferedIOBase) -> Iterator[bytes]:
 
 
 def require(path: Path) -> None:
-    """Raises `Spent` for a file that the allowance in force does not cover."""
     if (allowance := in_force()) is not None:
         allowance.open(path)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns a whole file; raises `Spent` when it is larger than what is left of the allowance."""
     if (allowance := in_force()) is not None:
         allowance.open(path)
         allowance.take(path.stat().st_size)

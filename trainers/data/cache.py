@@ -59,7 +59,6 @@ def digest_text(text: str) -> str:
 
 
 def digest_of(value: object) -> str:
-    """Returns SHA-256 of a JSON-able value's canonical form, in hex."""
     return digest_text(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True))
 
 
@@ -105,10 +104,7 @@ def _read_digest(root: Path, files: Sequence[Path]) -> str:
 
 
 def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """Returns the folder `root/key`; `build` fills it when it is missing or incomplete.
-
-    Workers and runs that want the same folder at once wait for the one that builds it.
-    """
+    """Returns the folder `root/key`; `build` fills it when it is missing or incomplete, once at a time."""
     folder = root / key
     if not _is_complete(folder):
         try:

@@ -1,10 +1,9 @@
 """Texts to token ids, fast: a BERT tokenizer's answer is looked up once per word, not once per text.
 
-A BERT tokenizer treats text between two white spaces on its own, and in running text most of
-that has been seen before. So each distinct piece between spaces is encoded once and
-remembered under a number; a batch then becomes a list of numbers, and the tokens are gathered by
-numpy. The ids are exactly the library's: what the short cut cannot guarantee goes through the
-library, as do all texts of other tokenizers.
+A BERT tokenizer treats text between two white spaces on its own, and in running text most of that has been
+seen before. So each distinct piece between spaces is encoded once and remembered under a number; a batch
+becomes a list of numbers, and numpy gathers the tokens. The ids are exactly the library's: what the short cut
+cannot guarantee goes through the library, as do all texts of other tokenizers.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ from trainers.data.tokenizers import vocabulary_size
 Ids = npt.NDArray[np.integer]
 Counts = npt.NDArray[np.int64]
 
-_BUDGET_BYTES = 64 << 20
-"""Most memory that remembered words take, roughly."""
-_WORD_BYTES = 150
-"""What a remembered word takes besides its characters."""
-_NOT_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-"""Characters that `str.split` splits at, but that BERT deletes."""
-_PIECES_KEPT = 1 << 18
-"""Most parts of words whose tokens are remembered."""
+_BUDGET_BYTES = 64 << 20  # Most memory that remembered words take, roughly
+_WORD_BYTES = 150  # What a remembered word takes besides its characters
+_NOT_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"  # Characters that `str.split` splits at, but that BERT deletes
+_PIECES_KEPT = 1 << 18  # Most parts of words whose tokens are remembered
 _PRINTABLE = re.compile(r"[!-~]+")
 _PIECES = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 _PIECE = re.compile(r"[0-9A-Za-z]+|[!-~]")

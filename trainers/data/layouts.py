@@ -23,7 +23,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What files call each part; of several names the first that exists is read."""
 
-_RULES = 1
+RULES = 1
 """Grows when a rule assigns an example to another part than before."""
 
 Found = TypeVar("Found")
@@ -45,12 +45,11 @@ class SplitRule(StrEnum):
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
-    parts: dict[str, Found] = {}
-    for part, names in NAMES.items():
-        first = next((one for one in map(find, names) if one is not None), None)
-        if first is not None:
-            parts[part] = first
-    return parts
+    firsts = {
+        part: next((one for one in map(find, names) if one is not None), None)
+        for part, names in NAMES.items()
+    }
+    return {part: first for part, first in firsts.items() if first is not None}
 
 
 def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Mapping[str, Found]:
@@ -70,10 +69,6 @@ def split_rule(parts: Mapping[str, object], test: Literal["auto", "none"]) -> Sp
     if TEST in parts:
         return SplitRule.own
     return SplitRule.half if VALIDATION in parts else SplitRule.held_out
-
-
-def rule_identity(parts: Mapping[str, object], test: Literal["auto", "none"]) -> dict[str, str | int | float]:
-    return {"test.rule": f"{split_rule(parts, test)} (version {_RULES})"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Masking for language modelling: which tokens are to be guessed, drawn again each epoch.
 
-The draw is a pure function of seed, epoch, the example's number and the token's place: random bits
-come from hashing these counters (SplitMix64, Steele et al., OOPSLA 2014), not from a generator with
-a state. So masks are the same for every number of workers and size of micro-batch, and a resumed
-run needs no state to draw the next ones.
+The draw is a pure function of seed, epoch, the example's number and the token's place: random bits come from
+hashing these counters (SplitMix64, Steele et al., OOPSLA 2014). So masks are the same for every number of
+workers and size of micro-batch, and a resumed run needs no state to draw the next ones.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from trainers.model_kinds.heads import IGNORED
 Bits = npt.NDArray[np.uint64]
 
 _MASKED, _RANDOM = 0.8, 0.1
-"""Of the tokens to be guessed, how many become `[MASK]` and another token; the others stay (Devlin et
-al., 2019, section 3.1)."""
+"""Shares of the tokens to be guessed that become `[MASK]` and another token (Devlin et al., 2019, 3.1)."""
 _WORD, _DEED, _TOKEN = range(3)
-"""What bits are drawn for: the order in which words are chosen, what is done to a token, and its
-replacement."""
+"""What bits are drawn for: the order of words, what is done to a token, and its replacement."""
 _STEP = 0x9E3779B97F4A7C15
 _LAST = np.uint64(2**64 - 1)
 _TO_UNIT = 2.0**-53
@@ -35,14 +32,13 @@ _TO_UNIT = 2.0**-53
 class Masking:
     """Hides tokens of each sequence that the model must guess; see `Transform`.
 
-    Exactly round(`fraction` x maskable tokens), and at least one, are to be guessed in each
-    sequence. Of these 80% are replaced by `[MASK]`, 10% by a random token, and 10% stay. Special
+    Exactly round(`fraction` x maskable tokens), and at least one, are to be guessed in each sequence. Special
     tokens, `[UNK]` among them, are never chosen and never put in. `whole_word` chooses all pieces of a word
-    together. Where the last word would be too many, words of one piece make up the number; it falls short
-    when there are none.
+    together. Where the last word would be too many, words of one piece make up the number, as far as there
+    are any.
 
     Raises:
-        BadSpecError: the tokenizer has no token that masks.
+        BadSpecError: The tokenizer has no token that masks.
     """
 
     def __init__(
@@ -50,12 +46,9 @@ class Masking:
     ) -> None:
         self._mask_id = special.id_of("mask_token")
         self._fraction, self._whole_word = fraction, whole_word
-        vocabulary = tokenizer.get_vocab()
-        size = vocabulary_size(tokenizer)
-        self._maskable = np.zeros(size, dtype=bool)
-        self._continues = np.zeros(size, dtype=bool)
-        continues = continues_word(tokenizer)
-        for piece, number in vocabulary.items():
+        size, continues = vocabulary_size(tokenizer), continues_word(tokenizer)
+        self._maskable, self._continues = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        for piece, number in tokenizer.get_vocab().items():
             self._maskable[number] = number not in special.every
             self._continues[number] = continues(piece)
         self._ordinary = np.flatnonzero(self._maskable)
@@ -101,8 +94,8 @@ def _whole_words(
     place = _rank(np.where(begins, bits, _LAST))
     in_order = np.zeros_like(pieces)
     np.put_along_axis(in_order, place, np.where(begins, pieces, 0), axis=1)
-    taken_up_to = np.take_along_axis(np.cumsum(in_order, axis=1), place, axis=1)
-    words = begins & (taken_up_to <= wanted[:, None])
+    cumulative = np.take_along_axis(np.cumsum(in_order, axis=1), place, axis=1)
+    words = begins & (cumulative <= wanted[:, None])
     missing = wanted - np.where(words, pieces, 0).sum(1)
     single = begins & ~words & (pieces == 1)
     words |= single & (_rank(np.where(single, bits, _LAST)) < missing[:, None])

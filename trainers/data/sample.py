@@ -40,8 +40,7 @@ class Column:
         if not self.values:
             return False
         if all(isinstance(value, list) for value in self.values):
-            inner = [one for value in self.values for one in value]
-            return _recurring(inner)
+            return _recurring([one for value in self.values for one in value])
         if not all(isinstance(value, str) and _LIST.fullmatch(value) for value in self.values):
             return False
         split = [value.split(",") for value in self.values]

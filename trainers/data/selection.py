@@ -50,8 +50,8 @@ def numbered_names(names: Iterable[str]) -> Iterator[str]:
 def halved(units: Hashes, strata: Indices) -> tuple[Indices, Indices]:
     """Splits a validation part into validation and test, with the same share of every stratum.
 
-    Units, (N,) hashes that are never divided, go to either half in turn, stratum after stratum, in the order
-    of their hashes; a unit has the smallest stratum of its examples.
+    Units, (N,) hashes that are never divided, go to either half in turn, stratum after stratum and by hash; a
+    unit has the smallest stratum of its examples.
     """
     distinct, _ = _laid_out(units, strata)
     if len(distinct) < 2:
@@ -152,8 +152,8 @@ def held_out_by_text(
     """Splits examples into training and validation by their texts, with the same share of every label.
 
     A text is in one part with all its labels; its first one counts. Of each label's texts, in random order,
-    the first is always trained on; of the others, laid label after label, every k-th is held out. So the
-    validation part has its share of texts however few each label has. `advice` is the fix named in the error.
+    the first is always trained on; of the others, laid label after label, every k-th is held out. `advice` is
+    the fix named in the error.
     """
     rng = np.random.default_rng([seed, 5])
     distinct, first = np.unique(texts, return_index=True)

@@ -13,12 +13,13 @@ from trainers.config import Task, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
 from trainers.data.formats import HEADERLESS, READERS, Row, ending
 from trainers.data.layouts import (
+    RULES,
     TRAIN,
     Layout,
     SourcePart,
     named_parts,
     published_tables,
-    rule_identity,
+    split_rule,
     tables,
     used_parts,
 )
@@ -46,7 +47,7 @@ class Source(RowSource, Protocol):
 def open_source(task: Task, workspace: Workspace) -> Source:
     """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
     path = task.path or HUB + task.info.hub_id
-    if not task.path and not task.info.hub_id:
+    if path == HUB:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
@@ -104,18 +105,11 @@ def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[R
     return (row.renamed(written) for row in rows) if columns else rows
 
 
-def source_identity(source: Source) -> dict[str, str | int | float]:
-    return {
-        f"{part}.{name}": value
-        for part, files in source.parts.items()
-        for name, value in asdict(files).items()
-    }
-
-
-def data_identity(task: Task, workspace: Workspace) -> dict[str, str | int | float]:
-    """Returns number, size and hash of the files of `task.path`, by part, and the rule of the test part."""
-    source = open_source(task, workspace)
-    return {**source_identity(source), **rule_identity(source.parts, task.test)}
+def source_identity(source: Source, task: Task) -> dict[str, str | int | float]:
+    """Returns number, size and hash of the files of a dataset, by part, and the rule of the test part."""
+    by_part = ((part, asdict(files)) for part, files in source.parts.items())
+    identity = {f"{part}.{name}": value for part, files in by_part for name, value in files.items()}
+    return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
 
 
 class HubDataset:
@@ -138,16 +132,15 @@ class HubDataset:
         parts: dict[str, FileSet] = {}
         for part, table in self._tables.items():
             identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
-            checksums = table.info.download_checksums or {}
-            size = table.info.dataset_size or 0
-            parts[part] = FileSet(1, int(size), digest_of([self.name, identity, sorted(checksums)]))
+            checksums = sorted(table.info.download_checksums or {})
+            size = int(table.info.dataset_size or 0)
+            parts[part] = FileSet(1, size, digest_of([self.name, identity, checksums]))
         return parts
 
     def rows(self, part: str) -> Iterator[Row]:
-        rows = enumerate(self._tables[part], 1)
-        return renamed(
-            (Row(row, f"{self.name} ({part}), row {number}") for number, row in rows), self._columns
-        )
+        where = f"{self.name} ({part}), row"
+        rows = (Row(row, f"{where} {number}") for number, row in enumerate(self._tables[part], 1))
+        return renamed(rows, self._columns)
 
     @cached_property
     def _tables(self) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from trainers.errors import BadSpecError
 
 FILE = "tokenizer.json"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of a trained vocabulary; their ids are their places here."""
+"""Special tokens of a trained vocabulary, by id."""
 SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 """Files that name a tokenizer's special tokens; the later one decides."""
 _ROLES: Mapping[str, tuple[str, ...]] = {
@@ -41,8 +41,7 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
     "spm.model": _SENTENCEPIECE,
     "sentencepiece.bpe.model": _SENTENCEPIECE,
 }
-"""Files that a tokenizer is made of, the first that exists, and the packages with which transformers converts
-it; the last three are converted."""
+"""Files that a tokenizer is made of, the first that exists, and packages that its conversion needs."""
 _BYTE_LEVEL_SPACE, _SPACE = "\u0120", "\u2581"
 """What a piece begins with that begins a word, in byte-level BPE and in SentencePiece."""
 _ALPHABET = 1000
@@ -52,9 +51,8 @@ _ALPHABET = 1000
 def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:
     """Returns an uncased BERT tokenizer with a vocabulary of at most `size` pieces of these texts.
 
-    The same texts give the same vocabulary. Left alone the library numbers the pieces of one
-    character in the order of a hash table, and breaks ties between pairs by these numbers; so
-    all of them are given to it first, in a fixed order.
+    The same texts give the same vocabulary: the library breaks ties by the numbers of the pieces of one
+    character, which it would take from a hash table, so that it is given all of them in a fixed order.
     """
     draft = _bert(models.WordPiece(unk_token="[UNK]"), lowercase=True)
     alphabet = _alphabet(texts, draft)
@@ -84,7 +82,7 @@ def _alphabet(texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """Returns the rows that a model needs: one more than the largest id, as numbers may be left out."""
+    """Returns one more than the largest id, as numbers may be left out."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
@@ -100,17 +98,15 @@ class SpecialTokens:
         settings, vocabulary = _settings(folder), tokenizer.get_vocab()
         names = {}
         for role, usual in _ROLES.items():
-            given = settings.get(role)
-            content = given.get("content") if isinstance(given, dict) else given
-            for name in (content, *usual):
-                if isinstance(name, str) and name in vocabulary:
-                    names[role] = name
-                    break
+            setting = settings.get(role)
+            own = setting.get("content") if isinstance(setting, dict) else setting
+            in_vocabulary = (name for name in (own, *usual) if isinstance(name, str) and name in vocabulary)
+            if (name := next(in_vocabulary, None)) is not None:
+                names[role] = name
         ids = {role: vocabulary[name] for role, name in names.items()}
         added = tokenizer.get_added_tokens_decoder().items()
-        return cls(
-            folder, names, ids, frozenset(ids.values()) | {number for number, one in added if one.special}
-        )
+        every = frozenset(ids.values()) | {number for number, one in added if one.special}
+        return cls(folder, names, ids, every)
 
     def id_of(self, role: str) -> int:
         if role not in self.ids:
@@ -174,8 +170,9 @@ def _converted(folder: Path) -> Tokenizer:
                 "tokenizer.json"
             )
     try:
-        made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        converted: Tokenizer = made.backend_tokenizer
+        converted: Tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True
+        ).backend_tokenizer
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadSpecError(

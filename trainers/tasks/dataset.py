@@ -18,7 +18,7 @@ from trainers.config import Task as TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.formats import Row
-from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.selection import (
     Indices,
     balanced_subset,
@@ -217,8 +217,7 @@ class DatasetTask(Task, Generic[Example]):
         return {
             "task": task.name,
             **selection_identity(task),
-            **source_identity(source),
-            **rule_identity(source.parts, task.test),
+            **source_identity(source, task),
             **self.settings(task),
         }
 

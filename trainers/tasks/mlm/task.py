@@ -24,7 +24,7 @@ from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
-from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, rule_identity, split_rule
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.selection import hashes, normal, numbered_names
 from trainers.data.sources import RowSource, Source, open_source, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
@@ -212,8 +212,7 @@ class _Corpus:
             "validation_fraction": task.validation_fraction if self._divided else "own part",
             "split_seed": task.split_seed if self._divided else "own part",
             "overlap": overlap_policy(task),
-            **source_identity(source),
-            **rule_identity(source.parts, task.test),
+            **source_identity(source, task),
         }
 
     def texts(self, part: str) -> Generator[str]:
