@@ -29,9 +29,7 @@ class Parallel(Section):
 
     strategy: Annotated[str, NameIn(STRATEGIES), described(STRATEGIES)] = "single"
     """How a step is spread over workers:"""
-    workers: Annotated[int, WithJsonSchema(_NUMBER_OR_RANGE)] = Field(
-        default=1, ge=1, le=MAX_WORKERS
-    )
+    workers: Annotated[int, WithJsonSchema(_NUMBER_OR_RANGE)] = Field(default=1, ge=1, le=MAX_WORKERS)
     """Worker processes (one device each); `{min: 1, max: 4}` = the most that have room at each attempt."""
     min_workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
     """Fewest workers of an elastic run, the `min` of `workers`; unset = always exactly `workers`."""

@@ -83,7 +83,6 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_start(path: Path, size_bytes: int) -> bytes:
-    """Returns the first bytes of a file, by which its format is recognised."""
     require(path)
     with path.open("rb") as stream:
         return stream.read(size_bytes)

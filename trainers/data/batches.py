@@ -65,7 +65,6 @@ class _Tensors:
                 yield from value.tensors()
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        """Returns a copy with changed tensors."""
         changed: dict[str, Any] = {}
         for own in fields(self):
             value = getattr(self, own.name)

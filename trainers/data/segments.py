@@ -1,7 +1,6 @@
 """Changes of a batch's shape: examples packed end to end, and batches of one shape or of a few.
 
-A packed row lets an encoder compute no padding. One shape is for devices that compile each operation again
-for every new one, and for passes that are recorded once.
+Few shapes are for devices that compile each operation for every new one, and for passes that are recorded.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ _LENGTHS = 8
 
 
 def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:
-    """Returns a batch, on the CPU, with its examples also as one row, in their order.
-
-    T is rounded up to a multiple of `multiple`, or is `length` where there are fewer tokens.
-    """
+    """Returns a batch, on the CPU, with its examples also as one row of at least `length` tokens."""
     count, width = batch.input_ids.shape
     if batch.attention_mask is None:
         places = torch.arange(count * width)

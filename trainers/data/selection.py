@@ -126,10 +126,7 @@ def held_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 
 
 def held_out_groups(groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """Splits examples into training and validation, so that no group is in both.
-
-    Groups are drawn in turn; each that brings the validation part closer to its share goes there.
-    """
+    """Splits into training and validation by whole groups, drawn while they bring the share closer."""
     numbers, sizes = np.unique(groups, return_counts=True)
     if len(numbers) < 2:
         raise BadDataError(

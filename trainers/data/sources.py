@@ -100,7 +100,6 @@ class FileSource:
 
 
 def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
-    """Yields rows under the task's names, by `task.columns`."""
     written = {name: str(column) for name, column in columns.items()}
     return (row.renamed(written) for row in rows) if columns else rows
 

@@ -1,8 +1,7 @@
 """A small labelled text set with learnable structure, for demonstrations and tests.
 
-Short reviews of teas and gardens with several statements each; the label is the balance of
-praise and complaint. Negation, neutral filler and a few mixed reviews keep it from being a
-matter of one word.
+Short reviews of teas and gardens; the label is the balance of praise and complaint. Negation, neutral filler
+and a few mixed reviews keep it from being a matter of one word.
 """
 
 from __future__ import annotations

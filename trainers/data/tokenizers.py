@@ -1,8 +1,6 @@
 """Text to token ids: the model's own tokenizer, or a WordPiece vocabulary trained on the texts.
 
-A folder's tokenizer is whatever its `tokenizer.json` describes (WordPiece, byte-level BPE, Unigram). What is
-put around texts comes from its post-processor (`trainers.data.tokens`), and which tokens pad and mask from
-the settings next to it.
+A tokenizer is what `tokenizer.json` describes, with the special tokens that the settings next to it name.
 """
 
 from __future__ import annotations

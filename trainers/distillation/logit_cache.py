@@ -33,9 +33,7 @@ _REPORT_S = 2.0
 class CachedLogits:
     """Adds a teacher's logits to batches; a `Transform` for tasks that have none of their own.
 
-    Args:
-        logits: (N, C) of each example, or (tokens, C) of each token of all examples.
-        offsets: (N+1,) of the examples' tokens if logits are per token; else None.
+    They are (N, C) of each example, or with `offsets` (N+1,) those of the tokens of all examples.
     """
 
     def __init__(self, logits: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64] | None) -> None:
@@ -55,13 +53,9 @@ class CachedLogits:
 def cached_logits(
     root: Path, teacher: Teacher, device: torch.device, multiple: int, report: Callable[[str], None]
 ) -> CachedLogits:
-    """Returns the logits of the training part, cached or computed; concurrent runs wait for the first.
+    """Returns the logits of the training part, cached or computed; only then is the teacher loaded.
 
-    The teacher is loaded only if they are not cached.
-
-    Raises:
-        NotFiniteError: The teacher's number format does not hold its logits.
-        CacheError: No space, no permission.
+    Raises `NotFiniteError` where its number format does not hold them, and `CacheError`.
     """
     data = teacher.data
     per_token = data.head.reads != "text"
@@ -109,10 +103,7 @@ def _fill(
 
 
 def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
-    """Returns all examples in batches of one length and about `_BATCH_TOKENS`.
-
-    Longest first: what does not fit into memory fails at once.
-    """
+    """Batches of about `_BATCH_TOKENS`, longest first: what does not fit into memory fails at once."""
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0
     while start < len(order):

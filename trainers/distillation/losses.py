@@ -44,11 +44,7 @@ def soft_spans(
 def soft_classes_of_tokens(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, labelled: torch.Tensor
 ) -> torch.Tensor:
-    """`soft_targets` of each labelled token, (B, S, C) logits; the mean over each example's.
-
-    Args:
-        labelled: (B, S) True where a token has a label; an example without any counts nothing.
-    """
+    """`soft_targets` of (B, S, C) logits where `labelled` (B, S); the mean over each example's tokens."""
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
     of_examples = each.masked_fill(~labelled, 0.0).sum(1) / labelled.sum(1).clamp(min=1)
     return temperature**2 * of_examples.sum()
@@ -62,11 +58,9 @@ def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: floa
 def soft_tokens(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, of_sequence: torch.Tensor
 ) -> torch.Tensor:
-    """`soft_targets` over the vocabulary, the mean over each sequence's guessed positions.
+    """`soft_targets` of (M, V) logits over the vocabulary, the mean over each sequence's guessed positions.
 
-    Args:
-        student, teacher: (M, V) logits of the guessed positions.
-        of_sequence: (M,) number of guessed positions in the sequence of each.
+    `of_sequence` (M,) is the number of guessed positions in the sequence of each.
     """
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
     return temperature**2 * (each / of_sequence).sum()

@@ -71,9 +71,7 @@ class Objective:
 class DistillationObjective(Objective):
     """Task loss and the losses of `trainers.distillation.losses`, weighted by `plan.weights`.
 
-    Args:
-        teacher: None = batches have its cached logits, or this worker computes no loss.
-        cached_logits: Batches have the teacher's logits.
+    `teacher` is None where batches have its cached logits, or this worker computes no loss.
     """
 
     def __init__(

@@ -30,10 +30,7 @@ class Weights:
 
 
 def stage(config: Distillation, step: int, total_steps: int) -> range:
-    """Returns the steps of the stage that a step (0-based) belongs to: of two, or the whole run.
-
-    The first stage has `ceil(hidden_first_fraction * total_steps)` steps.
-    """
+    """Returns the steps of the stage that a step (0-based) belongs to: of two, or the whole run."""
     first = math.ceil(config.hidden_first_fraction * total_steps)
     return range(first) if step < first else range(first, total_steps)
 
@@ -79,11 +76,7 @@ class Comparison:
 
 
 def comparison(config: Distillation, student: Shape, teacher: Shape) -> Comparison:
-    """Returns what is compared; without `layer_weights`, relations of the last layer alone.
-
-    Raises:
-        BadSpecError: `layer_map` or `layer_weights` do not fit the layers.
-    """
+    """Returns what is compared; `BadSpecError` if `layer_map` or `layer_weights` do not fit the layers."""
     layers, factors = student.layers, config.layer_weights or LayerWeights()
     try:
         if config.layer_map is not None:
@@ -120,9 +113,6 @@ def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
 
 
 def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int:
-    """Returns the number of slices in relations: the attention heads of the finer model, or the next fewer.
-
-    It divides both widths.
-    """
+    """Number of slices in relations: the attention heads of the finer model, or fewer that divide both widths."""
     common = math.gcd(*widths)
     return max(n for n in range(1, max(attention_heads) + 1) if common % n == 0)

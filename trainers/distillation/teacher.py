@@ -34,11 +34,7 @@ _UNNAMED = re.compile(r"LABEL_\d+")
 
 
 def locate(text: str, workspace: Workspace) -> Folder:
-    """Returns the folder of `model.teacher`.
-
-    Raises:
-        BadSpecError: A preset, unknown, outside the roots, without weights, or not on the hub.
-    """
+    """Returns the folder of `model.teacher`; `BadSpecError` for presets, and as in `origin.locate`."""
     place = origin.locate(text, workspace, _FIELD)
     if not isinstance(place, Folder):
         raise BadSpecError(
@@ -56,20 +52,15 @@ class TeacherFormat:
 
 
 def format_on(device: torch.device, wanted: str, student: Precision = Precision.fp32) -> TeacherFormat:
-    """Returns the format of `distillation.teacher_precision` on a device.
+    """Returns the format of `distillation.teacher_precision`; `BadSpecError` if the device does not have it.
 
-    Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise.
-
-    Args:
-        student: The run's precision; tf32 is switched on for the process, and so for an fp32 teacher.
-
-    Raises:
-        BadSpecError: The device does not have it.
+    Of the half formats `auto` prefers fp16 on a GPU: as fast as bf16, and eight times as precise. `student`
+    is the run's precision: tf32 is switched on for the process, and so for an fp32 teacher.
     """
     kind = kind_of(device)
     if wanted == "auto":
-        lacking = {"fp16": not has_fp16(device), "bf16": not has_bf16(device)}
-        wanted = next(name for name in kind.teacher_precisions if not lacking.get(name))
+        has = {"fp16": has_fp16, "bf16": has_bf16}
+        wanted = next(name for name in kind.teacher_precisions if name not in has or has[name](device))
     if wanted not in kind.teacher_precisions:
         raise BadSpecError(
             f"distillation.teacher_precision {wanted} needs a GPU, but this worker computes on its "
@@ -87,12 +78,7 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
 class Teacher:
     """A teacher that exists and fits, without its weights.
 
-    Attributes:
-        data: The run's examples as the teacher reads them.
-        sha256: Hash of its configuration and weights.
-
-    Raises:
-        BadSpecError: Another task, too few positions, or no relations although they are needed.
+    Raises `BadSpecError` for another task, too few positions, or no relations although they are needed.
     """
 
     def __init__(
@@ -120,13 +106,9 @@ class Teacher:
         self.sha256 = origin.digest(folder, config.workspace)
 
     def load(self, *, relations_of: Sequence[int] = ()) -> LoadedTeacher:
-        """Reads the weights and converts them, once.
+        """Reads the weights and converts them, once; keeps relations of some layers, in this order.
 
-        Args:
-            relations_of: Layers whose queries, keys and values are kept, in this order.
-
-        Raises:
-            BadSpecError: The weights do not fit their own configuration, or the head is missing.
+        Raises `BadSpecError` if they do not fit their own configuration, or the head is missing.
         """
         model = student.build(
             self.folder,
@@ -188,10 +170,8 @@ def _read_by(
 ) -> Prepared:
     """Returns a run's examples as the teacher reads them: with its own tokenizer where that differs.
 
-    With another tokenizer it teaches by its logits of whole texts, which do not depend on tokens.
-
-    Raises:
-        BadSpecError: The tokenizers differ, and the run needs more of the teacher than such logits.
+    It then teaches by its logits of whole texts, which do not depend on tokens; a run that needs more of it
+    raises `BadSpecError`.
     """
     difference = _difference(data.tokenizer, folder)
     if difference is None:

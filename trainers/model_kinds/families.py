@@ -1,8 +1,6 @@
 """Model families: what is known before their code is loaded. Imports neither torch nor transformers.
 
-A family is the models of one `model_type`. Its entry names transformers' classes and the fields of their
-configuration, and what of this project works with them. `trainers.models.architectures` has the code, which
-is loaded when a model is built.
+A family is the models of one `model_type`; `trainers.models.architectures` has its code.
 """
 
 from __future__ import annotations

@@ -26,19 +26,13 @@ class ClassHead:
 
 @dataclass(frozen=True, slots=True)
 class NumberHead:
-    """A number of a sequence, from the pooled first token: logits (B, 1), in the unit of the labels.
-
-    Attributes:
-        mean: Initial output.
-        scale: Power of two, factor of the output layer's result, so that its weights and its
-            learning rate do not depend on the unit.
-    """
+    """A number of a sequence, from the pooled first token: logits (B, 1), in the unit of the labels."""
 
     suffix: ClassVar[str] = "ForSequenceClassification"
     predicts: ClassVar[str] = "a number"
     reads: ClassVar[Reads] = "text"
-    mean: float = 0.0
-    scale: float = 1.0
+    mean: float = 0.0  # Initial output
+    scale: float = 1.0  # Power of two, factor of the output layer's result: its weights have no unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +56,7 @@ class TokenHead:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyHead:
-    """A token of the vocabulary at each masked position: logits (M, V).
-
-    M counts the positions whose label is not `IGNORED`, in the order of the flattened batch;
-    no other logits are computed.
-    """
+    """A token of the vocabulary at each masked position: logits (M, V) of the M that are not `IGNORED`."""
 
     suffix: ClassVar[str] = "ForMaskedLM"
     predicts: ClassVar[str] = "masked tokens"

@@ -1,7 +1,7 @@
 """How the models of each family are built and called.
 
-`Bert` is the base and follows transformers' BERT; other families override where they differ.
-`trainers.model_kinds.families` names the class of each family.
+`Bert` is the base, and follows transformers' BERT; `trainers.model_kinds.families` names the class of each
+family.
 """
 
 from __future__ import annotations

@@ -35,12 +35,7 @@ class States:
     gradients: int = 0  # States in the format of the gradients
 
     def size_bytes(self, stored: str, masters: str, moments: str) -> int:
-        """Returns bytes per parameter, including what completes 16-bit parameters to fp32.
-
-        Args:
-            stored: Format of parameters and gradients.
-            masters: Ignored for fp32 parameters.
-        """
+        """Returns bytes per parameter, with masters; `stored` is the format of parameters and gradients."""
         size = BYTES
         masters_bytes = MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
         return (
@@ -52,10 +47,7 @@ class States:
 
     @property
     def passes(self) -> int:
-        """Times that an fp32 step moves the parameters' bytes.
-
-        It reads parameter, gradient and states, and writes parameter and states.
-        """
+        """Times that an fp32 step moves the parameters' bytes: all are read, and all but gradients are written."""
         return 3 + 2 * (self.moments + self.fp32 + self.gradients)
 
 
@@ -74,17 +66,13 @@ class Hyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An optimizer and what really runs, for the record.
-
-    Attributes:
-        parity: Comparison of the first steps with the float64 reference, when our own kernels run.
-    """
+    """An optimizer and what really runs, for the record."""
 
     optimizer: torch.optim.Optimizer
     implementation: str | None  # The one that runs; None = no step is taken
     library: str | None
     fallback: str | None = None  # Why it is not the requested one; None = it is
-    parity: Mapping[str, object] | None = None
+    parity: Mapping[str, object] | None = None  # Of our own kernels with float64, in the first steps
     names: tuple[str, ...] = ()  # Parameter names in the optimizer's order
     masters: str | None = None  # None = parameters are fp32
     moments: str = "fp32"  # Format of the moments that may be kept in 16 bits

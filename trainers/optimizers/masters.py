@@ -19,10 +19,8 @@ def stored_format(groups: Iterable[Mapping[str, Any]]) -> torch.dtype:
 class MasterAdamW(torch.optim.AdamW):
     """torch's AdamW on fp32 copies; the parameters themselves are their rounded values.
 
-    Micikevicius et al., arXiv 1710.03740, section 3.1: an update smaller than a parameter's last
-    bit is not lost. A step equals fp32 AdamW on the masters with the widened gradients; then each
-    parameter becomes its master, rounded. `param_groups` hold the masters, and a parameter's state
-    carries its master under `master`, so that a checkpoint has it.
+    An update smaller than a parameter's last bit is not lost (arXiv 1710.03740, section 3.1). `param_groups`
+    hold the masters, and a parameter's state has its master under `master`, so that a checkpoint has it.
     """
 
     grad_scale: torch.Tensor | None = None
@@ -41,11 +39,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Takes one step from the half-precision gradients.
-
-        Honours `grad_scale` as fused AdamW does, in fp32: gradients with a loss scale need not be
-        representable without it.
-        """
+        """Takes one step; divides gradients by `grad_scale` in fp32, since their format may not hold the result."""
         if closure is not None:
             raise ValueError("MasterAdamW takes no closure; compute gradients before the step")
         scale = self.grad_scale

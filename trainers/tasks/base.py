@@ -1,7 +1,7 @@
 """What a task is: data, head, loss and metrics.
 
-Modules of tasks import torch inside the functions that compute with it: the service reads and checks rows
-by a task's rules without loading torch.
+Import torch inside the functions that compute with it: the service checks rows by a task's rules without
+torch.
 """
 
 from __future__ import annotations
@@ -67,33 +67,25 @@ class Scoring(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Predictions and scores of each unit of a part.
-
-    Attributes:
-        predictions, truths: U JSON-able values.
-    """
+    """Predictions and scores of each unit of a part."""
 
     numbers: npt.NDArray[np.int64]  # (U,) numbers of the units in the order in which the part names them
     scores: npt.NDArray[np.float64]  # (U,) each unit's share of the headline
-    predictions: Sequence[Any]
+    predictions: Sequence[Any]  # U JSON-able values
     truths: Sequence[Any]
     labels: LabelCounts | None = None  # Counts by label; None where the task has no labels
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A task's data, ready to train on.
-
-    Attributes:
-        identity: Facts of the data (hashes, sizes, limits); a resumed run must find the same.
-    """
+    """A task's data, ready to train on."""
 
     train: TokenSet
     validation: TokenSet
     tokenizer: Path
     vocabulary_size: int  # Largest token id plus one
     pad_id: int
-    identity: Facts
+    identity: Facts  # Hashes, sizes and limits; a resumed run must find the same
     head: Head
     scoring: Scoring
     transform: Transform | None = None  # Applied to each batch; None = nothing
@@ -103,11 +95,7 @@ class Prepared:
 
 
 class Task(ABC):
-    """What is learned. Stateless: one instance serves any number of runs.
-
-    Args:
-        cross_entropy: Operator of the encoder that losses use; None = torch's.
-    """
+    """What is learned. Stateless: one instance serves any number of runs."""
 
     spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Class of each label as files write it, in lower case; empty where classes have one name each."""
@@ -135,7 +123,7 @@ class Task(ABC):
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the loss summed (not averaged) over the batch's examples, a scalar in fp32.
 
-        On a GPU nothing in it may make the host wait, such as a shape that depends on the data.
+        On a GPU the host may not wait in it, as it would for a shape that depends on the data.
         """
 
 

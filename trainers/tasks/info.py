@@ -21,8 +21,6 @@ Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score(Figure):
-    """A figure of an evaluation; a report draws it over steps if `drawn`."""
-
     margin: float | None = None  # Difference that counts as none unless a question sets another
     drawn: bool = False  # Whether a report draws it over steps
     tuned: bool = False  # A threshold that is chosen on the validation part and applied to the test part
@@ -43,8 +41,7 @@ CLASS_SCORES: Mapping[str, Score] = MappingProxyType(
 class OwnFields(BaseModel):
     """Fields of the spec's section `task` that a task has and others lack, with their defaults.
 
-    A docstring follows each field. In a spec every field may be left out. Tasks that share a field
-    inherit it from a common class.
+    Each is followed by its description. Tasks that share a field inherit it from a common class.
     """
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
@@ -54,8 +51,6 @@ class OwnFields(BaseModel):
 
 
 class CutFields(OwnFields):
-    """Fields of tasks that cut long texts."""
-
     too_long: Literal["cut", "error"] = "cut"
     """What a text of more tokens is, cut or an error."""
 
@@ -81,14 +76,7 @@ def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
-    """A task: its data, what is learned, and how that is judged.
-
-    Attributes:
-        columns: Fields of a row that it reads, which `task.columns` may rename.
-        hub_examples: Training examples of that dataset, for forecasts; None = unknown until read.
-        default_examples: Examples drawn from each part by default; empty = all.
-        guess: How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
-    """
+    """A task: its data, what is learned, and how that is judged."""
 
     name: str  # Value of `task.name`, in specs and stored data; never changed
     summary: str
@@ -99,11 +87,13 @@ class TaskInfo:
     own_fields: type[OwnFields] = OwnFields  # Its fields of the section `task`, besides those of every task
     usual_length: int | None = None  # Default of `task.max_length`; None = the longest
     counted: str = "examples"  # Unit of `task.train_examples` and its siblings
-    columns: tuple[str, ...] = ("text", "label")
+    columns: tuple[str, ...] = ("text", "label")  # Fields of a row, which `task.columns` may rename
     layouts: tuple[Layout, ...] = ()  # Official file formats, tried before tables of rows
     hub_id: str = ""  # Dataset that is used when `task.path` is unset; empty = there is none
-    hub_examples: int | None = None
+    hub_examples: int | None = None  # Its training examples, for forecasts; None = unknown until read
+    # Examples drawn from each part by default; empty = all.
     default_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    # How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
     guess: Callable[[Sample], Guess | None] = lambda sample: None
 
     def __post_init__(self) -> None:

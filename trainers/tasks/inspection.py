@@ -1,7 +1,7 @@
-"""Mistakes in data that can be found before training, by the rules of the task itself.
+"""Mistakes in data that can be found before training, by the rules of the task itself. Imports no torch.
 
-Reads the first rows of each part within an allowance; what only whole parts show, such as a label that the
-training part lacks, is judged where all parts could be read to their ends. Imports no torch.
+Reads the first rows of each part within an allowance; what only whole parts show, such as a label that
+training lacks, is judged where all parts could be read to their ends.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first rows of a dataset, or all of them."""
-
     name: str
     parts: Mapping[str, Sequence[Row]]
     whole: bool  # Whether these are all rows of all parts
@@ -126,13 +124,7 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Length of examples.
-
-    Attributes:
-        tokens, words: Length at each of `PERCENTILES`.
-    """
-
-    tokens: Mapping[int, int]
+    tokens: Mapping[int, int]  # Length of examples at each of `PERCENTILES`
     words: Mapping[int, int]
     cut: Mapping[int, float]  # Share of the examples with more tokens than each of `LENGTHS`
 
@@ -154,8 +146,6 @@ class PartContents:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A task that can read the data."""
-
     task: Mapping[str, Any]  # Section `task` of a spec, without defaults
     certainty: int  # See `Guess`
     path: Path
@@ -169,8 +159,6 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a file or folder."""
-
     path: Path
     files: Mapping[str, int]  # Sizes in bytes
     proposals: Sequence[Proposal]  # Tasks that can read it, the likeliest first

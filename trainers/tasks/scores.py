@@ -29,10 +29,7 @@ def _plain(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Te
 def cross_entropies(
     logits: torch.Tensor, labels: torch.Tensor, operator: CrossEntropy | None = None
 ) -> torch.Tensor:
-    """Returns (N,) cross-entropies in fp32 of (N, C) logits and (N,) classes; the loss of `IGNORED` is 0.
-
-    `operator` is the encoder's; None = torch's.
-    """
+    """(N,) cross-entropies in fp32 of (N, C) logits and (N,) classes, 0 of `IGNORED`."""
     return (operator or _plain)(logits, labels, IGNORED)
 
 
@@ -44,8 +41,8 @@ def class_loss(
 ) -> torch.Tensor:
     """Returns the cross-entropy of (B, C) logits, summed over the batch, with each example's weight.
 
-    Weights are never normalised within a batch, so that the loss of a global batch does not depend on how it
-    is divided. `labels` replaces the batch's.
+    Weights are not normalised within a batch: the loss of a global batch does not depend on how it is
+    divided.
     """
     each = cross_entropies(logits, batch.labels if labels is None else labels, operator)
     return (each if batch.weights is None else each * batch.weights).sum()
@@ -56,9 +53,8 @@ def classification(
 ) -> dict[str, float]:
     """Returns accuracy and macro precision, recall and F1 of (N,) classes, in [0, 1].
 
-    As scikit-learn computes them with `average="macro", zero_division=0` over classes that
-    occur in labels or predictions; written out because importing scikit-learn takes longer
-    than a small run's evaluation.
+    Over classes that occur in labels or predictions, as scikit-learn computes them (whose import takes longer
+    than a small evaluation).
     """
     # Three counts per class: a confusion matrix of ten thousand classes would take a gigabyte.
     hits = np.bincount(labels[labels == predicted], minlength=classes).astype(np.float64)
@@ -80,8 +76,8 @@ def classification(
 def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -> dict[str, float]:
     """Returns scores of yes-no decisions (N, C), in [0, 1]; a class that never occurs counts nowhere.
 
-    Accuracy is the share of rows in which every decision is right (scikit-learn's `accuracy_score` of
-    indicator matrices); macro figures are means over classes, micro figures are over all decisions.
+    Accuracy is the share of rows in which every decision is right; macro figures are means over classes,
+    micro figures are over all decisions.
     """
     hits = (predicted & labels).sum(0).astype(np.float64)
     of_prediction, of_label = predicted.sum(0), labels.sum(0)
@@ -103,10 +99,7 @@ def decisions(predicted: npt.NDArray[np.bool_], labels: npt.NDArray[np.bool_]) -
 
 
 def matthews(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: int) -> float:
-    """Returns the correlation of predictions and labels over classes, in [-1, 1]; 0 when either is constant.
-
-    Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
-    """
+    """Returns the correlation over classes (Gorodkin 2004), in [-1, 1]; 0 when one side is constant."""
     count = float(len(labels))
     of_label = np.bincount(labels, minlength=classes).astype(np.float64)
     of_prediction = np.bincount(predicted, minlength=classes).astype(np.float64)
@@ -118,10 +111,7 @@ def matthews(predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], cl
 def calibration_error(
     confidence: npt.NDArray[np.floating], right: npt.NDArray[np.bool_], bins: int = 15
 ) -> float:
-    """Returns the expected calibration error: mean distance of confidence and accuracy over bins.
-
-    Guo et al. 2017, arXiv 1706.04599, equation 3; bins of equal width, weighted by their examples.
-    """
+    """Returns the expected calibration error, over bins of equal width (arXiv 1706.04599, equation 3)."""
     place = np.minimum((np.asarray(confidence, dtype=np.float64) * bins).astype(np.int64), bins - 1)
     gap = np.bincount(place, weights=confidence - right.astype(np.float64), minlength=bins)
     return float(np.abs(gap).sum() / len(right))

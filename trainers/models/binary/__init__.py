@@ -1,10 +1,9 @@
 """`model.encoder: binary`: encoder layers whose weights, and as an option inputs, have one or a few bits.
 
-The story: `settings` is the section of the spec, `quantisers` the arithmetic, `layers` a Linear that computes
-with it from latent fp32 weights, `install` puts it into a model, or splits a ternary one of half the width.
-`course` follows the latent weights through training. `packed` computes from the bits of a trained layer, and
-`packed_folder` stores them. Other packages know this one by `entry` alone, and work without it. Importing
-this package imports no torch.
+`settings` is the section of the spec, `quantisers` the arithmetic, `layers` a Linear that computes with it
+from latent fp32 weights, `install` puts it into a model, or splits a ternary one of half the width. `course`
+follows the latent weights through training. `packed` computes from the bits of a trained layer, and
+`packed_folder` stores them. Other packages know `entry` alone, and work without it. Imports no torch.
 """
 
 from importlib import import_module

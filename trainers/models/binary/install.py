@@ -1,7 +1,4 @@
-"""Installs quantised layers in a model, sets their first scales from data, and splits ternary models.
-
-Splitting: BinaryBERT (Bai et al. 2021, arXiv 2012.15701, section 3).
-"""
+"""Installs quantised layers in a model, sets their first scales from data, and splits ternary models."""
 
 from __future__ import annotations
 
@@ -142,7 +139,7 @@ def awaits_data(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def split(half: Student, settings: Binary) -> Student:
-    """Returns a binary model of twice the width (hidden size, heads, feed-forward) with the same outputs.
+    """Returns a binary model of twice the width with the same outputs (BinaryBERT, arXiv 2012.15701, 3).
 
     Hidden states become `[x, x]`, which LayerNorm preserves. A ternary layer W becomes `[[W1, W2], [W1, W2]]`
     with `s sign(W1) + s sign(W2)` its ternary weight, see `two_signs`; other maps are divided by two.

@@ -86,10 +86,7 @@ def quantise(linear: nn.Linear, weights: Weights, inputs: Inputs | None) -> None
 
 
 def learn(module: nn.Module, name: str, inputs: Inputs | None, before: Inputs | None = None) -> None:
-    """Adds the learned scale and shift of inputs, `name_scale` and `name_shift`; they await `calibrating`.
-
-    Values from before stay if that quantiser has the same levels.
-    """
+    """Adds learned `name_scale` and `name_shift`, which await `calibrating`; ones of these levels stay."""
     if inputs is None or not inputs.learned:
         for parameter in (f"{name}_scale", f"{name}_shift"):
             module.register_parameter(parameter, None)

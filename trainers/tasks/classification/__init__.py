@@ -29,8 +29,6 @@ ClassWeights = Annotated[
 
 
 class LabelFields(ListedFields):
-    """What the labels are."""
-
     multi_label: bool = False
     """A text has any number of labels: a list, or a text with commas."""
     class_weights: ClassWeights | None = None

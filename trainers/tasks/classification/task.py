@@ -120,8 +120,6 @@ class SeveralLabelsScoring:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A text, or a pair of texts, with its labels."""
-
     content: tuple[str, ...]
     labels: tuple[str, ...]  # Names of its classes; exactly one unless `multi_label` is set
     classes: tuple[str, ...] = ()  # Names of all classes, by number; empty until all parts have been read

@@ -35,8 +35,6 @@ def _named(folder: Path, name: str) -> Path | None:
 
 
 class MaskFields(OwnFields):
-    """What is hidden."""
-
     masked_fraction: float = Field(default=0.15, gt=0.0, lt=1.0)
     """Share of a sequence's tokens that are to be guessed."""
     whole_word: bool = False

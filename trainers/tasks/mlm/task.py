@@ -1,7 +1,6 @@
 """Plain text as sequences whose hidden tokens are guessed.
 
-The text is read once, tokenised and packed into sequences of one length in one mapped file; neither step
-holds more than a piece of it in memory. What is hidden is drawn again each epoch.
+The text is read, tokenised and packed piece by piece. What is hidden is drawn again each epoch.
 """
 
 from __future__ import annotations
@@ -154,8 +153,7 @@ class GuessScoring:
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns (B, 4) per sequence: guesses, right ones, sums of 1 / rank of the right token and its loss.
 
-        The rank is among the whole vocabulary; tokens with the same logit share their mean rank,
-        and only a token that stands alone at the top is right.
+        Tokens with the same logit share their mean rank; only one that stands alone at the top is right.
         """
         import torch
 
@@ -193,9 +191,8 @@ class GuessScoring:
 class _Corpus:
     """The texts of a dataset, by part.
 
-    Missing parts are made by hashes of the texts, so that one text is never in two of them: a test part of
-    every second text of the validation part, or of its share of the training part (both by a hash without a
-    seed), then a validation part of the training part.
+    A missing test part is every second text of the validation part, or a share of the training part; then a
+    validation part is made of the training part. Texts are divided by hash, so that none is in two parts.
     """
 
     def __init__(self, source: RowSource, task: TaskConfig) -> None:
@@ -325,7 +322,6 @@ def _wanted(task: TaskConfig, part: str) -> int:
 
 
 def _beginning(corpus: _Corpus) -> list[str]:
-    """Returns the beginning of the training text, on which a vocabulary is trained."""
     texts: list[str] = []
     size = 0
     for piece in corpus.pieces(TRAIN):

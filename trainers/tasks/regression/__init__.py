@@ -14,8 +14,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class NumberFields(CutFields):
-    """What the numbers are."""
-
     label_range: tuple[Number, Number] | None = None
     """Least and greatest label: others in the data are errors, and predictions are clipped to it; unset = any
     numbers."""

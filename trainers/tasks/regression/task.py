@@ -49,10 +49,7 @@ class NumberScoring:
         return {score.__name__: score(predicted, self._labels) for score in (pearson, spearman, rmse)}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the numbers, and each text's first-order effect on Pearson's correlation.
-
-        The mean of these (the influence function) is the correlation, and their spread is its spread.
-        """
+        """Returns the numbers, and each text's influence on Pearson's correlation, which is their mean."""
         predicted = observed[:, 0].astype(np.float64)
         ours, theirs = _standard(predicted), _standard(self._labels)
         correlation = (ours * theirs).mean()

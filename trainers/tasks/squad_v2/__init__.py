@@ -62,8 +62,6 @@ def _is_official(path: Path) -> bool:
 
 
 class SpanFields(OwnFields):
-    """Windows of a context, and answers in them."""
-
     stride: int | None = Field(default=None, ge=1, le=512)
     """Tokens that neighbouring windows share; unset = 128, or a third of short windows."""
     max_answer_tokens: int = Field(default=30, ge=1, le=512)

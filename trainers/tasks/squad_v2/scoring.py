@@ -90,10 +90,9 @@ def with_threshold(scores: Scores, null_scores: Scores, has_answer: Flags, thres
 def best_threshold(
     scores: Scores, null_scores: Scores, has_answer: Flags, answered: Flags | None = None
 ) -> float:
-    """Returns the threshold on the null score, in [0, 1], with the best mean score, as the script tunes it.
+    """Returns the least threshold on the null score, in [0, 1], with the best mean score, as the script does.
 
-    Of equally good ones the smallest, 0 being the first. Questions with the same null score stand or fall
-    together, where the script takes them one by one. `answered` (N,): whether the answer is a text.
+    Questions with the same null score stand or fall together, where the script takes them one by one.
     """
     order = np.argsort(null_scores, kind="stable")
     # From nothing answered on, each question that is answered adds its score, or loses its point.
@@ -106,11 +105,10 @@ def best_threshold(
 
 
 def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Tensor:
-    """Returns the null score of each window and its best spans of at most `max_tokens` in the context.
+    """(B, 1 + 3 x `N_BEST`): the score of `[CLS]`, then scores, first and last tokens of spans, best first.
 
-    The result is (B, 1 + 3 x `N_BEST`) fp32: the score of `[CLS]`; then scores, first tokens and last
-    tokens of the spans, best first. A score is the sum of two logits (B, S, 2); places that no span
-    fills score minus infinity.
+    Spans are of at most `max_tokens` in the context. A score is the sum of two logits (B, S, 2); places that
+    no span fills score minus infinity.
     """
     import torch
 
@@ -144,15 +142,11 @@ def _in_context(batch: Batch) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Spans that may answer the questions of a part, best first within each question.
-
-    Attributes:
-        begin, end: (K,) its characters in the context, from and up to.
-    """
+    """Spans that may answer the questions of a part, best first within each question."""
 
     offsets: npt.NDArray[np.int64]  # (Q+1,) the spans of question i are `offsets[i]` to `offsets[i+1]`
     scores: npt.NDArray[np.float32]  # (K,) of each span
-    begin: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.int64]  # (K,) its characters in the context, from and up to
     end: npt.NDArray[np.int64]
     null_scores: npt.NDArray[np.float32]  # (Q,) score of no answer: the lowest of the question's windows
 
@@ -258,9 +252,8 @@ class SpanScoring:
 def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str], npt.NDArray[np.float64]]:
     """Returns the best text for each question, and (Q,) null scores in [0, 1].
 
-    The best span of which something is left after normalisation answers, as articles and punctuation alone
-    are no answer. Where numbers are not finite nothing answers. A null score is the logistic function of the
-    score of no answer minus that of the text.
+    Articles and punctuation alone are no answer; where numbers are not finite nothing answers. A null score
+    is the logistic function of the score of no answer minus that of the text.
     """
     texts: list[str] = []
     scores = np.empty(len(contexts))

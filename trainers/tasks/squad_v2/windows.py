@@ -27,8 +27,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SquadQuestion:
-    """A question about a context."""
-
     where: str  # File, place and id, for messages
     id: str
     title: str  # Title of the article; empty when it has none
@@ -88,10 +86,9 @@ def tokenise_windows(
 
     A window is `[CLS] question [SEP] part of the context [SEP]`. Its label is the first and the last token of
     the first answer, counted in the window, or (0, 0), the `[CLS]`, when the answer is not wholly in it.
-    Neighbours share `stride` tokens of the context, as far as the question leaves twice as many; else half of
-    what it leaves. Columns: `question` (N,) number of each window's question; `chars_at` (N,), such that the
-    characters of a window's token `i` of the context are `chars[chars_at + i]`; `chars` (T, 2), positions in
-    the context.
+    Neighbours share `stride` tokens of the context, or half of what the question leaves. Columns: `question`
+    (N,); `chars_at` (N,), such that the characters of token `i` are `chars[chars_at + i]`; `chars` (T, 2),
+    positions in the context.
     """
     tokenizer.no_padding()
     tokenizer.no_truncation()

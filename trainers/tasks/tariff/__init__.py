@@ -61,9 +61,8 @@ def read_harmonized_system(path: Path) -> Iterator[Row]:
 def read_us_tariff(path: Path) -> Iterator[Row]:
     """Yields rows of the Harmonized Tariff Schedule of the United States as CSV.
 
-    The schedule is a tree in the order of its rows: a row belongs below the last one with a smaller
-    `Indent`, and its description is complete only together with those above it. So a text
-    is the chain from the heading down, joined by colons. Rows without a number only head others.
+    A row belongs below the last one with a smaller `Indent`, and its text is the chain from the heading down,
+    joined by colons. Rows without a number only head others.
     """
     above: list[tuple[int, str]] = []
     for row in read_csv(path):
@@ -109,8 +108,6 @@ def _phrases(row: Row) -> Iterator[tuple[str, Any]]:
 
 
 class CodeFields(CutFields):
-    """Which part of a code is learned."""
-
     level: Literal[2, 4, 6, 8, 10] = 6
     """Digits of the code that is learned."""
 

@@ -30,8 +30,8 @@ def column_files(path: Path) -> Mapping[str, SourcePart] | None:
 def read_columns(path: Path) -> Iterator[Row]:
     """Yields rows of a file with a token per line, sentences separated by blank lines, as CoNLL has them.
 
-    Columns are separated by tabs, or by spaces in a line without tabs. The first is the token and the last
-    its tag; all are also there under their positions `0`, `1`, ..., for `task.columns`.
+    Columns are separated by tabs, or else by spaces; the first is the token and the last its tag. All are
+    also there under their positions `0`, `1`, ..., for `task.columns`.
     """
     lines: list[list[str]] = []
     began = 0
@@ -77,8 +77,6 @@ def is_tag(text: str) -> bool:
 
 
 class TagFields(ListedFields):
-    """What the tags are."""
-
     def check(self, max_length: int) -> None:
         super().check(max_length)
         other = next((tag for tag in self.labels or () if not is_tag(tag)), None)

@@ -114,15 +114,12 @@ def _f1(hits: int, predicted: int, true: int) -> float:
 
 
 class EntityScoring:
-    """The likeliest tag of each word is the prediction; `O` for a word that the model does not see.
-
-    `tags` and `seen` (whether a piece of it is in the example) are of each word (W,), `counts` of examples
-    (N,).
-    """
+    """The likeliest tag of each word is the prediction; `O` for a word that the model does not see."""
 
     def __init__(
         self, tags: Numbers, counts: Numbers, seen: npt.NDArray[np.bool_], classes: Sequence[str]
     ) -> None:
+        # Tags and whether a piece is in the example, of all words (W,); number of words of each text (N,).
         self._tags, self._counts, self._seen, self._classes = tags, counts, seen, classes
         ends = np.cumsum(counts)[:-1]
         self._width = max([int(part.sum()) for part in np.split(seen, ends)], default=0)
@@ -149,11 +146,7 @@ class EntityScoring:
         return {**counts.scores(), "tag_accuracy": right / max(1, len(self._tags))}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the tags, and what each text contributes to the F1.
-
-        F1 is a ratio of sums; a text's share is its first-order effect on it (the delta method), so that the
-        shares' mean is F1 and their spread is that of F1.
-        """
+        """Returns the tags, and each text's first-order effect on the F1 (the delta method), which is their mean."""
         counts = EntityCounts()
         sentences = self._sentences(observed)
         hits = np.array([counts.add(true, predicted) for true, predicted in sentences], dtype=np.float64)

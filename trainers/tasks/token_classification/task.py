@@ -42,8 +42,6 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A text whose words have tags."""
-
     text: str
     words: tuple[tuple[int, int], ...]  # Each word's characters in the text
     tags: tuple[str, ...]

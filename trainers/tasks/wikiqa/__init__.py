@@ -19,8 +19,8 @@ _COLUMNS = ("question", "sentence", "label")
 def official(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds `WikiQA-{train,dev,test}`, the last two optional, all `.tsv` or all `.txt`; or one `.txt`.
 
-    The `.tsv` files have seven columns and a header, the tokenised `.txt` files three without.
-    Where both forms have as many parts the `.tsv` files are read, which hold the text as it was written.
+    The `.tsv` files have a header and the text as it was written: they are read where both forms are
+    complete.
     """
 
     def named(end: str, folder: Path) -> Mapping[str, Path]:
