@@ -11,8 +11,7 @@ from trainers.optimizers.adamw import ADAMW
 from trainers.optimizers.info import Hyperparameters
 from trainers.registry import NameIn, Section, described
 
-DEFAULT_WARMUP = 0.1
-"""Share of the steps that are warm-up where nothing is set."""
+DEFAULT_WARMUP = 0.1  # Share of the steps that are warm-up where nothing is set
 
 
 class Optimizer(Section):

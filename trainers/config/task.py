@@ -11,8 +11,7 @@ from trainers.registry import NameIn, Section, described
 from trainers.tasks import TASKS
 from trainers.tasks.info import OwnFields, TaskInfo
 
-MAX_LENGTH = 512
-"""Tokens of the longest sequence: the positions of the published models."""
+MAX_LENGTH = 512  # Tokens of the longest sequence: the positions of the published models
 
 Own = TypeVar("Own", bound=OwnFields)
 
@@ -138,8 +137,7 @@ def _completed(declared: type[OwnFields], values: tuple[tuple[str, Any], ...]) -
     return declared.model_validate({name: value for name, value in values if value is not None})
 
 
-_OWNERS: dict[str, list[str]] = {}
-"""Tasks that have each own field."""
+_OWNERS: dict[str, list[str]] = {}  # Tasks that have each own field
 for _info in TASKS.values():
     for _field in _info.own_fields.model_fields:
         _OWNERS.setdefault(_field, []).append(_info.name)

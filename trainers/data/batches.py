@@ -22,11 +22,9 @@ from trainers.data.tokens import TokenSet
 from trainers.device_kinds import kind_of
 from trainers.model_kinds.heads import IGNORED
 
-POOL_BATCHES = 64
-"""Batches that are sorted by length together: more pad less, fewer mix lengths more freely."""
+POOL_BATCHES = 64  # Batches that are sorted by length together: more pad less, fewer mix lengths more freely
 T = TypeVar("T")
-AHEAD = 3
-"""Steps made ahead; more only take memory."""
+AHEAD = 3  # Steps made ahead; more only take memory
 
 
 def epoch_order(

@@ -24,8 +24,7 @@ import orjson
 from trainers.data.allowance import in_force, lines_of, read_bytes, require
 from trainers.errors import BadDataError
 
-_ROWS_OF_A_LOOK = 256
-"""Rows of a Parquet file that are decoded at a time where not all of it may be read."""
+_ROWS_OF_A_LOOK = 256  # Rows of a Parquet file that are decoded at a time where not all of it may be read
 
 
 @dataclass(frozen=True, slots=True)

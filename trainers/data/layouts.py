@@ -23,12 +23,10 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What files call each part; of several names the first that exists is read."""
 
-RULES = 1
-"""Grows when a rule assigns an example to another part than before."""
+RULES = 1  # Grows when a rule assigns an example to another part than before
 
 Found = TypeVar("Found")
-Readers = Mapping[str, Callable[[Path], Iterator[Row]]]
-"""Readers of tables by the end of the file's name."""
+Readers = Mapping[str, Callable[[Path], Iterator[Row]]]  # Readers of tables by the end of the file's name
 
 
 class SplitRule(StrEnum):

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-HUB = "hub:"
-"""Prefix of a dataset or model that comes from the hub."""
+HUB = "hub:"  # Prefix of a dataset or model that comes from the hub
 _NAME = r"[A-Za-z0-9_][\w.-]*"
 _IDS = {
     # The `datasets` library reads the working directory's files for a name without owner, such as `json`.
@@ -40,6 +39,15 @@ def id_on_hub(text: str, what: str) -> str:
             f"'{text}' is not a {what} id of the hub: an id is {shown}; for a folder leave out '{HUB}'"
         )
     return identifier
+
+
+def not_from_hub(what: str, identifier: str, error: Exception, *, offline: bool, local: str) -> str:
+    """Returns why a dataset or model cannot be loaded from the hub, and what to do; `local` = use that."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    hint = f"check the id and the network, or give a {local}"
+    if offline:
+        hint = f"offline: only {what}s in the local hub cache can be used; give a {local}"
+    return f"hub {what} '{identifier}' cannot be loaded ({reason}); {hint}"
 
 
 def find(text: str, roots: Sequence[Path]) -> Path:

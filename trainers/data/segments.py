@@ -15,8 +15,7 @@ from torch.nn import functional
 from trainers.data.batches import Batch, Segments, Transform
 from trainers.model_kinds.heads import IGNORED
 
-_LENGTHS = 8
-"""Lengths of rows between a power of two and the next."""
+_LENGTHS = 8  # Lengths of rows between a power of two and the next
 
 
 def pack(batch: Batch, *, pad_id: int, multiple: int = 1, length: int = 0) -> Batch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,15 +71,13 @@ def held_out_by_hash(units: Hashes, strata: Indices, fraction: float) -> tuple[I
     laid stratum after stratum, every k-th is held out.
     """
     distinct, of_unit = _laid_out(units, strata)
-    eligible = distinct[1:][of_unit[1:] == of_unit[:-1]]
-    count = min(len(eligible), max(1, round(fraction * len(distinct))))
-    if not count:
+    chosen = _every_kth(distinct, of_unit, fraction, 0.5)
+    if not len(chosen):
         raise BadDataError(
             f"the dataset has {len(units)} examples: too few to hold out a test part; add examples or a test "
             "part, or set task.test: none"
         )
-    places = ((np.arange(count) + 0.5) * (len(eligible) / count)).astype(np.int64)
-    inside = np.isin(units, eligible[places])
+    inside = np.isin(units, chosen)
     return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
@@ -89,6 +88,14 @@ def _laid_out(units: Hashes, strata: Indices) -> tuple[Hashes, Indices]:
     of_unit = np.asarray(strata)[order][first]
     laid = np.argsort(of_unit, kind="stable")
     return distinct[laid], of_unit[laid]
+
+
+def _every_kth(units: npt.NDArray[Any], strata: Indices, fraction: float, offset: float) -> npt.NDArray[Any]:
+    """A fraction of the units but each stratum's first, at equal distances from an offset in [0, 1) on."""
+    eligible = units[1:][strata[1:] == strata[:-1]]
+    count = min(len(eligible), max(1, round(fraction * len(units))))
+    places = (np.arange(count) + offset) * (len(eligible) / max(1, count))
+    return eligible[places.astype(np.int64)]
 
 
 def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:
@@ -156,14 +163,11 @@ def held_out_by_text(
     distinct, first = np.unique(texts, return_index=True)
     order = rng.permutation(len(distinct))
     order = order[np.argsort(labels[first][order], kind="stable")]
-    of_label = labels[first][order]
-    eligible = order[1:][of_label[1:] == of_label[:-1]]
-    count = min(len(eligible), max(1, round(fraction * len(distinct))))
-    if not count:
+    chosen = _every_kth(order, labels[first][order], fraction, rng.random())
+    if not len(chosen):
         raise BadDataError(
             f"the dataset has {len(texts)} examples and no label with two texts: too few to hold out a "
             f"validation part; {advice}"
         )
-    places = ((np.arange(count) + rng.random()) * (len(eligible) / count)).astype(np.int64)
-    inside = np.isin(texts, distinct[eligible[places]])
+    inside = np.isin(texts, distinct[chosen])
     return np.flatnonzero(~inside), np.flatnonzero(inside)

@@ -23,7 +23,7 @@ from trainers.data.layouts import (
     tables,
     used_parts,
 )
-from trainers.data.paths import HUB, UnusablePath, id_on_hub, resolve
+from trainers.data.paths import HUB, UnusablePath, id_on_hub, not_from_hub, resolve
 from trainers.errors import BadDataError
 
 
@@ -171,12 +171,8 @@ class HubDataset:
                 download_config=datasets.DownloadConfig(local_files_only=self._offline, disable_tqdm=True),
             )
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            hint = (
-                "offline: only datasets in the local hub cache can be used; give a local path"
-                if self._offline
-                else "check the id and the network, or give a local path"
-            )
-            raise BadDataError(f"hub dataset '{self.name}' cannot be loaded ({reason}); {hint}") from error
+            raise BadDataError(
+                not_from_hub("dataset", self.name, error, offline=self._offline, local="local path")
+            ) from error
         finally:
             datasets.config.HF_HUB_OFFLINE = before

@@ -19,8 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from trainers.errors import BadSpecError
 
 FILE = "tokenizer.json"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of a trained vocabulary, by id."""
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # Special tokens of a trained vocabulary, by id
 SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 """Files that name a tokenizer's special tokens; the later one decides."""
 _ROLES: Mapping[str, tuple[str, ...]] = {
@@ -42,8 +41,7 @@ _SOURCES: Mapping[str, tuple[str, ...]] = {
 """Files that a tokenizer is made of, the first that exists, and packages that its conversion needs."""
 _BYTE_LEVEL_SPACE, _SPACE = "\u0120", "\u2581"
 """What a piece begins with that begins a word, in byte-level BPE and in SentencePiece."""
-_ALPHABET = 1000
-"""Most characters that a trained vocabulary spells words with."""
+_ALPHABET = 1000  # Most characters that a trained vocabulary spells words with
 
 
 def train_wordpiece(texts: Sequence[str], size: int) -> Tokenizer:

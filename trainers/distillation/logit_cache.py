@@ -22,12 +22,11 @@ from trainers.data.selection import Indices
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite
 from trainers.model_kinds.heads import logits_of
+from trainers.tasks.dataset import Pace
 
-_LAYOUT = 1
-"""Grows when the cache's content changes for the same input."""
+_LAYOUT = 1  # Grows when the cache's content changes for the same input
 _FILE = "logits.npy"
 _BATCH_TOKENS = 16_384
-_REPORT_S = 2.0
 
 
 class CachedLogits:
@@ -81,7 +80,8 @@ def _fill(
     report: Callable[[str], None],
 ) -> None:
     data, began_s, done = teacher.data, time.monotonic(), 0
-    reported_s, total = began_s, len(data.train)
+    total = len(data.train)
+    progress = Pace(report, "teacher's logits:", total, "examples")
     report(f"computing the teacher's logits for {total} examples, once for this teacher and this data")
     model = teacher.load()
     for rows in _by_length(data.train.lengths):
@@ -96,9 +96,7 @@ def _fill(
                 start, end = data.train.offsets[row], data.train.offsets[row + 1]
                 logits[start:end] = values[i, : end - start]
         done += len(rows)
-        if time.monotonic() - reported_s > _REPORT_S:
-            reported_s = time.monotonic()
-            report(f"teacher's logits: {done} of {total} examples")
+        progress(done)
     report(f"teacher's logits: all {total} examples in {time.monotonic() - began_s:.1f} s")
 
 

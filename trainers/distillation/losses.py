@@ -11,8 +11,7 @@ import math
 import torch
 from torch.nn import functional
 
-_NOTHING = -1e9
-"""Logit whose probability is 0. Not infinite: a divergence would multiply that by 0."""
+_NOTHING = -1e9  # Logit whose probability is 0. Not infinite: a divergence would multiply that by 0.
 
 
 def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:

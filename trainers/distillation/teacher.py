@@ -29,8 +29,7 @@ from trainers.tasks.base import Prepared, Task
 from trainers.telemetry.flops import flop_count_of
 
 _FIELD = "model.teacher"
-_UNNAMED = re.compile(r"LABEL_\d+")
-"""What transformers writes where no one named the classes."""
+_UNNAMED = re.compile(r"LABEL_\d+")  # What transformers writes where no one named the classes
 
 
 def locate(text: str, workspace: Workspace) -> Folder:

@@ -12,8 +12,7 @@ from typing import Any, TypedDict
 
 from trainers.registry import by_name
 
-MODEL_TYPE = "model_type"
-"""Field of `config.json` that names the family."""
+MODEL_TYPE = "model_type"  # Field of `config.json` that names the family
 
 QUANTISED = "binary"
 """Field of `config.json` that describes a quantised model: the settings of its encoder that quantises."""
@@ -36,8 +35,7 @@ class Shape:
     positions: int
 
 
-Fields = Mapping[str, Any]
-"""Fields of a `config.json`, or of transformers' own configuration."""
+Fields = Mapping[str, Any]  # Fields of a `config.json`, or of transformers' own configuration
 
 
 def _like_bert(_fields: Fields) -> dict[str, Any]:

@@ -66,8 +66,7 @@ class VocabularyHead:
 Head = ClassHead | NumberHead | SpanHead | TokenHead | VocabularyHead
 HEADS: tuple[type[Head], ...] = get_args(Head)
 
-IGNORED = -100
-"""Label of a position from which nothing is learned."""
+IGNORED = -100  # Label of a position from which nothing is learned
 
 
 def logits_of(head: Head) -> int | None:

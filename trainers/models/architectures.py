@@ -25,8 +25,7 @@ from trainers.model_kinds.families import FamilyInfo
 from trainers.model_kinds.heads import Head
 from trainers.models.dropout import TORCH_ATTENTION
 
-PLAIN_ATTENTION = "eager"
-"""transformers' own attention, of single operations."""
+PLAIN_ATTENTION = "eager"  # transformers' own attention, of single operations
 
 
 def attend_plainly(model: PreTrainedModel) -> None:

@@ -227,8 +227,7 @@ _CLASSES: Mapping[type[nn.Module], type[nn.Module]] = dict(
 )
 """Classes of transformers' modules, and what takes their place."""
 
-_ACTIVATION = "gelu"
-"""`hidden_act` of a model that the kernels compute: GELU with erf."""
+_ACTIVATION = "gelu"  # `hidden_act` of a model that the kernels compute: GELU with erf
 
 
 def install(model: PreTrainedModel) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_COUNTED_EVERY_STEPS = 8
-"""Counting flipped signs reads all latent weights a few times."""
+_COUNTED_EVERY_STEPS = 8  # Counting flipped signs reads all latent weights a few times
 
 
 def counts_signs(step: int, log_every_steps: int) -> bool:

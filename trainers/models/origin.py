@@ -10,13 +10,12 @@ from typing import Any
 from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
 from trainers.data.cache import fingerprint, preparing
-from trainers.data.paths import HUB, UnusablePath, resolve
+from trainers.data.paths import HUB, UnusablePath, not_from_hub, resolve
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 
 WEIGHTS = "model.safetensors"
-VOCABULARY_SIZE = 30_522
-"""Most WordPiece pieces of a preset's vocabulary, as in the published models."""
+VOCABULARY_SIZE = 30_522  # Most WordPiece pieces of a preset's vocabulary, as in the published models
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 PRESETS = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
@@ -147,10 +146,6 @@ def _from_hub(identifier: str, *, offline: bool) -> Path:
     try:
         return Path(snapshot_download(identifier, allow_patterns=list(_FILES), local_files_only=offline))
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        hint = (
-            "offline: only models in the local hub cache can be used; give a folder"
-            if offline
-            else "check the id and the network, or give a folder"
-        )
-        raise BadSpecError(f"hub model '{identifier}' cannot be loaded ({reason}); {hint}") from error
+        raise BadSpecError(
+            not_from_hub("model", identifier, error, offline=offline, local="folder")
+        ) from error

@@ -17,13 +17,11 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 from trainers.data.batches import Segments
 from trainers.models import dropout as host
 
-PACKED_ATTENTION = "stillhouse_packed"
-"""The name that this attention has among transformers' implementations."""
+PACKED_ATTENTION = "stillhouse_packed"  # The name that this attention has among transformers' implementations
 
 _FLASH_FROM = (8, 0)
 _FLASH_DEPTHS = range(8, 257, 8)
-_NO_MASK = 0
-"""`custom_mask_type` of the memory-efficient kernel."""
+_NO_MASK = 0  # `custom_mask_type` of the memory-efficient kernel
 
 
 def attention(

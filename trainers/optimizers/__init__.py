@@ -7,7 +7,6 @@ from trainers.optimizers.adan import ADAN
 from trainers.optimizers.info import Implementation, OptimizerInfo, States
 from trainers.registry import by_name
 
-OPTIMIZERS: dict[str, OptimizerInfo] = by_name(ADAMW, ADAN)
-"""All values of `optimizer.name`."""
+OPTIMIZERS: dict[str, OptimizerInfo] = by_name(ADAMW, ADAN)  # All values of `optimizer.name`
 
 __all__ = ["OPTIMIZERS", "Implementation", "OptimizerInfo", "States"]

@@ -47,7 +47,7 @@ class States:
 
     @property
     def passes(self) -> int:
-        """Times that an fp32 step moves the parameters' bytes: all are read, and all but gradients are written."""
+        """Times that an fp32 step moves the parameters' bytes: all are read, all but gradients written."""
         return 3 + 2 * (self.moments + self.fp32 + self.gradients)
 
 
@@ -82,8 +82,7 @@ class Built:
         return {f"optimizer_{name}": getattr(self, name) for name in names}
 
 
-Groups = list[dict[str, Any]]
-"""Parameter groups of `torch.optim`, each with its weight decay."""
+Groups = list[dict[str, Any]]  # Parameter groups of `torch.optim`, each with its weight decay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

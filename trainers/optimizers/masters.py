@@ -39,7 +39,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Takes one step; divides gradients by `grad_scale` in fp32, since their format may not hold the result."""
+        """Takes one step; divides gradients by `grad_scale` in fp32, as halves may not hold the result."""
         if closure is not None:
             raise ValueError("MasterAdamW takes no closure; compute gradients before the step")
         scale = self.grad_scale

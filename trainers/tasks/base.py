@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 Example = TypeVar("Example")
 Parts = Mapping[str, Sequence[Example]]
 Facts = Mapping[str, str | int | float]
-Progress = Callable[[int], None]
-"""Called with the number of examples done so far."""
+Progress = Callable[[int], None]  # Called with the number of examples done so far
 Observed = npt.NDArray[np.float32]
 """(N, K) what `Scoring.observe` gave for all batches of a part, in its order."""
-Carried = Mapping[str, float]
-"""Scores of the validation part, whose thresholds the test part uses."""
+Carried = Mapping[str, float]  # Scores of the validation part, whose thresholds the test part uses
 
 
 class Scoring(Protocol):

@@ -37,8 +37,7 @@ from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import Example, Facts, Parts, Prepared, Progress, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields
 
-_LAYOUT = 6
-"""Grows when the cache's content changes for the same input."""
+_LAYOUT = 6  # Grows when the cache's content changes for the same input
 _REPORT_S = 2.0
 _NOTES = "notes.json"
 _UNITS = "test.units.json"

@@ -30,23 +30,16 @@ from trainers.tasks import TASKS
 from trainers.tasks.base import build
 from trainers.tasks.info import CutFields
 
-LOOK_BYTES = 8 << 20
-"""Most that is read of a dataset: its rows are held in memory."""
-LOOK_S = 2.0
-"""Longest time that it is read for."""
-LENGTHS = (64, 128, 256, 512)
-"""Values of `task.max_length` whose effect is shown."""
+LOOK_BYTES = 8 << 20  # Most that is read of a dataset: its rows are held in memory
+LOOK_S = 2.0  # Longest time that it is read for
+LENGTHS = (64, 128, 256, 512)  # Values of `task.max_length` whose effect is shown
 PERCENTILES = (50, 90, 99, 100)
-MOST_ROWS = 100_000
-"""Rows of a part that are read."""
-_LENGTHS_OF = 10_000
-"""Texts of a part whose length is measured: every k-th."""
-_ALL_BYTES, _ALL_S = 4 << 30, 600.0
-"""What is read in all; pipes and devices are never."""
+MOST_ROWS = 100_000  # Rows of a part that are read
+_LENGTHS_OF = 10_000  # Texts of a part whose length is measured: every k-th
+_ALL_BYTES, _ALL_S = 4 << 30, 600.0  # What is read in all; pipes and devices are never
 _SAMPLE_ROWS = 300
 _SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
-_FILES_TRIED = 20
-"""Files of a folder without parts that are each looked at as a dataset, the largest first."""
+_FILES_TRIED = 20  # Files of a folder without parts that are each looked at as a dataset, the largest first
 _LIST_BYTES = 1 << 16
 _SHOWN = 3
 _PIECE = re.compile(r"\w+|[^\w\s]")

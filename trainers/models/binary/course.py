@@ -10,13 +10,12 @@ from typing_extensions import override
 
 from trainers.models.binary.install import settings_of
 from trainers.models.binary.layers import BinaryLinear, has_signs
-from trainers.models.binary.quantisers import Derivative, Scaled, sharpness_at
+from trainers.models.binary.quantisers import Derivative, sharpness_at
 from trainers.models.binary.settings import WEIGHTS, Binary
 from trainers.models.latent import Latent
 from trainers.models.student import Student
 
-NEAR_ZERO = 0.1
-"""A latent weight is near zero when it is smaller than this share of its scale."""
+NEAR_ZERO = 0.1  # A latent weight is near zero when it is smaller than this share of its scale
 _EMBEDDING_BITS = {"fp32": 32, "fp16": 16, "sign": 1}
 _FULL_BITS = 32
 
@@ -93,8 +92,7 @@ class BinaryLatent(Latent):
 
 
 def _centred(linear: BinaryLinear) -> torch.Tensor:
-    weights, weight = linear.weights, linear.weight
-    return weights.centre(weight) if isinstance(weights, Scaled) else weight
+    return linear.weights.centre(linear.weight)
 
 
 def _flipped(layer: Sequence[BinaryLinear], before: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -106,8 +104,7 @@ def _near_zero(layer: Sequence[BinaryLinear]) -> torch.Tensor:
     counts = []
     for linear in layer:
         sizes = _centred(linear).abs()
-        mean = linear.weights.mean(sizes) if isinstance(linear.weights, Scaled) else sizes.mean()
-        counts.append((sizes < NEAR_ZERO * mean).sum())
+        counts.append((sizes < NEAR_ZERO * linear.weights.mean(sizes)).sum())
     return torch.stack(counts).sum()
 
 

@@ -48,8 +48,7 @@ from trainers.models.origin import WEIGHTS
 
 LAYOUT = 1
 PACKED_WEIGHTS = "packed.safetensors"
-PACKED = "packed"
-"""Field of `config.json` that says how the folder is laid out."""
+PACKED = "packed"  # Field of `config.json` that says how the folder is laid out
 _CONFIG = "config.json"
 _CARD = "README.md"
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
-_MARGIN = 1e-6
-"""Relative width by which an interval includes its ends."""
+_MARGIN = 1e-6  # Relative width by which an interval includes its ends
 
 
 class Derivative:
@@ -88,22 +87,13 @@ def sharpness_at(start: float, end: float, step: int, total_steps: int) -> float
     return float(start * (end / start) ** share)
 
 
-SMALLEST_SCALE = 1e-6
-"""A learned scale counts as at least this."""
+SMALLEST_SCALE = 1e-6  # A learned scale counts as at least this
 _TERNARY_SHARE = 0.7
 
 
-class Weights(Protocol):
-    def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns t (out, in) and the scale s (out, 1) or (1, 1); None = 1."""
-
-    def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Gradient of the latent weights from that of s t; may overwrite `grad`."""
-
-
 @dataclass(frozen=True, slots=True)
-class Scaled:
-    """A scale `per` row or tensor, of weights from which the mean is subtracted first if `centred`."""
+class Weights:
+    """A quantiser of weights, with a scale `per` row or tensor; `centred` subtracts the mean first."""
 
     derivative: Derivative
     per: Literal["row", "tensor"] = "row"
@@ -116,8 +106,12 @@ class Scaled:
     def centre(self, weight: torch.Tensor) -> torch.Tensor:
         return weight - self.mean(weight) if self.centred else weight
 
+    def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns t (out, in) and the scale s (out, 1) or (1, 1); None = 1."""
+        raise NotImplementedError
+
     def gradient(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """`dL/dW = C(dL/d(s t) phi'(c))` with c the centred weights and C the centring.
+        """`dL/dW = C(dL/d(s t) phi'(c))` with c the centred weights and C the centring; may overwrite `grad`.
 
         The scale counts as constant and is left out of the product, as in BinaryBERT and BiT.
         """
@@ -125,7 +119,7 @@ class Scaled:
         return grad - self.mean(grad) if self.centred else grad
 
 
-class Sign(Scaled):
+class Sign(Weights):
     """`s sign(c)` with `s = mean|c|`, which minimises `||c - s t||^2`; sign(0) = 1 (arXiv 1603.05279, 3.1).
 
     Centred, c = W - mean(W) as in BiBERT (arXiv 2203.06390); the mean is not added again.
@@ -138,7 +132,7 @@ class Sign(Scaled):
         return signs(centred), self.mean(centred.abs())
 
 
-class Ternary(Scaled):
+class Ternary(Weights):
     """`s t` with t = sign(c) where |c| > 0.7 mean|c|, else 0; s is the mean of these; arXiv 1605.04711."""
 
     __slots__ = ()
@@ -151,7 +145,7 @@ class Ternary(Scaled):
         return signs(centred).mul_(nonzero), self.mean(sizes.mul_(nonzero)) / share
 
 
-class Float(Scaled):
+class Float(Weights):
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

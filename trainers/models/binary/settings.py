@@ -23,10 +23,8 @@ class QuantiserInfo:
     bits: tuple[int, ...] = ()  # Of a packed weight, or possible ones of inputs
 
 
-TERNARY_BITS = (2,)
-"""Bits of a ternary weight."""
-BITS = (1, 2, 4, 8)
-"""Bits that inputs can be quantised to."""
+TERNARY_BITS = (2,)  # Bits of a ternary weight
+BITS = (1, 2, 4, 8)  # Bits that inputs can be quantised to
 
 _QUANTISERS = "trainers.models.binary.quantisers"
 

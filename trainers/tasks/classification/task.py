@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from trainers.data.batches import Batch
 
-UNSEEN = -1
-"""Class of an example whose label is none of the classes."""
+UNSEEN = -1  # Class of an example whose label is none of the classes
 _CLASSES = "classes.json"
 _SHOWN = 20
 

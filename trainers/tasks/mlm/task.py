@@ -40,13 +40,10 @@ if TYPE_CHECKING:
 
     from trainers.data.batches import Batch
 
-_LAYOUT = 2
-"""Grows when the cache's content changes for the same input."""
+_LAYOUT = 2  # Grows when the cache's content changes for the same input
 _UNITS, _NOTES = "test.units.json", "notes.json"
-_BATCH_CHARACTERS = 1 << 20
-"""Text that is tokenised at a time."""
-_SAMPLE_CHARACTERS = 16 << 20
-"""Text that a vocabulary is trained on: more changes hardly a piece."""
+_BATCH_CHARACTERS = 1 << 20  # Text that is tokenised at a time
+_SAMPLE_CHARACTERS = 16 << 20  # Text that a vocabulary is trained on: more changes hardly a piece
 
 
 class Mlm(Task):

@@ -33,8 +33,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 Scores = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-N_BEST = 20
-"""Spans that are kept of each window."""
+N_BEST = 20  # Spans that are kept of each window
 
 
 def normalise(text: str) -> str:
@@ -87,17 +86,14 @@ def with_threshold(scores: Scores, null_scores: Scores, has_answer: Flags, thres
     return np.where(null_scores > threshold, (~has_answer).astype(np.float64), scores)
 
 
-def best_threshold(
-    scores: Scores, null_scores: Scores, has_answer: Flags, answered: Flags | None = None
-) -> float:
+def best_threshold(scores: Scores, null_scores: Scores, has_answer: Flags) -> float:
     """Returns the least threshold on the null score, in [0, 1], with the best mean score, as the script does.
 
     Questions with the same null score stand or fall together, where the script takes them one by one.
     """
     order = np.argsort(null_scores, kind="stable")
     # From nothing answered on, each question that is answered adds its score, or loses its point.
-    lost = np.ones(len(scores)) if answered is None else answered.astype(np.float64)
-    gains = np.where(has_answer, scores, -lost)[order]
+    gains = np.where(has_answer, scores, -1.0)[order]
     reached = np.append(0.0, np.cumsum(gains))
     candidates = np.append(0.0, np.unique(null_scores))
     answers = np.searchsorted(null_scores[order], candidates, side="right")

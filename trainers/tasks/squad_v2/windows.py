@@ -15,8 +15,7 @@ from trainers.tasks.base import Progress
 
 _CHUNK = 1024
 
-Span = tuple[int, int]
-"""First and last (inclusive) of something."""
+Span = tuple[int, int]  # First and last (inclusive) of something
 
 
 @dataclass(frozen=True, slots=True)

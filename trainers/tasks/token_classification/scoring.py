@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
-Span = tuple[int, int, str]
-"""First and past the last of the characters, or words, and the type."""
+Span = tuple[int, int, str]  # First and past the last of the characters, or words, and the type
 Numbers = npt.NDArray[np.int64]
 
 
@@ -146,7 +145,7 @@ class EntityScoring:
         return {**counts.scores(), "tag_accuracy": right / max(1, len(self._tags))}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the tags, and each text's first-order effect on the F1 (the delta method), which is their mean."""
+        """Returns the tags, and each text's first-order effect on the F1 (delta method), their mean."""
         counts = EntityCounts()
         sentences = self._sentences(observed)
         hits = np.array([counts.add(true, predicted) for true, predicted in sentences], dtype=np.float64)
