@@ -50,7 +50,7 @@ def weights(name: str, *, per: str = "row", centred: bool = False, of: str = "id
 def inputs(name: str, *, bits: int = 1, signed: bool = True, of: str = "clipped"):
     """A quantiser of inputs."""
     made = ACTIVATIONS[name].made
-    return None if made is None else imported(made)(derivative(of), bits, signed)
+    return imported(made)(derivative(of), bits, signed) if made else None
 
 
 def linear(

@@ -95,7 +95,8 @@ def _every_kth(units: npt.NDArray[Any], strata: Indices, fraction: float, offset
     eligible = units[1:][strata[1:] == strata[:-1]]
     count = min(len(eligible), max(1, round(fraction * len(units))))
     places = (np.arange(count) + offset) * (len(eligible) / max(1, count))
-    return eligible[places.astype(np.int64)]
+    chosen: npt.NDArray[Any] = eligible[places.astype(np.int64)]
+    return chosen
 
 
 def balanced_subset(labels: npt.NDArray[np.int64], count: int | None, seed: int, part: str) -> Indices:

@@ -171,7 +171,7 @@ class DistilBert(Bert):
 class Roberta(Bert):
     """RoBERTa and XLM-R: the classifier has its own pooling."""
 
-    vocabulary_head = ("lm_head",)
+    vocabulary_head: tuple[str, ...] = ("lm_head",)
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return through(model, ("classifier",), text[:, None])

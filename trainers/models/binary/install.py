@@ -59,7 +59,7 @@ def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
         derivative, settings.weight_scale, settings.centred
     )
     place = ACTIVATIONS[settings.activations].made
-    kind: type[Inputs] | None = None if place is None else imported(place)
+    kind: type[Inputs] | None = imported(place) if place else None
 
     def inputs(*, signed: bool = True) -> Inputs | None:
         if kind is None:
@@ -87,10 +87,10 @@ def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
 
 
 def _restore(layer: nn.Module) -> None:
-    for module in list(layer.modules()):
-        if isinstance(module, BinaryLinear):
-            learn(module, "input", None)
-            module.__class__ = nn.Linear
+    binary: list[nn.Module] = [module for module in layer.modules() if isinstance(module, BinaryLinear)]
+    for module in binary:
+        learn(module, "input", None)
+        module.__class__ = nn.Linear
 
 
 def _embed(table: nn.Embedding, settings: Binary, derivative: Derivative) -> None:

@@ -19,7 +19,7 @@ class QuantiserInfo:
 
     name: str
     summary: str
-    made: str | None  # Its class, as `module:Class`; None = inputs are not quantised
+    made: str  # Its class, as `module:Class`; empty = inputs are not quantised
     bits: tuple[int, ...] = ()  # Of a packed weight, or possible ones of inputs
 
 
@@ -41,7 +41,7 @@ WEIGHTS: dict[str, QuantiserInfo] = by_name(
 """All values of `model.binary.weights`."""
 
 ACTIVATIONS: dict[str, QuantiserInfo] = by_name(
-    QuantiserInfo("none", "as they are", None, BITS),
+    QuantiserInfo("none", "as they are", "", BITS),
     QuantiserInfo("sign", "-1 and +1", f"{_QUANTISERS}:SignInputs", (1,)),
     QuantiserInfo("elastic", "levels with a learned scale and shift", f"{_QUANTISERS}:ElasticInputs", BITS),
 )
