@@ -32,13 +32,9 @@ _TO_UNIT = 2.0**-53
 class Masking:
     """Hides tokens of each sequence that the model must guess; see `Transform`.
 
-    Exactly round(`fraction` x maskable tokens), and at least one, are to be guessed in each sequence. Special
+    Exactly round(`fraction` x maskable tokens), and at least one, are to be guessed in each sequence; special
     tokens, `[UNK]` among them, are never chosen and never put in. `whole_word` chooses all pieces of a word
-    together. Where the last word would be too many, words of one piece make up the number, as far as there
-    are any.
-
-    Raises:
-        BadSpecError: The tokenizer has no token that masks.
+    together; where the last word would be too many, words of one piece make up the number, if there are any.
     """
 
     def __init__(

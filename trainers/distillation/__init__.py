@@ -61,15 +61,12 @@ def set_up(
     report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Distilled:
-    """Finds and checks the teacher, and computes what can be cached.
+    """Finds and checks the teacher, and computes what can be cached; `BadSpecError` if it does not fit.
 
     Args:
         student: On its device; its arithmetic is prepared by the caller.
         multiple: Batch widths are rounded up to a multiple of this.
         computes_loss: Whether this worker computes losses: only then it needs the teacher.
-
-    Raises:
-        BadSpecError: The teacher does not fit the student, the task or the device.
     """
     section = config.distillation
     is_used = section.looks_inside or section.soft_weight > 0.0

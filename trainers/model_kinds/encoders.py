@@ -49,13 +49,11 @@ class EncoderInfo:
 
     Attributes:
         install: Replaces the layers of a model that has its weights and is on the CPU; names and shapes of
-            parameters stay, so that checkpoints and exported models are the same for all encoders.
-        packs: Reads the examples of a micro-batch as one row without padding (`Batch.segments`), in which
-            each attends to itself alone. Workers then have equally many tokens, and a run compares its first
-            batch with `huggingface` (`trainers.models.parity`).
+            parameters stay, so that checkpoints are the same for all encoders.
+        packs: Reads a micro-batch as one row without padding (`Batch.segments`). Workers then have equally
+            many tokens, and a run compares its first batch with `huggingface` (`trainers.models.parity`).
         host_dropout: Uses the dropout of its device kind, see `DeviceKind.host_dropout`.
         blocks: Supported layouts of encoder layers, see `FamilyInfo.block`.
-        quantisation: Its layers are quantised; no other encoder runs the folders of such models.
         cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last.
     """
 

@@ -44,46 +44,31 @@ def _like_bert(_fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyInfo:
-    """A model family; `name` is the `model_type` of its `config.json`.
+    """A model family; fields of its configuration are named by it."""
 
-    Attributes:
-        config: Configuration class, as `module:Class`.
-        models: Model classes, as `module:Stem`; a head appends its own suffix to the stem.
-        architecture: How its models are called, as `module:Class`; see `trainers.models.architectures`.
-        layer_count, hidden_size, attention_heads, positions, feed_forward: Names of fields with sizes.
-        hidden_dropouts: Fields of dropout rates of hidden states and heads.
-        attention_dropouts: Fields of dropout rates of attention.
-        layers: Path of the list of layers in the encoder.
-        relations: Linear maps of a layer whose outputs are queries, keys and values, or the one map that
-            gives all three; empty = relations cannot be distilled.
-        heads: Prefixes of the names of a head's weights in its folders, by the head's suffix.
-        block: Layout of its encoder layers, for encoders with their own code for one; None = unique.
-        offset_by_padding: Position ids begin after the token id of padding, not at 0.
-        selects_layers: Whether `model.layers` works: layers do not depend on their position.
-        own_arithmetic: Values of `FlopCount` that differ from BERT's, by the fields of a configuration.
-    """
-
-    name: str
+    name: str  # The `model_type` of its `config.json`
     summary: str
-    config: str
-    models: str
-    architecture: str
-    heads: Mapping[str, tuple[str, ...]]
+    config: str  # Configuration class, as `module:Class`
+    models: str  # Model classes, as `module:Stem`; a head appends its own suffix to the stem
+    architecture: str  # How its models are called, as `module:Class`; see `trainers.models.architectures`
+    heads: Mapping[str, tuple[str, ...]]  # Prefixes of a head's weights in its folders, by the head's suffix
     layer_count: str = "num_hidden_layers"
     hidden_size: str = "hidden_size"
     attention_heads: str = "num_attention_heads"
     positions: str = "max_position_embeddings"
     feed_forward: str = "intermediate_size"
-    hidden_dropouts: tuple[str, ...] = ("hidden_dropout_prob", "classifier_dropout")
+    hidden_dropouts: tuple[str, ...] = ("hidden_dropout_prob", "classifier_dropout")  # Of heads too
     attention_dropouts: tuple[str, ...] = ("attention_probs_dropout_prob",)
-    layers: str = "encoder.layer"
+    layers: str = "encoder.layer"  # Path of the list of layers in the encoder
+    # Maps of a layer that give queries, keys and values, or all three; empty = relations cannot be distilled.
     relations: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
     attention: Attention = Attention.full
-    block: str | None = None
+    block: str | None = None  # Layout of its layers, for encoders with their own code for one; None = unique
     token_types: bool = True
-    offset_by_padding: bool = False
+    offset_by_padding: bool = False  # Position ids begin after the token id of padding, not at 0
     pipelines: bool = True
-    selects_layers: bool = True
+    selects_layers: bool = True  # Whether `model.layers` works: layers do not depend on their position
+    # Values of `FlopCount` that differ from BERT's, by the fields of a configuration.
     own_arithmetic: Callable[[Fields], dict[str, Any]] = _like_bert
 
     @property

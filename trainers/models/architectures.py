@@ -1,8 +1,4 @@
-"""How the models of each family are built and called.
-
-`Bert` is the base, and follows transformers' BERT; `trainers.model_kinds.families` names the class of each
-family.
-"""
+"""How the models of each family are built and called; `Bert` is the base, and follows transformers' BERT."""
 
 from __future__ import annotations
 
@@ -66,10 +62,7 @@ class Bert:
         return {"attention_mask": self.mask(batch, config, hidden.dtype)}
 
     def mask(self, batch: Batch, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns (B, 1, 1, S): bool, or what plain attention adds to scores.
-
-        transformers would derive the same from (B, S), but with the host waiting for it.
-        """
+        """(B, 1, 1, S): bool, or what plain attention adds. transformers would make the host wait for it."""
         if batch.attention_mask is None:
             return None
         mask = batch.attention_mask[:, None, None, :]
@@ -255,10 +248,7 @@ def through(model: PreTrainedModel, names: Iterable[str], states: torch.Tensor) 
 
 
 def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:
-    """Returns the buckets (1, S, S) of the distances between tokens, for DeBERTa's encoder.
-
-    transformers computes the same from a number that it copies to the device, for which the host waits.
-    """
+    """(1, S, S) buckets of the distances between tokens, for DeBERTa; without a copy that the host waits for."""
     if not encoder.relative_attention:
         return None
     places = torch.arange(hidden.shape[-2], device=hidden.device)

@@ -1,10 +1,9 @@
 """Dropout on the CPU, where drawing random numbers one by one is a quarter of a training step.
 
 torch draws for each element (measured: 11 ns), and its attention with dropout takes all scores through memory
-a dozen times. Here an element takes 16 random bits of a generator that fills arrays, and attention is
-computed for a few examples at a time, whose scores stay in the cache; the backward pass draws the same bits
-again. The rate is met to 2^-17. Each draw is seeded from torch's generator, whose state in a checkpoint
-suffices.
+a dozen times. Here an element takes 16 random bits, and attention is computed for a few examples at a time,
+whose scores stay in the cache; the backward pass draws the same bits again. The rate is met to 2^-17. Draws
+are seeded from torch's generator, whose state in a checkpoint suffices.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ _WORDS_PER_DRAW = 1 << 17
 
 
 def install(model: nn.Module, *, attention: bool = True) -> None:
-    """Replaces a model's dropout in layers and attention; names, parameters and evaluation are unchanged.
-
-    `attention` is False for models in which a token does not attend to all of its text.
-    """
+    """Replaces a model's dropout in layers and, where a token attends to all of its text, in attention."""
     for module in model.modules():
         if type(module) is nn.Dropout:
             module.__class__ = CpuDropout

@@ -1,6 +1,6 @@
-"""Whether a model supports a run, judged by its configuration alone. Imports no torch.
+"""Whether a model supports a run, by its configuration alone. Imports no torch.
 
-The service checks at submission what it can see, and each worker checks again before it reads data.
+The service checks at submission, and each worker again before it reads data.
 """
 
 from __future__ import annotations

@@ -80,21 +80,19 @@ class _Embeddings:
         device = input_ids.device.type
         encoder.require(device)
         norm = self.LayerNorm
+        tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
+        words, places, kinds = map(_table, tables)
         embedded = encoder.embed_norm(
             input_ids,
             types.expand_as(input_ids),
             positions.expand_as(input_ids),
-            _table(self.word_embeddings),
-            _table(self.position_embeddings),
-            _table(self.token_type_embeddings),
+            words,
+            places,
+            kinds,
             norm.weight,
             norm.bias,
             eps=norm.eps,
-            padding=(
-                self.word_embeddings.padding_idx,
-                self.position_embeddings.padding_idx,
-                self.token_type_embeddings.padding_idx,
-            ),
+            padding=tuple(table.padding_idx for table in tables),
             **_dropout(self.dropout),
         )
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -157,15 +155,9 @@ class _SelfAttention:
             return mixed.view(hidden_states.shape), residual
         query, key, value = (part.view(shape).transpose(1, 2) for part in projected)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        rate = self.dropout.p if self.training else 0.0
         mixed, _ = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
-            scaling=self.scaling,
-            **options,
+            self, query, key, value, attention_mask, dropout=rate, scaling=self.scaling, **options
         )
         return mixed.reshape(*hidden_states.shape[:-1], -1), residual
 
@@ -193,14 +185,9 @@ class _Output:
 
     def forward(self: Any, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
         product, bias = _product(self.dense, hidden_states)
+        norm, residual = self.LayerNorm, input_tensor.to(product.dtype)
         return encoder.dropout_add_norm(
-            product,
-            bias,
-            input_tensor.to(product.dtype),
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            eps=self.LayerNorm.eps,
-            **_dropout(self.dropout),
+            product, bias, residual, norm.weight, norm.bias, eps=norm.eps, **_dropout(self.dropout)
         )
 
 

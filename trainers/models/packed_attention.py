@@ -35,10 +35,7 @@ def attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot product attention in transformers' form: (1, heads, T, D) in, (1, T, heads, D) and None out.
-
-    A row has `segments` and no mask; a batch without segments is padded, see `trainers.models.dropout`.
-    """
+    """Attention in transformers' form, (1, heads, T, D) in and (1, T, heads, D) out; without segments padded."""
     if segments is None:
         return host.attention(module, query, key, value, attention_mask, dropout, scaling)
     if query.is_cpu:

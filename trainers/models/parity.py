@@ -64,10 +64,7 @@ class LossOf(Protocol):
 
 
 def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:
-    """Returns a batch of examples in which an encoder can go wrong, on the CPU, `multiple` wide.
-
-    The one of an odd length has a padding token inside, as if someone had written it.
-    """
+    """Returns a batch of `chosen` examples on the CPU; the one of an odd length has padding inside."""
     rows = chosen(data.lengths)
     batch = collate(data, rows, pad_id, multiple)
     place = min(3, len(rows) - 1)

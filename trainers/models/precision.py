@@ -1,8 +1,4 @@
-"""The number formats of a run: how it computes, how it stores parameters, how it evaluates.
-
-`arithmetic_for` gives the arithmetic of training and `inference_for` that of evaluation. The loss scale of
-fp16 is `trainers.update`.
-"""
+"""The number formats of a run: how it computes, how it stores parameters, how it evaluates."""
 
 from __future__ import annotations
 
@@ -96,11 +92,7 @@ class Rounded(Arithmetic):
 def arithmetic_for(
     precision: Precision, device: torch.device, numerics: Numerics | None = None
 ) -> Arithmetic:
-    """Returns the arithmetic of a precision on a device; `numerics` None = fp32 parameters.
-
-    Raises:
-        BadSpecError: The device cannot compute in the precision.
-    """
+    """Returns the arithmetic of a precision; `BadSpecError` if the device cannot compute in it."""
     if precision is Precision.fp32:
         return Arithmetic()
     reason = kind_of(device).backend.why_not(precision.value, device)
@@ -142,7 +134,6 @@ class Inference:
         yield
 
     def context(self) -> AbstractContextManager[None]:
-        """Around each forward pass."""
         return self._training.context()
 
 
@@ -173,10 +164,8 @@ class HalfInference(Inference):
     """All weights, LayerNorms and head included, and arithmetic in half precision.
 
     A device without instructions for the format widens weights where they are used, and rounds operands and
-    results, see `Rounded`. `half` None = the training's, or else the better one that the device has.
-
-    Raises:
-        BadSpecError: The GPU has no such format.
+    results, see `Rounded`; a GPU raises `BadSpecError`. `half` None = the training's, or else the better one
+    that the device has.
     """
 
     def __init__(self, training: Arithmetic, device: torch.device, half: torch.dtype | None = None) -> None:

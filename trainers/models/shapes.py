@@ -13,11 +13,7 @@ _HEAD = ClassHead(("0", "1"))
 
 
 def shape_of(origin: Origin) -> ModelShape:
-    """Returns the size of a model with a head of two classes; a preset has the published models' vocabulary.
-
-    Raises:
-        BadSpecError: The configuration cannot be used.
-    """
+    """Returns the size of a model with a head of two classes; presets have the published vocabulary."""
     fields = origin.config() if isinstance(origin, Folder) else origin.config(VOCABULARY_SIZE)
     architecture = architecture_of(origin.family)
     with torch.device("meta"):

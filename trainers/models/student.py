@@ -83,7 +83,6 @@ class Student(nn.Module):
             case "span":
                 return batch.unpacked(self.architecture.span_logits(self.model, hidden))
             case "guessed":
-                assert batch.guessed is not None
                 # Only what is to be guessed: the vocabulary's product is most of a small model's work.
                 guessed = batch.guessed if batch.segments is None else batch.segments.guessed
                 assert guessed is not None
@@ -116,11 +115,7 @@ class Student(nn.Module):
         self.model._set_gradient_checkpointing(True, partial(checkpoint, use_reentrant=False))
 
     def compile_layers(self) -> None:
-        """Compiles the encoder's layers for any batch and length.
-
-        All layers without hooks are one program, which is compiled once; the whole encoder would take as many
-        times as long as it has layers.
-        """
+        """Compiles the encoder's layers, which are one program; the whole encoder would take far longer."""
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.config.recompile_limit = _PROGRAMS
         for layer in self.architecture.layers(self.model):
@@ -158,8 +153,7 @@ class Student(nn.Module):
 class NumberOutput(nn.Linear):
     """Output layer of a number: `scale (w x + b)` in fp32; files hold `scale w` and `scale b`.
 
-    `scale` is a power of two near the labels' standard deviation, so that learning rates do not depend on
-    their unit.
+    `scale`, near the labels' standard deviation, makes learning rates independent of their unit.
     """
 
     def __init__(self, features: int, head: NumberHead) -> None:
@@ -194,13 +188,8 @@ def build(
 ) -> Student:
     """Returns the model with its first weights, drawn from torch's seed where the origin has none.
 
-    Args:
-        vocabulary_size: One more than the tokenizer's largest id.
-        layers: Layers taken from the folder, in this order; None = all.
-        attention_dropout: None = the dropout of hidden states.
-
-    Raises:
-        BadSpecError: The folder's model does not fit tokenizer, length or its own weights.
+    Takes some `layers` of a folder, in this order; None = all. `attention_dropout` None = `dropout`. Raises
+    `BadSpecError` if the folder's model does not fit tokenizer, length or its own weights.
     """
     given: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
     family, architecture = origin.family, architecture_of(origin.family)
@@ -263,7 +252,6 @@ def _install_number_output(model: PreTrainedModel, architecture: Bert, head: Num
 
 
 def _output_scales(model: nn.Module) -> dict[str, float]:
-    """Scaled parameters by name."""
     parts = [(name, part) for name, part in model.named_modules() if isinstance(part, NumberOutput)]
     return {f"{name}.{own}": part.scale for name, part in parts for own in ("weight", "bias")}
 
@@ -298,10 +286,7 @@ def _count(layers: Sequence[int], origin: Origin, available: int) -> int:
 def _load(
     model: PreTrainedModel, architecture: Bert, file: Path, layers: Sequence[int] | None, depth: int
 ) -> list[str]:
-    """Copies the file's weights; returns the names of those that start at random, of head and pooler only.
-
-    `depth` is the number of layers according to `config.json`.
-    """
+    """Copies the file's weights; returns the names of those that start at random, of head and pooler only."""
     wanted = model.state_dict()
     missing = set(wanted) - set(tied_to(model))
     encoder = architecture.encoder_prefix(model)

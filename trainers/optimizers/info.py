@@ -87,27 +87,20 @@ Groups = list[dict[str, Any]]  # Parameter groups of `torch.optim`, each with it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerInfo:
-    """An optimizer.
-
-    Attributes:
-        masters: Kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
-        options: Fields of the section `optimizer` that no other optimizer has, unless it lists them too.
-        freezes_second_moment: Can be compressed to one bit; its class derives from `cuda_ext.Adan`.
-        availability: Returns the implementations that run on this machine; None = all of them.
-    """
-
     name: str
     summary: str
     build: Callable[[Groups, Hyperparameters], Built]  # Builds it over parameter groups; imports torch
     betas: tuple[float, ...]  # Defaults of `optimizer.betas`
     states: States
     implementations: tuple[Implementation, ...]  # Values of `optimizer.implementation` besides `auto`
+    # Kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
     masters: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: MappingProxyType({"fp32": MASTERS["fp32"]})
     )
     moments: tuple[str, ...] = ("fp32",)  # Formats of `optimizer.moments`
-    options: tuple[str, ...] = ()
-    freezes_second_moment: bool = False
+    options: tuple[str, ...] = ()  # Fields of the section `optimizer` that only optimizers listing them have
+    freezes_second_moment: bool = False  # Can be compressed to one bit: derives from `cuda_ext.Adan`
+    # Returns the implementations that run on this machine; None = all of them.
     availability: Callable[[], Sequence[Availability]] | None = None
 
     def masters_of(self, stored: str, chosen: str | None) -> str:

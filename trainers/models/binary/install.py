@@ -35,10 +35,7 @@ def settings_of(model: PreTrainedModel) -> Binary | None:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Quantises a model of BERT's layout according to the field `binary` of its configuration.
-
-    Parameters keep names and values; a model that is quantised already gets the new quantisers.
-    """
+    """Quantises a model of BERT's layout by the field `binary` of its configuration; again if it changed."""
     settings = settings_of(model)
     assert settings is not None
     derivative: Derivative = imported(DERIVATIVES[settings.derivative].made)()

@@ -131,11 +131,7 @@ def require(device_type: str) -> None:
 
 
 def pack(model: nn.Module) -> dict[str, nn.Module]:
-    """Packs the binary layers of a model, and its table; returns what was replaced, by name.
-
-    Raises:
-        BadSpecError: A layer's weights have no signs, or are ternary; or there are no kernels.
-    """
+    """Packs a model's binary layers, and its table; returns what was replaced, by name. See `one_bit`."""
     forms: dict[str, nn.Module] = {
         name: PackedLinear(one_bit(name, module))
         for name, module in model.named_modules()
@@ -190,11 +186,7 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class PackedInference(Inference):
-    """Binary layers computed from their bits; every other layer as in training.
-
-    Raises:
-        BadSpecError: There are no kernels for packed layers here, or not the required instructions.
-    """
+    """Binary layers computed from their bits, other layers as in training; `BadSpecError` without kernels."""
 
     def __init__(self, training: Arithmetic, device: torch.device) -> None:
         super().__init__(training)

@@ -233,10 +233,7 @@ class SignInputs(Inputs):
 
 
 class ElasticInputs(Inputs):
-    """Levels with a learned scale and shift: {0, a} or {-a, a} for one bit. BiT, arXiv 2205.13016.
-
-    The shift moves the threshold and is not added again.
-    """
+    """{0, a} or {-a, a} for one bit, with a learned scale, and a learned shift of the threshold (BiT)."""
 
     __slots__ = ()
     learned = True

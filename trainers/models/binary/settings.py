@@ -1,7 +1,4 @@
-"""Section `model.binary`: quantisers of weights and inputs, embeddings, and derivatives of sign.
-
-Imports no torch: the entries name the classes that compute, which `trainers.models.binary.install` loads.
-"""
+"""Section `model.binary`: quantisers of weights and inputs, embeddings, derivatives. Imports no torch."""
 
 from __future__ import annotations
 
