@@ -248,7 +248,7 @@ def through(model: PreTrainedModel, names: Iterable[str], states: torch.Tensor) 
 
 
 def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:
-    """(1, S, S) buckets of the distances between tokens, for DeBERTa; without a copy that the host waits for."""
+    """(1, S, S) buckets of the distances between tokens, for DeBERTa; the host does not wait for them."""
     if not encoder.relative_attention:
         return None
     places = torch.arange(hidden.shape[-2], device=hidden.device)

@@ -104,7 +104,7 @@ def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> 
 
 
 def locate(model: str, workspace: Workspace, field: str = "model.name") -> Origin:
-    """Resolves `model.name`, or another field; `BadSpecError` if it is unknown, damaged or outside the roots."""
+    """Resolves `model.name`, or another field; `BadSpecError` if unknown, damaged or outside the roots."""
     if model in PRESETS:
         return Preset(model)
     if model.startswith(HUB):

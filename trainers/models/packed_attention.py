@@ -35,7 +35,7 @@ def attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention in transformers' form, (1, heads, T, D) in and (1, T, heads, D) out; without segments padded."""
+    """Attention in transformers' form, (1, heads, T, D) in, (1, T, heads, D) out; padded without segments."""
     if segments is None:
         return host.attention(module, query, key, value, attention_mask, dropout, scaling)
     if query.is_cpu:
