@@ -242,7 +242,7 @@ def model_shape(config: RunConfig) -> ModelShape:
     Presets have the vocabulary of the published models.
     """
     from trainers.models import origin
-    from trainers.models.shapes import shape_of
+    from trainers.models.architectures import shape_of
 
     shape = shape_of(origin.locate(config.model.name, config.workspace))
     chosen = config.model.layers

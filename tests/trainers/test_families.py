@@ -40,7 +40,7 @@ from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
-from trainers.tasks.squad_v2.windows import Answer, SquadQuestion, tokenise_windows
+from trainers.tasks.squad_v2.task import Answer, SquadQuestion, tokenise_windows
 
 HEADS: tuple[Head, ...] = (
     ClassHead(("no", "yes")),

@@ -23,8 +23,8 @@ from trainers.model_kinds.heads import (
     VocabularyHead,
 )
 from trainers.models import student
+from trainers.models.architectures import shape_of
 from trainers.models.origin import Folder, Preset
-from trainers.models.shapes import shape_of
 from trainers.telemetry.flops import FlopCount, Tally, flop_count, flop_count_of, tally
 
 VOCABULARY = 1000

@@ -198,7 +198,7 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
         datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": "rows"}
     )
     for name in (TASKS["mlm"].hub_id, "stanfordnlp/imdb"):
-        assert HubDataset(name, offline=True, test="auto")._tables == {"train": "rows"}
+        assert HubDataset(name, True, "auto", {})._tables == {"train": "rows"}
     assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1"), ("stanfordnlp/imdb", None)]
 
 

@@ -28,7 +28,7 @@ from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
 from trainers.tasks.squad_v2.scoring import N_BEST, answers, best_spans, merge_windows
-from trainers.tasks.squad_v2.windows import windows
+from trainers.tasks.squad_v2.task import windows
 
 CONTEXT = "Tea grows in Assam. Café Müller opened in 1978 in Wuppertal."
 ROWS = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -233,37 +233,28 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
     )
 
 
+@dataclass
 class TrainingBatches:
-    """The batches of one replica, by step; widths are rounded up to a multiple of `multiple`.
+    """The batches of one replica, by step."""
 
-    `micro_tokens` limits the positions of a micro-batch in place of `micro_size`. With `packs` the encoder
-    computes no padding, so that replicas get equally many tokens.
-    """
+    data: TokenSet
+    _: KW_ONLY
+    seed: int
+    global_size: int
+    micro_size: int
+    replica: int
+    replicas: int
+    pad_id: int
+    multiple: int  # Widths are rounded up to a multiple of it
+    transform: Transform | None = None
+    micro_tokens: int | None = None  # Limits the positions of a micro-batch in place of `micro_size`
+    packs: bool = False  # The encoder computes no padding: replicas get equally many tokens
 
-    def __init__(
-        self,
-        data: TokenSet,
-        *,
-        seed: int,
-        global_size: int,
-        micro_size: int,
-        replica: int,
-        replicas: int,
-        pad_id: int,
-        multiple: int,
-        transform: Transform | None = None,
-        micro_tokens: int | None = None,
-        packs: bool = False,
-    ) -> None:
-        self._data, self._seed = data, seed
-        self._transform, self._micro_tokens, self._packs = transform, micro_tokens, packs
-        self._global_size, self._micro_size = global_size, micro_size
-        self._replica, self._replicas = replica, replicas
-        self._pad_id, self._multiple = pad_id, multiple
-        self._lengths = data.lengths
+    def __post_init__(self) -> None:
+        self._lengths = self.data.lengths
         self._epoch, self._detour = -1, 0
         self._order: Indices = np.empty(0, dtype=np.int64)
-        self.steps_per_epoch = -(-len(data) // global_size)
+        self.steps_per_epoch = -(-len(self.data) // self.global_size)
 
     def take_detour(self, number: int) -> None:
         """Visits examples in another order from now on, so that no batch ahead repeats an earlier one.
@@ -277,9 +268,9 @@ class TrainingBatches:
         """Examples of a step over all workers, ascending by length except in an epoch's last batch."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._order = epoch_order(self._lengths, self._seed, epoch, self._global_size, self._detour)
+            self._order = epoch_order(self._lengths, self.seed, epoch, self.global_size, self._detour)
             self._epoch = epoch
-        return self._order[place * self._global_size : (place + 1) * self._global_size]
+        return self._order[place * self.global_size : (place + 1) * self.global_size]
 
     def __getitem__(self, step: int) -> StepBatch:
         rows = self.rows(step)
@@ -292,22 +283,22 @@ class TrainingBatches:
         return StepBatch([self._collate(micro, epoch) for micro in self._divided(share)], len(rows))
 
     def _places(self, rows: Indices) -> Indices | slice:
-        if self._packs:
-            return balanced_shares(self._lengths[rows], self._replicas)[self._replica]
+        if self.packs:
+            return balanced_shares(self._lengths[rows], self.replicas)[self.replica]
         # Every `replicas`-th, so that all are as wide.
-        return slice(self._replica, None, self._replicas)
+        return slice(self.replica, None, self.replicas)
 
     def _divided(self, share: Indices) -> Iterator[Indices]:
-        if self._micro_tokens is None:
-            starts = range(0, len(share), self._micro_size)
-            return (share[start : start + self._micro_size] for start in starts)
+        if self.micro_tokens is None:
+            starts = range(0, len(share), self.micro_size)
+            return (share[start : start + self.micro_size] for start in starts)
         lengths = self._lengths[share].tolist()
-        edges = by_positions(lengths, self._micro_tokens, self._multiple, padded=not self._packs)
+        edges = by_positions(lengths, self.micro_tokens, self.multiple, padded=not self.packs)
         return (share[start:end] for start, end in pairwise(edges))
 
     def _collate(self, rows: Indices, epoch: int) -> Batch:
-        batch = collate(self._data, rows, self._pad_id, self._multiple)
-        return batch if self._transform is None else self._transform(batch, seed=self._seed, epoch=epoch)
+        batch = collate(self.data, rows, self.pad_id, self.multiple)
+        return batch if self.transform is None else self.transform(batch, seed=self.seed, epoch=epoch)
 
 
 def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indices]:

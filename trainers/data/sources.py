@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from trainers.config import Task, Workspace
@@ -52,7 +51,7 @@ def open_source(task: Task, workspace: Workspace) -> Source:
     try:
         if path.startswith(HUB):
             identifier = id_on_hub(path, "dataset")
-            return HubDataset(identifier, offline=workspace.offline, test=task.test, columns=task.columns)
+            return HubDataset(identifier, workspace.offline, task.test, task.columns)
         place = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
@@ -111,19 +110,14 @@ def source_identity(source: Source, task: Task) -> dict[str, str | int | float]:
     return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
 
 
+@dataclass
 class HubDataset:
     """A dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
 
-    def __init__(
-        self,
-        identifier: str,
-        *,
-        offline: bool,
-        test: Literal["auto", "none"],
-        columns: Mapping[str, str | int] = MappingProxyType({}),
-    ) -> None:
-        self.name = identifier
-        self._offline, self._test, self._columns = offline, test, columns
+    name: str
+    offline: bool
+    test: Literal["auto", "none"]
+    columns: Mapping[str, str | int]
 
     @cached_property
     def parts(self) -> dict[str, FileSet]:
@@ -139,7 +133,7 @@ class HubDataset:
     def rows(self, part: str) -> Iterator[Row]:
         where = f"{self.name} ({part}), row"
         rows = (Row(row, f"{where} {number}") for number, row in enumerate(self._tables[part], 1))
-        return renamed(rows, self._columns)
+        return renamed(rows, self.columns)
 
     @cached_property
     def _tables(self) -> Mapping[str, Any]:
@@ -150,7 +144,7 @@ class HubDataset:
             raise BadDataError(
                 f"hub dataset '{self.name}' has no split named train (found: {', '.join(splits)})"
             )
-        return used_parts(tables, self._test)
+        return used_parts(tables, self.test)
 
     def _load(self) -> Any:
         # Imported here: only runs on hub data pay for the import.
@@ -163,16 +157,16 @@ class HubDataset:
                 f"{Path.cwd()}; rename that path, or start elsewhere"
             )
         before = datasets.config.HF_HUB_OFFLINE
-        datasets.config.HF_HUB_OFFLINE = self._offline or before
+        datasets.config.HF_HUB_OFFLINE = self.offline or before
         try:
             return datasets.load_dataset(
                 identifier,
                 configuration or None,
-                download_config=datasets.DownloadConfig(local_files_only=self._offline, disable_tqdm=True),
+                download_config=datasets.DownloadConfig(local_files_only=self.offline, disable_tqdm=True),
             )
         except Exception as error:
             raise BadDataError(
-                not_from_hub("dataset", self.name, error, offline=self._offline, local="local path")
+                not_from_hub("dataset", self.name, error, offline=self.offline, local="local path")
             ) from error
         finally:
             datasets.config.HF_HUB_OFFLINE = before

@@ -18,9 +18,12 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch, Segments
 from trainers.model_kinds.families import FamilyInfo
-from trainers.model_kinds.heads import Head
+from trainers.model_kinds.heads import ClassHead, Head
 from trainers.models.dropout import TORCH_ATTENTION
+from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
+from trainers.telemetry.flops import ModelShape, flop_count
 
+_SHAPE_HEAD = ClassHead(("0", "1"))
 PLAIN_ATTENTION = "eager"  # transformers' own attention, of single operations
 
 
@@ -275,3 +278,29 @@ def architecture_of(family: FamilyInfo) -> Bert:
 def tied_to(model: PreTrainedModel) -> dict[str, str]:
     """Parameters that are others under a second name, mapped to the name used in files."""
     return dict(model.all_tied_weights_keys)
+
+
+def shape_of(origin: Origin) -> ModelShape:
+    """Returns the size of a model with a head of two classes; presets have the published vocabulary."""
+    fields = origin.config() if isinstance(origin, Folder) else origin.config(VOCABULARY_SIZE)
+    architecture = architecture_of(origin.family)
+    with torch.device("meta"):
+        model = architecture.build(fields, _SHAPE_HEAD)
+    number = architecture.layer_number(model)
+    layers: list[list[tuple[int, ...]]] = [[] for _ in architecture.layers(model)]
+    embeddings: list[tuple[int, ...]] = []
+    head: list[tuple[int, ...]] = []
+    for name, parameter in reversed(list(model.named_parameters())):
+        if layer := number.match(name):
+            where = layers[int(layer[1])]
+        elif architecture.is_optional(model, name):
+            where = head
+        else:
+            where = embeddings
+        where.append(tuple(parameter.shape))
+    return ModelShape(
+        flop_count(origin.family, fields, _SHAPE_HEAD),
+        tuple(embeddings),
+        tuple(map(tuple, layers)),
+        tuple(head),
+    )

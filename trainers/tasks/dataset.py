@@ -29,7 +29,7 @@ from trainers.data.selection import (
     normal,
     numbered_names,
 )
-from trainers.data.sources import RowSource, Source, open_source, source_identity
+from trainers.data.sources import RowSource, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head
@@ -137,7 +137,12 @@ class DatasetTask(Task, Generic[Example]):
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         source = open_source(config.task, config.workspace)
         examples = _Examples(self, source, config.task)
-        identity = self._identity(source, config.task)
+        identity = {
+            "task": config.task.name,
+            **selection_identity(config.task),
+            **source_identity(source, config.task),
+            **self.settings(config.task),
+        }
         cache = Path(config.workspace.cache)
         file = tokenizer_file(
             origin,
@@ -211,14 +216,6 @@ class DatasetTask(Task, Generic[Example]):
     @override
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         _Examples(self, source, task).selected()
-
-    def _identity(self, source: Source, task: TaskConfig) -> Facts:
-        return {
-            "task": task.name,
-            **selection_identity(task),
-            **source_identity(source, task),
-            **self.settings(task),
-        }
 
 
 class _Examples(Generic[Example]):

@@ -14,8 +14,8 @@ from service.planner.step_time import (
     payload_of,
 )
 from trainers.config import Parallel
+from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset
-from trainers.models.shapes import shape_of
 from trainers.parallel_kinds import COMPRESSIONS
 from trainers.profiling.profile import CompressionCost, LayerTime
 

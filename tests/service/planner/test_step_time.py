@@ -18,8 +18,8 @@ from service.planner.step_time import (
     assumed,
     estimate,
 )
+from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset
-from trainers.models.shapes import shape_of
 
 FREE = Link(1e9)
 STEP = Step(

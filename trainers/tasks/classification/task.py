@@ -42,10 +42,7 @@ class ClassScoring:
         self, labels: npt.NDArray[np.int64], classes: Sequence[str], declared: Collection[str] | None = None
     ) -> None:
         self._labels, self._classes, self._declared = labels, classes, declared
-
-    @property
-    def units(self) -> int:
-        return len(self._labels)
+        self.units = len(labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
@@ -78,11 +75,7 @@ class SeveralLabelsScoring:
     """Predicts every class with a probability above one half; labels are (N, C), 1 where present."""
 
     def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
-        self._labels, self._classes = labels, classes
-
-    @property
-    def units(self) -> int:
-        return len(self._labels)
+        self._labels, self._classes, self.units = labels, classes, len(labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return logits.float().sigmoid()

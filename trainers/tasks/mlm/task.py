@@ -141,11 +141,7 @@ class GuessScoring:
     """Guesses that are ranked at a time; more only take memory."""
 
     def __init__(self, sequences: int, *, losses: bool = False) -> None:
-        self._sequences, self._losses = sequences, losses
-
-    @property
-    def units(self) -> int:
-        return self._sequences
+        self.units, self._losses = sequences, losses
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns (B, 4) per sequence: guesses, right ones, sums of 1 / rank of the right token and its loss.

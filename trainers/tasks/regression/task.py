@@ -36,10 +36,7 @@ class NumberScoring:
 
     def __init__(self, labels: Numbers, label_range: tuple[float, float] | None) -> None:
         self._labels, self._range = labels.astype(np.float64), label_range
-
-    @property
-    def units(self) -> int:
-        return len(self._labels)
+        self.units = len(labels)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return logits.float() if self._range is None else logits.float().clamp(*self._range)

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Carried, Judged, Observed
-from trainers.tasks.squad_v2.windows import SquadQuestion
 
 if TYPE_CHECKING:
     import torch
 
     from trainers.data.batches import Batch
+    from trainers.tasks.squad_v2.task import SquadQuestion
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -203,13 +203,10 @@ class SpanScoring:
 
     def __init__(self, data: TokenSet, questions: GoldQuestions, max_answer_tokens: int) -> None:
         self._data, self._questions, self._max_tokens = data, questions, max_answer_tokens
+        self.units = int(data.columns["question"][-1]) + 1
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         return best_spans(logits, batch, self._max_tokens)
-
-    @property
-    def units(self) -> int:
-        return int(self._data.columns["question"][-1]) + 1
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the answer given, empty = none, and the right ones."""

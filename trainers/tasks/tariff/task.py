@@ -131,10 +131,7 @@ class CodeScoring:
 
     def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:
         self._right, self._codes, self._level = np.asarray(right), np.array(codes), level
-
-    @property
-    def units(self) -> int:
-        return len(self._right)
+        self.units = len(right)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns (B, 5) the likeliest classes, best first; fewer when there are fewer."""

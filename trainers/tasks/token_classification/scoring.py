@@ -120,12 +120,8 @@ class EntityScoring:
     ) -> None:
         # Tags and whether a piece is in the example, of all words (W,); number of words of each text (N,).
         self._tags, self._counts, self._seen, self._classes = tags, counts, seen, classes
-        ends = np.cumsum(counts)[:-1]
+        self.units, ends = len(counts), np.cumsum(counts)[:-1]
         self._width = max([int(part.sum()) for part in np.split(seen, ends)], default=0)
-
-    @property
-    def units(self) -> int:
-        return len(self._counts)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns (B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""

@@ -202,10 +202,7 @@ class RankingScoring:
 
     def __init__(self, labels: npt.NDArray[np.int64], questions: npt.NDArray[np.int64]) -> None:
         self._labels, self._questions = labels, questions
-
-    @property
-    def units(self) -> int:
-        return len(np.unique(self._questions[self._labels == 1]))
+        self.units = len(np.unique(questions[labels == 1]))
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns (B, 1) by how much the logit of the answers' class is the larger."""
