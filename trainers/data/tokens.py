@@ -49,8 +49,8 @@ class Frame:
         """Cuts examples, a column per text with counts (N,), to a length; of two texts the longer first."""
         room = max(0, max_length - sum(map(len, self.specials)))
         whole = [counts for _, counts in columns]
-        cut = _cut(whole, room)
-        lengths = np.sum(cut, axis=0) + sum(map(len, self.specials))
+        shares = _cut(whole, room)
+        lengths = np.sum(shares, axis=0) + sum(map(len, self.specials))
         place = ends_of(lengths)[:-1]
         framed = np.empty(int(lengths.sum()), dtype=columns[0][0].dtype)
         second_at = np.zeros(len(lengths), dtype=np.int64)
@@ -62,12 +62,12 @@ class Frame:
                 break
             if number == 1:
                 second_at = place - ends_of(lengths)[:-1]
-            tokens, counts = columns[number]
-            within = _within(cut[number])
-            framed[np.repeat(place, cut[number]) + within] = tokens[
-                np.repeat(ends_of(counts)[:-1], cut[number]) + within
-            ]
-            place = place + cut[number]
+            (tokens, counts), share = columns[number], shares[number]
+            ends = ends_of(share)
+            within = np.arange(ends[-1]) - np.repeat(ends[:-1], share)
+            source = np.repeat(ends_of(counts)[:-1], share) + within
+            framed[np.repeat(place, share) + within] = tokens[source]
+            place = place + share
         return Framed(framed, lengths, second_at, np.sum(whole, axis=0) > room)
 
 
@@ -99,12 +99,6 @@ def _cut(counts: Sequence[Counts], room: int) -> list[Counts]:
     long = np.where(fits, longer, np.where(halved, room - half, room - shorter))
     swapped = first > second
     return [np.where(swapped, long, short), np.where(swapped, short, long)]
-
-
-def _within(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0, 1, ... for each of N runs laid one after the other."""
-    ends = ends_of(counts)
-    return np.arange(ends[-1]) - np.repeat(ends[:-1], counts)
 
 
 @dataclass(frozen=True, slots=True)

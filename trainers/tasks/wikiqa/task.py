@@ -48,11 +48,6 @@ def ranking(scores: npt.NDArray[np.floating], relevant: Numbers, queries: Number
     return {"map": float(precisions.mean()), "mrr": float((1.0 / best).mean())}
 
 
-def ranks_of(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-    """(N,) the candidates of one query, best first; equal scores as in `ranking`."""
-    return np.lexsort((-np.arange(len(scores)), -scores))
-
-
 def by_query(
     scores: npt.NDArray[np.floating], relevant: Numbers, queries: Numbers
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -231,7 +226,7 @@ class RankingScoring:
         right: list[list[int]] = []
         for question in questions:
             members = np.flatnonzero(self._questions == question)
-            ranked.append(ranks_of(observed[members, 0]).tolist())
+            ranked.append(np.lexsort((-np.arange(len(members)), -observed[members, 0])).tolist())
             right.append(np.flatnonzero(self._labels[members] == 1).tolist())
         return Judged(questions, precisions, ranked, right)
 
