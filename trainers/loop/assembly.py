@@ -132,7 +132,7 @@ class RunBuilder:
         self.task = build(config.task.name, worker.encoder.cross_entropy)
         worker.sink.progress(step=0, total_steps=0, phase="preparing")
         place = self.origin = origin.locate(config.model.name, config.workspace)
-        fields = place.config() if isinstance(place, origin.Folder) else place.config(origin.VOCABULARY_SIZE)
+        fields = place.config(origin.VOCABULARY_SIZE)
         for misfit in student_misfits(config, str(place), place.family, fields):
             raise BadSpecError(misfit.reason)
         tokenizer = distillation.tokenizer_origin(config, place)

@@ -20,7 +20,7 @@ from trainers.data.batches import Batch, Segments
 from trainers.model_kinds.families import FamilyInfo
 from trainers.model_kinds.heads import ClassHead, Head
 from trainers.models.dropout import TORCH_ATTENTION
-from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
+from trainers.models.origin import VOCABULARY_SIZE, Origin
 from trainers.telemetry.flops import ModelShape, flop_count
 
 _SHAPE_HEAD = ClassHead(("0", "1"))
@@ -282,7 +282,7 @@ def tied_to(model: PreTrainedModel) -> dict[str, str]:
 
 def shape_of(origin: Origin) -> ModelShape:
     """Returns the size of a model with a head of two classes; presets have the published vocabulary."""
-    fields = origin.config() if isinstance(origin, Folder) else origin.config(VOCABULARY_SIZE)
+    fields = origin.config(VOCABULARY_SIZE)
     architecture = architecture_of(origin.family)
     with torch.device("meta"):
         model = architecture.build(fields, _SHAPE_HEAD)

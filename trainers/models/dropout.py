@@ -130,7 +130,7 @@ class _Rate:
     def of(cls, rate: float) -> _Rate:
         return cls(*threshold_of(rate))
 
-    def kept(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    def mask(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
         # The bits are read as signed numbers, because torch compares no unsigned ones.
         return torch.ge(bits, self.below - LEVELS // 2, out=into)
 
@@ -188,7 +188,7 @@ class _Dropped(torch.autograd.Function):
 
 
 def _masked(x: torch.Tensor, bits: torch.Tensor, rate: _Rate) -> torch.Tensor:
-    mask = rate.kept(bits, torch.empty_like(x, memory_format=torch.contiguous_format))
+    mask = rate.mask(bits, torch.empty_like(x, memory_format=torch.contiguous_format))
     return mask.mul_(x).mul_(rate.scale)
 
 
@@ -314,7 +314,7 @@ class _DroppedAttention(torch.autograd.Function):
         for group in _groups(lengths, query.shape[1]):
             q, k, v = (examples.part(tensor, group) for tensor in (query, key, value))
             shares = _softmax(q, k, scale, group, lengths)
-            keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
+            keep = rate.mask(bits.take(shares.shape), torch.empty_like(shares))
             out = torch.bmm(shares.mul_(keep).to(v.dtype), v * rate.scale)
             examples.put(mixed, group, out)
         return mixed
@@ -331,7 +331,7 @@ class _DroppedAttention(torch.autograd.Function):
             q, k, v = (examples.part(tensor, group) for tensor in (query, key, value))
             gradient = examples.part(grads[0], group) * rate.scale
             shares = _softmax(q, k, scale, group, lengths)
-            keep = rate.kept(bits.take(shares.shape), torch.empty_like(shares))
+            keep = rate.mask(bits.take(shares.shape), torch.empty_like(shares))
             d_shares = torch.bmm(gradient, v.transpose(1, 2)).to(shares.dtype).mul_(keep)
             examples.put(d_value, group, torch.bmm(keep.mul_(shares).to(v.dtype).transpose(1, 2), gradient))
             d_scores = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype).to(q.dtype)

@@ -61,7 +61,7 @@ class Folder:
     def family(self) -> FamilyInfo:
         return FAMILIES[self.config()[MODEL_TYPE]]
 
-    def config(self) -> dict[str, Any]:
+    def config(self, _vocabulary_size: int = 0) -> dict[str, Any]:
         """Raises `BadSpecError` if missing, malformed, of an unsupported family or of a quantised model."""
         file = self.path / "config.json"
         try:

@@ -191,12 +191,14 @@ def build(
     Takes some `layers` of a folder, in this order; None = all. `attention_dropout` None = `dropout`. Raises
     `BadSpecError` if the folder's model does not fit tokenizer, length or its own weights.
     """
-    given: dict[str, Any] = origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    original: dict[str, Any] = (
+        origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
+    )
     family, architecture = origin.family, architecture_of(origin.family)
-    shape, first_position = family.shape(given), family.first_position(given)
+    shape, first_position = family.shape(original), family.first_position(original)
     of_attention = dropout if attention_dropout is None else attention_dropout
     fields = {
-        **{name: value for name, value in given.items() if name not in _NOT_KEPT},
+        **{name: value for name, value in original.items() if name not in _NOT_KEPT},
         family.layer_count: shape.layers if layers is None else _count(layers, origin, shape.layers),
         **dict.fromkeys(family.hidden_dropouts, dropout),
         **dict.fromkeys(family.attention_dropouts, of_attention),

@@ -290,21 +290,21 @@ class _Examples(Generic[Example]):
         return self._source.name
 
     def _read(self, part: str) -> list[Example]:
-        read = [self._task.example(row, self._config) for row in self._source.rows(part)]
-        if not read:
+        rows = [self._task.example(row, self._config) for row in self._source.rows(part)]
+        if not rows:
             advice = {"train": "", TEST: ", remove the file, or set task.test: none"}
             raise BadDataError(
                 f"{self._source.name}: the {part} part has no rows; add rows"
                 f"{advice.get(part, ', or remove the file')}"
             )
-        examples = [one for one in read if one is not None]
+        examples = [one for one in rows if one is not None]
         if not examples:
             raise BadDataError(
                 f"{self._source.name}: no row of the {part} part is usable: {self._task.left_out}"
             )
-        if len(examples) < len(read):
+        if len(examples) < len(rows):
             self.notes.append(
-                f"{part}: {len(read) - len(examples)} of {len(read)} rows left out: {self._task.left_out}"
+                f"{part}: {len(rows) - len(examples)} of {len(rows)} rows left out: {self._task.left_out}"
             )
         return examples
 

@@ -191,19 +191,19 @@ class PackedInference(Inference):
     def __init__(self, training: Arithmetic, device: torch.device) -> None:
         super().__init__(training)
         require(device.type)
-        self._kept: nn.Module | None = None
+        self._packed: nn.Module | None = None
         kernels = binary.capability() if device.type == "cpu" else device.type  # `avx512`, `cuda`
         self.name = f"one bit a weight ({kernels} kernels), {training.name} elsewhere"
 
     @override
     def keep(self, model: nn.Module) -> None:
         pack(model)
-        self._kept = model
+        self._packed = model
 
     @contextlib.contextmanager
     @override
     def on(self, model: nn.Module) -> Iterator[None]:
-        if self._kept is model:
+        if self._packed is model:
             yield
             return
         with packed(model):

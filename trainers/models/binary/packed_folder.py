@@ -185,9 +185,9 @@ def _load(
     model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], folder: Path, made: tuple[str, ...] = ()
 ) -> None:
     tied = tied_to(model)
-    given = dict(tensors) | {name: tensors[of] for name, of in tied.items() if of in tensors}
+    state = dict(tensors) | {name: tensors[of] for name, of in tied.items() if of in tensors}
     try:
-        missing, unknown = model.load_state_dict(given, strict=False)
+        missing, unknown = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise BadSpecError(f"{folder}: the shapes of its weights do not match {_CONFIG} ({error})") from None
     missing = [name for name in missing if not name.startswith(made)] if made else list(missing)

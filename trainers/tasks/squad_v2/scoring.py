@@ -209,9 +209,9 @@ class SpanScoring:
         return best_spans(logits, batch, self._max_tokens)
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the answer given, empty = none, and the right ones."""
+        """Returns the predicted answer, empty = none, and the right ones."""
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
-        given = [
+        predictions = [
             "" if null_score > carried["null_threshold"] else text
             for text, null_score in zip(texts, null_scores, strict=True)
         ]
@@ -219,7 +219,7 @@ class SpanScoring:
         has_answer = np.array([gold.has_answer for gold in golds])
         f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
         scores = with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
-        return Judged(np.arange(len(given)), scores, given, self._questions.texts)
+        return Judged(np.arange(len(predictions)), scores, predictions, self._questions.texts)
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
