@@ -191,9 +191,7 @@ def build(
     Takes some `layers` of a folder, in this order; None = all. `attention_dropout` None = `dropout`. Raises
     `BadSpecError` if the folder's model does not fit tokenizer, length or its own weights.
     """
-    original: dict[str, Any] = (
-        origin.config() if isinstance(origin, Folder) else origin.config(vocabulary_size)
-    )
+    original = origin.config(vocabulary_size)
     family, architecture = origin.family, architecture_of(origin.family)
     shape, first_position = family.shape(original), family.first_position(original)
     of_attention = dropout if attention_dropout is None else attention_dropout
