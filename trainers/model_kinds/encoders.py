@@ -47,29 +47,24 @@ class Quantisation:
 class EncoderInfo:
     """An implementation of the encoder layers, a value of `model.encoder`; None = no restriction.
 
-    Attributes:
-        install: Replaces the layers of a model that has its weights and is on the CPU; names and shapes of
-            parameters stay, so that checkpoints are the same for all encoders.
-        packs: Reads a micro-batch as one row without padding (`Batch.segments`). Workers then have equally
-            many tokens, and a run compares its first batch with `huggingface` (`trainers.models.parity`).
-        host_dropout: Uses the dropout of its device kind, see `DeviceKind.host_dropout`.
-        blocks: Supported layouts of encoder layers, see `FamilyInfo.block`.
-        cross_entropy: (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last.
+    With one that packs, workers have equally many tokens, and a run compares its first batch with `huggingface`
+    (`trainers.models.parity`).
     """
 
     name: str
     summary: str
-    install: Callable[[PreTrainedModel], None]
+    install: Callable[[PreTrainedModel], None]  # Replaces layers, on the CPU; names and shapes stay
     devices: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     compiles: bool = True
-    packs: bool = False
-    host_dropout: bool = True
+    packs: bool = False  # Reads a micro-batch as one row without padding, see `Batch.segments`
+    host_dropout: bool = True  # Uses the dropout of its device kind, see `DeviceKind.host_dropout`
     attention: tuple[Attention, ...] | None = None
-    blocks: tuple[str, ...] | None = None
+    blocks: tuple[str, ...] | None = None  # Supported layouts of encoder layers, see `FamilyInfo.block`
     pipelines: bool = True
     quantisation: Quantisation | None = None
     evaluations: tuple[str, ...] = ("same", "fp32", "half", "fp16", "bf16")
+    # (N,) losses of (N, C) logits and (N,) labels, 0 where a label has the value given last.
     cross_entropy: Callable[[Tensor, Tensor, int], Tensor] | None = None
 
     @property

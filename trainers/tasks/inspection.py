@@ -243,10 +243,8 @@ def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
 
 
 def _sample(path: Path, task: TaskConfig) -> Sample | None:
-    if not task.headerless and (rows := _without_header(path, task)):
-        pass
-    else:
-        rows = _first_rows(path, task)
+    rows = [] if task.headerless else _without_header(path, task)
+    rows = rows or _first_rows(path, task)
     if not rows:
         return None
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
@@ -278,10 +276,7 @@ def _without_header(path: Path, task: TaskConfig) -> list[Row]:
 def _mostly_usable(path: Path, task: TaskConfig) -> bool:
     rules, usable = build(task.name), 0
     try:
-        rows = [
-            row.renamed({name: str(column) for name, column in task.columns.items()})
-            for row in _first_rows(path, task)
-        ]
+        rows = list(renamed(iter(_first_rows(path, task)), task.columns))
     except BadDataError:
         return False
     for row in rows:
@@ -293,12 +288,9 @@ def _mostly_usable(path: Path, task: TaskConfig) -> bool:
 
 def _first_rows(path: Path, task: TaskConfig) -> list[Row]:
     rows: list[Row] = []
-    try:
-        with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
-            for row in islice(parts_at(path, task)["train"].read(), _SAMPLE_ROWS):
-                rows.append(row)
-    except Spent:
-        pass
+    with contextlib.suppress(Spent), within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
+        for row in islice(parts_at(path, task)["train"].read(), _SAMPLE_ROWS):
+            rows.append(row)
     return rows
 
 

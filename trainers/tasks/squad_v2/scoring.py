@@ -210,23 +210,18 @@ class SpanScoring:
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
         """Returns the predicted answer, empty = none, and the right ones."""
-        texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
+        texts, null_scores, has_answer, f1 = self._answers(observed)
+        threshold = carried["null_threshold"]
         predictions = [
-            "" if null_score > carried["null_threshold"] else text
-            for text, null_score in zip(texts, null_scores, strict=True)
+            "" if null > threshold else text for text, null in zip(texts, null_scores, strict=True)
         ]
-        golds = self._questions.golds
-        has_answer = np.array([gold.has_answer for gold in golds])
-        f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
-        scores = with_threshold(f1, null_scores, has_answer, carried["null_threshold"])
+        scores = with_threshold(f1, null_scores, has_answer, threshold)
         return Judged(np.arange(len(predictions)), scores, predictions, self._questions.texts)
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
-        texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
+        texts, null_scores, has_answer, f1 = self._answers(observed)
         golds = self._questions.golds
-        has_answer = np.array([gold.has_answer for gold in golds])
         exact = np.array([gold.exact(text) for gold, text in zip(golds, texts, strict=True)])
-        f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
         if carried is None:
             threshold = best_threshold(f1, null_scores, has_answer)
         else:
@@ -240,6 +235,13 @@ class SpanScoring:
             # What is left when nothing has to be told about whether there is an answer.
             figures["f1_best_span"] = float(f1[has_answer].mean())
         return {**figures, "null_threshold": threshold}
+
+    def _answers(self, observed: Observed) -> tuple[list[str], Scores, Flags, Scores]:
+        """Returns texts, null scores, which questions have an answer, and the F1 of the texts."""
+        texts, null_scores = answers(merge_windows(observed, self._data), self._questions.contexts)
+        golds = self._questions.golds
+        f1 = np.array([gold.f1(text) for gold, text in zip(golds, texts, strict=True)])
+        return texts, null_scores, np.array([gold.has_answer for gold in golds]), f1
 
 
 def answers(candidates: Candidates, contexts: Sequence[str]) -> tuple[list[str], npt.NDArray[np.float64]]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _TOP = 5
 _CODE = re.compile(r"(\d\d){1,5}")
 _FIELDS = LabelFields()
+Codes = npt.NDArray[np.int64]
 
 
 class Tariff(Classification):
@@ -129,7 +130,7 @@ class CodeScoring:
     A code without training examples counts as wrong, and as a class of its own in the macro figures.
     """
 
-    def __init__(self, right: npt.NDArray[np.int64], codes: Sequence[int], level: int) -> None:
+    def __init__(self, right: Codes, codes: Sequence[int], level: int) -> None:
         self._right, self._codes, self._level = np.asarray(right), np.array(codes), level
         self.units = len(right)
 
@@ -139,28 +140,27 @@ class CodeScoring:
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
         likeliest = self._codes[observed.astype(np.int64)]
-        every = np.union1d(self._codes, self._right)
+        every, predicted, right = self._classes(likeliest)
         return Judged(
             np.arange(len(likeliest)),
             (likeliest[:, 0] == self._right).astype(np.float64),
             [[self._name(code) for code in several] for several in likeliest],
             [self._name(code) for code in self._right],
-            LabelCounts.of_classes(
-                np.searchsorted(every, likeliest[:, 0]),
-                np.searchsorted(every, self._right),
-                [self._name(code) for code in every],
-            ),
+            LabelCounts.of_classes(predicted, right, [self._name(code) for code in every]),
         )
 
     def _name(self, code: int) -> str:
         return f"{code:0{self._level}d}"
 
+    def _classes(self, likeliest: Codes) -> tuple[Codes, Codes, Codes]:
+        """Returns all codes, and the places among them of the likeliest and the right ones."""
+        every = np.union1d(self._codes, self._right)
+        return every, np.searchsorted(every, likeliest[:, 0]), np.searchsorted(every, self._right)
+
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         likeliest = self._codes[observed.astype(np.int64)]
-        every = np.union1d(self._codes, self._right)
-        scores = classification(
-            np.searchsorted(every, likeliest[:, 0]), np.searchsorted(every, self._right), len(every)
-        )
+        every, predicted, right = self._classes(likeliest)
+        scores = classification(predicted, right, len(every))
         scores["top5_accuracy"] = float((likeliest == self._right[:, None]).any(1).mean())
         for level in range(2, self._level, 2):
             rest = 10 ** (self._level - level)
