@@ -47,7 +47,7 @@ class Quantisation:
 class EncoderInfo:
     """An implementation of the encoder layers, a value of `model.encoder`; None = no restriction.
 
-    With one that packs, workers have equally many tokens, and a run compares its first batch with `huggingface`
+    With one that packs, workers have equally many tokens, and a run compares a first batch with `huggingface`
     (`trainers.models.parity`).
     """
 
