@@ -46,7 +46,7 @@ class Source(RowSource, Protocol):
 def open_source(task: Task, workspace: Workspace) -> Source:
     """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
     path = task.path or HUB + task.info.hub_id
-    if path == HUB:
+    if not task.path and not task.info.hub_id:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
