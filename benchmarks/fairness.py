@@ -62,10 +62,11 @@ import numpy as np
 
 from benchmarks.options import Benchmark
 from service.domain.access import DEFAULT_POOL
-from service.fairness.allowances import Division, divide
+from service.fairness.allowances import divide
 from service.fairness.eta import Calibration, RunningRun, Seconds, Start, starts
 from service.fairness.lanes import Backlog
 from service.fairness.shares import HALF_LIFE_S, charge
+from service.fairness.standings import Division
 from service.fairness.state import (
     PROMOTED_AFTER_S,
     PROMOTED_TO,
@@ -77,7 +78,7 @@ from service.fairness.state import (
     Lane,
     ProjectTerms,
     Situation,
-    UsageTree,
+    UsageByUser,
     WaitingReason,
     may_yield,
 )
@@ -390,7 +391,7 @@ class Fair(Cluster):
         self._terms = {
             name: ProjectTerms(weight, GUARANTEED.get(name, {})) for name, weight in WEIGHTS.items()
         }
-        self._usage = UsageTree()
+        self._usage: UsageByUser = {}
         self._charged_s = 0.0
         self._rates: dict[tuple[str, str, Lane], float] = {}
         self._calibration = Calibration()
@@ -411,8 +412,7 @@ class Fair(Cluster):
         }
         started: list[tuple[Experiment, int]] = []
         for each in self.experiments.values():
-            allowance = division.allowances.get(each.of.id)
-            devices = 0.0 if allowance is None else allowance.devices.get(each.of.hardware, 0.0)
+            devices = division.allowances.get(each.of.id, {}).get(each.of.hardware, 0.0)
             runs = round(devices / each.of.devices)
             self._stop(each, len(each.running) - runs)
             if runs > len(each.running):
@@ -473,7 +473,7 @@ class Fair(Cluster):
             run.stops = place < count
 
     def _forecast(self, division: Division, new: Sequence[Experiment]) -> None:
-        reasons = {each.experiment_id: each.reason for each in division.standings.waiting()}
+        reasons = {each.experiment_id: each.reason for each in division.waiting()}
         situation = Situation(
             self.now_s,
             self._capacity,

@@ -7,51 +7,20 @@ a reason. It costs O(1) for each project in each lane, and O(log n) for each run
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
-from service.fairness.lanes import Backlog, Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
-from service.fairness.preemptions import Preemptions, handovers
-from service.fairness.standings import Standings
+from service.fairness.lanes import AGE, Backlog, Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
+from service.fairness.preemptions import Preemptions
+from service.fairness.standings import Division
 from service.fairness.state import (
     DRAINED_AFTER_S,
     PATIENCE_S,
     ROUNDING,
-    Allowance,
-    Claimant,
-    Handover,
-    Lane,
-    Preemption,
     Situation,
     WaitingReason,
     waits_since_s,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Division:
-    """What a pass decided.
-
-    Attributes:
-        allowances: what experiments may hold, by id; those missing may hold nothing.
-        preemptions: runs that stop at a checkpoint, and for whom.
-        free: devices that stay free, by lane; those kept for a large run are not among them.
-        reserved_for: experiments for which free devices are kept, by lane.
-    """
-
-    allowances: Mapping[int, Allowance]
-    preemptions: tuple[Preemption, ...]
-    free: Mapping[Lane, float]
-    reserved_for: Mapping[Lane, int]
-    standings: Standings
-    _lanes: Lanes
-
-    def handovers(self) -> tuple[Handover, ...]:
-        """Returns the experiments that start no more runs, because runs of higher priority come first."""
-        by_id = attrgetter("experiment_id", "hardware")
-        return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
 
 
 def divide(situation: Situation, backlog: Backlog | None = None) -> Division:
@@ -90,12 +59,11 @@ class _Pass:
             for priority in project.sizes
         }
         for priority in sorted(priorities, reverse=True):
-            for lane, state in sorted(self._lanes.states.items()):
-                self._give_by_share(lane, state, priority)
-        preemptions = self._preemptions.decided()
+            for _, state in sorted(self._lanes.states.items(), key=itemgetter(0)):
+                self._give_by_share(state, priority)
         return Division(
-            {id: Allowance(devices) for id, devices in sorted(self._lanes.given.items())},
-            preemptions,
+            dict(sorted(self._lanes.given.items())),
+            self._preemptions.decided(),
             {
                 lane: max(0.0, state.free) if state.reserved_for is None else 0.0
                 for lane, state in self._lanes.states.items()
@@ -106,74 +74,58 @@ class _Pass:
                 for lane, state in self._lanes.states.items()
                 if state.reserved_for is not None
             },
-            Standings(self._lanes, preemptions),
             self._lanes,
         )
 
     def _give_guaranteed(self, name: str, hardware: str) -> None:
         places = [
-            (lane, state, state.projects[name])
+            (state, state.projects[name])
             for lane, state in self._lanes.states.items()
             if lane.hardware == hardware and name in state.projects
         ]
-        for _, _, project in places:
+        for _, project in places:
             project.open()
         while True:
-            found = [
-                (-priority, user.score(), entry[:3], user.name, lane, state, priority, user, devices, bucket)
-                for lane, state, project in places
-                if not self._saves(state, project, hardware)
-                for user in project.users.values()
-                for priority, buckets in user.buckets.items()
-                for devices, bucket in buckets.items()
-                if project.held[hardware] + devices <= project.guaranteed(hardware) + ROUNDING
-                and (entry := bucket.first()) is not None
+            heads = [
+                (order, state, bucket)
+                for state, project in places
+                if not self._saves(state, project)
+                for order, bucket, _ in project.heads()
+                if project.held[hardware] + bucket.devices <= project.guaranteed(hardware) + ROUNDING
             ]
-            if not found:
+            if not heads:
                 break
-            *_, lane, state, priority, user, devices, bucket = min(found, key=lambda each: each[:4])
-            self._place(lane, state, user, priority, devices, bucket, mode=Mode.guaranteed)
-        for _, _, project in places:  # What is beyond the guarantee may still come by share.
+            _, state, bucket = min(heads, key=itemgetter(0))
+            self._place(state, bucket, mode=Mode.guaranteed)
+        for _, project in places:  # What is beyond the guarantee may still come by share.
             for user in project.users.values():
                 for buckets in user.buckets.values():
                     for bucket in buckets.values():
                         if bucket.closed in (WaitingReason.busy, WaitingReason.share):
                             bucket.closed = None
 
-    def _saves(self, state: LaneState, project: ProjectLane, hardware: str) -> bool:
+    def _saves(self, state: LaneState, project: ProjectLane) -> bool:
         """Whether the project's next run is a large one beyond its guarantee, which has waited `PATIENCE_S`.
 
         Smaller runs within the guarantee would pass it forever, and keep its project from coming first.
         """
-        waiting = [
-            (-priority, user.score(), entry[:3], user, devices)
-            for user in project.users.values()
-            for priority, buckets in user.buckets.items()
-            for devices, bucket in buckets.items()
-            if (entry := bucket.first()) is not None
-            and devices <= state.capacity + ROUNDING
-            and self._lanes.limit(user, hardware, devices) is None
+        hardware = state.lane.hardware
+        heads = [
+            (order, bucket.devices, entry)
+            for order, bucket, entry in project.heads()
+            if bucket.devices <= state.capacity + ROUNDING
+            and self._lanes.limit(bucket.user, hardware, bucket.devices) is None
         ]
-        if not waiting:
+        if not heads:
             return False
-        *_, (since_s, *_), _, devices = min(waiting, key=lambda each: each[:3])
+        _, devices, entry = min(heads, key=itemgetter(0))
         return (
             devices > state.smallest + ROUNDING
             and devices > project.guaranteed(hardware) + ROUNDING
-            and self._lanes.now_s - since_s >= PATIENCE_S
+            and self._lanes.now_s - entry.since_s >= PATIENCE_S
         )
 
-    def _start(
-        self, lane: Lane, state: LaneState, user: UserLane, claimant: Claimant, devices: float
-    ) -> None:
-        state.free -= devices
-        state.smallest = min(state.smallest, devices)
-        given = self._lanes.given.setdefault(claimant.id, {})
-        given[lane.hardware] = given.get(lane.hardware, 0.0) + devices
-        self._lanes.started[claimant.id, lane, devices] += 1
-        self._lanes.change(user, state, devices, 1)
-
-    def _give_by_share(self, lane: Lane, state: LaneState, priority: int) -> None:
+    def _give_by_share(self, state: LaneState, priority: int) -> None:
         projects = [
             (project.score(), name, project)
             for name, project in state.projects.items()
@@ -187,7 +139,7 @@ class _Pass:
             if not projects:
                 if not saving or state.free <= ROUNDING:
                     break
-                # Nobody else has a use for what is free: it is not left idle.
+                # No other project can use what is free: it is not left idle.
                 projects, saving, may_save = saving, [], False
                 heapq.heapify(projects)
             score, name, project = projects[0]
@@ -212,11 +164,15 @@ class _Pass:
             if score != user.score():
                 heapq.heapreplace(users[name], (user.score(), user_name, user))
                 continue
-            oldest = self._oldest(user, priority)
-            if oldest is None:
+            oldest = [
+                (AGE(entry), bucket)
+                for bucket in user.buckets[priority].values()
+                if (entry := bucket.first()) is not None
+            ]
+            if not oldest:
                 heapq.heappop(users[name])
                 continue
-            outcome = self._place(lane, state, user, priority, *oldest, is_first=is_first)
+            outcome = self._place(state, min(oldest, key=itemgetter(0))[1], is_first=is_first)
             is_first = is_first and outcome is _Outcome.passed_over
             if outcome is _Outcome.saves and may_save:
                 saving.append(heapq.heappop(projects))
@@ -224,43 +180,22 @@ class _Pass:
     def _has_hope(self, state: LaneState, project: ProjectLane, priority: int) -> bool:
         """Returns whether some run of a project may get devices; False = surely none."""
         least = project.sizes[priority]
-        if least <= state.free + ROUNDING:
-            return True
-        if project.name in state.yielders:
+        if least <= state.free + ROUNDING or project.name in state.yielders:
             return True
         own = project.score(least * state.price)
         return any(state.may_yield(name, priority, own, Mode.share) for name in state.least)
 
-    def _oldest(self, user: UserLane, priority: int) -> tuple[float, Bucket] | None:
-        """Returns the queue of a user's oldest run that may have devices; None = there is none."""
-        found = [
-            (entry[:3], devices, bucket)
-            for devices, bucket in user.buckets[priority].items()
-            if (entry := bucket.first()) is not None
-        ]
-        return min(found, key=itemgetter(0))[1:] if found else None
-
     def _place(
-        self,
-        lane: Lane,
-        state: LaneState,
-        user: UserLane,
-        priority: int,
-        devices: float,
-        bucket: Bucket,
-        *,
-        mode: Mode = Mode.share,
-        is_first: bool = False,
+        self, state: LaneState, bucket: Bucket, *, mode: Mode = Mode.share, is_first: bool = False
     ) -> _Outcome:
         """Gives the first run of a bucket its devices, or closes the bucket with the reason.
 
-        Args:
-            is_first: it comes first of all that wait in the lane and may have devices.
+        `is_first`: it comes first of all that wait in the lane and may have devices.
         """
-        entry = bucket.first()
+        user, devices, entry = bucket.user, bucket.devices, bucket.first()
         assert entry is not None
-        *_, claimant, demand = entry
-        reason = self._lanes.limit(user, lane.hardware, devices)
+        claimant, demand = entry.claimant, entry.demand
+        reason = self._lanes.limit(user, state.lane.hardware, devices)
         if reason is None and devices > state.capacity + ROUNDING:
             reason = WaitingReason.no_capacity
         if reason is not None:
@@ -270,19 +205,19 @@ class _Pass:
             bucket.drop()  # Its shape fits nowhere now; the next one's may.
             return _Outcome.passed_over
         if devices <= state.free + ROUNDING:
-            self._start(lane, state, user, claimant, devices)
-            bucket.take()
-            return _Outcome.starts
-        if not self._preemptions.reclaim(state, user, priority, claimant, devices, mode):
+            state.free -= devices
+            state.smallest = min(state.smallest, devices)
+            given = self._lanes.given.setdefault(claimant.id, {})
+            given[state.lane.hardware] = given.get(state.lane.hardware, 0.0) + devices
+            self._lanes.started[claimant.id, state.lane, devices] += 1
+        elif not self._preemptions.reclaim(state, bucket, claimant, mode):
             waited_s = self._lanes.now_s - waits_since_s(claimant)
             is_large = devices > state.smallest + ROUNDING and waited_s >= PATIENCE_S
             first = is_large and is_first
-            if not (
-                first and self._preemptions.reclaim(state, user, priority, claimant, devices, Mode.large)
-            ):
+            if not (first and self._preemptions.reclaim(state, bucket, claimant, Mode.large)):
                 if first and waited_s >= DRAINED_AFTER_S:
                     state.reserved_for = claimant.id
-                bucket.closed = self._lanes.no_turn(lane, user)
+                bucket.closed = self._lanes.no_turn(state, user)
                 return _Outcome.saves if is_large else _Outcome.waits
         self._lanes.change(user, state, devices, 1)
         bucket.take()

@@ -187,8 +187,7 @@ def _play(
         division = divide(replace(situation, now_s=now_s, claimants=claimants, usage=usage))
         rates: defaultdict[tuple[str, str, Lane], float] = defaultdict(float)
         for job in jobs:
-            allowance = division.allowances.get(job.claimant.id)
-            devices = allowance.devices.get(job.demand.hardware, 0.0) if allowance else 0.0
+            devices = division.allowances.get(job.claimant.id, {}).get(job.demand.hardware, 0.0)
             job.change(now_s, round(devices / job.demand.devices))
             lane = lane_of(job.claimant, job.demand)
             usd_per_hour = len(job.runs) * job.demand.devices * situation.capacity.price(lane.hardware)

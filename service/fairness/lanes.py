@@ -12,8 +12,10 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import itemgetter
+from typing import NamedTuple
 
 from service.fairness.shares import by_project, decayed, excesses, score_of
 from service.fairness.state import (
@@ -32,11 +34,20 @@ from service.fairness.state import (
     waits_since_s,
 )
 
-Entry = tuple[float, int, int, Claimant, Demand]
-"""Age, id, number of the demand; claimant, demand."""
+
+class Entry(NamedTuple):
+    """A demand of an experiment in a queue; sorts by age."""
+
+    since_s: float
+    id: int
+    number: int
+    claimant: Claimant
+    demand: Demand
+
+
 Queues = dict[tuple[int, float], list[Entry]]
 """Waiting runs of a user in a lane by age, by priority and devices of one."""
-_AGE = itemgetter(0, 1, 2)
+AGE = itemgetter(0, 1, 2)
 
 
 class Backlog:
@@ -71,7 +82,7 @@ class Backlog:
                 lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
                 users = self._lanes.setdefault(lane, {}).setdefault(claimant.project, {})
                 queue = users.setdefault(claimant.user, {}).setdefault(key, [])
-                insort(queue, (claimant.queued_s, claimant.id, number, claimant, demand), key=_AGE)
+                insort(queue, Entry(claimant.queued_s, claimant.id, number, claimant, demand), key=AGE)
                 self._sizes.setdefault((lane, claimant.project), Counter())[key] += 1
 
     def remove(self, experiment_id: int) -> None:
@@ -83,7 +94,7 @@ class Backlog:
                 lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
                 users = self._lanes[lane][claimant.project]
                 queue = users[claimant.user][key]
-                del queue[bisect_left(queue, (claimant.queued_s, claimant.id, number), key=_AGE)]
+                del queue[bisect_left(queue, (claimant.queued_s, claimant.id, number), key=AGE)]
                 sizes = self._sizes[lane, claimant.project]
                 sizes[key] -= 1
                 if not sizes[key]:
@@ -107,16 +118,15 @@ class Backlog:
 _DEFAULT = ProjectTerms()
 
 
+@dataclass(slots=True, eq=False)
 class UserLane:
-    __slots__ = ("buckets", "excess", "held", "name", "project", "rate", "runs")
-
-    def __init__(self, project: ProjectLane, name: str, runs: Counter[tuple[str, str]]) -> None:
-        self.project, self.name = project, name
-        self.runs = runs
-        """Runs of all users in all lanes, by (project, user)."""
-        self.rate = self.held = self.excess = 0.0
-        self.buckets: dict[int, dict[float, Bucket]] = {}
-        """Waiting runs by what their priority counts as, and by the devices of one."""
+    project: ProjectLane
+    name: str
+    rate: float = 0.0
+    held: float = 0.0
+    excess: float = 0.0
+    buckets: dict[int, dict[float, Bucket]] = field(default_factory=dict)
+    """Waiting runs by what their priority counts as, and by the devices of one."""
 
     def score(self, more: float = 0.0) -> float:
         """Returns the score inside the project, for `more` USD per hour above what is held."""
@@ -124,32 +134,36 @@ class UserLane:
         return score_of(self.rate + more, self.excess, 1.0)
 
     def bucket(self, priority: int, devices: float) -> Bucket:
-        return self.buckets.setdefault(priority, {}).setdefault(devices, Bucket())
+        buckets = self.buckets.setdefault(priority, {})
+        if devices not in buckets:
+            buckets[devices] = Bucket(self, priority, devices)
+        return buckets[devices]
+
+    def waiting(self) -> Iterator[tuple[Bucket, Entry]]:
+        """Yields each bucket with the oldest experiment in it that may start a run."""
+        for buckets in self.buckets.values():
+            for bucket in buckets.values():
+                if (entry := bucket.first()) is not None:
+                    yield bucket, entry
 
 
+@dataclass(slots=True, eq=False)
 class ProjectLane:
-    __slots__ = ("_open", "excess", "held", "name", "rate", "sizes", "terms", "users")
-
-    def __init__(
-        self,
-        name: str,
-        terms: ProjectTerms,
-        held: defaultdict[str, float],
-        opened: Callable[[ProjectLane], None],
-    ) -> None:
-        self.name, self.terms = name, terms
-        self.held = held
-        """Devices in all pools, by hardware."""
-        self.rate = self.excess = 0.0
-        self.users: dict[str, UserLane] = {}
-        self.sizes: dict[int, float] = {}
-        """Fewest devices of a run that waits, by what its priority counts as."""
-        self._open: Callable[[ProjectLane], None] | None = opened
+    name: str
+    terms: ProjectTerms
+    held: defaultdict[str, float]
+    """Devices in all pools, by hardware."""
+    opened: Callable[[ProjectLane], None] | None
+    rate: float = 0.0
+    excess: float = 0.0
+    users: dict[str, UserLane] = field(default_factory=dict)
+    sizes: dict[int, float] = field(default_factory=dict)
+    """Fewest devices of a run that waits, by what its priority counts as."""
 
     def open(self) -> None:
         """Adds its users in the backlog, and what all of them have used."""
-        if self._open is not None:
-            opened, self._open = self._open, None
+        if self.opened is not None:
+            opened, self.opened = self.opened, None
             opened(self)
 
     def score(self, more: float = 0.0) -> float:
@@ -162,17 +176,24 @@ class ProjectLane:
     def waits(self, priority: int, devices: float) -> None:
         self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
 
+    def heads(self) -> Iterator[tuple[tuple[float, ...], Bucket, Entry]]:
+        """Yields what its users wait for, with the order of their turns."""
+        for user in self.users.values():
+            for bucket, entry in user.waiting():
+                yield (-bucket.priority, user.score(), *AGE(entry)), bucket, entry
+
 
 class Bucket:
     """Waiting runs of one user, priority, lane and size; the oldest first."""
 
-    __slots__ = ("_at", "_new", "_old", "_stop", "_taken", "closed")
+    __slots__ = ("_at", "_new", "_old", "_stop", "_taken", "closed", "devices", "priority", "user")
 
-    def __init__(self) -> None:
+    def __init__(self, user: UserLane, priority: int, devices: float) -> None:
+        self.user, self.priority, self.devices = user, priority, devices
         self._new: list[Entry] = []
         """From the situation, as a heap once the first is asked for."""
         self._old: list[Entry] = []
-        """From the backlog, in order; those in [_at, _stop) are left."""
+        """From the backlog, in order; those in [_at, _stop) remain."""
         self._at = self._stop = -1
         self._taken = 0
         self.closed: WaitingReason | None = None
@@ -195,14 +216,13 @@ class Bucket:
         old = self._old[self._at] if self._at < self._stop else None
         if not self._new:
             return old
-        return self._new[0] if old is None or self._new[0][:3] < old[:3] else old
+        return self._new[0] if old is None or AGE(self._new[0]) < AGE(old) else old
 
     def take(self) -> None:
         entry = self.first()
         assert entry is not None
-        demand = entry[4]
         self._taken += 1
-        if self._taken >= (demand.waiting if demand.room is None else min(demand.waiting, demand.room)):
+        if self._taken >= entry.demand.startable:
             self.drop()
 
     def drop(self) -> None:
@@ -214,14 +234,14 @@ class Bucket:
 
 
 class Yielder:
+    """Running runs of an experiment that may stop: `left` have worked for a useful time, `early` have not."""
+
     __slots__ = ("claimant", "demand", "early", "left", "priority", "rate", "user")
 
     def __init__(self, claimant: Claimant, demand: Demand, user: UserLane, rate: float) -> None:
         self.claimant, self.demand, self.user, self.rate = claimant, demand, user, rate
         self.left = demand.running if demand.yieldable is None else min(demand.running, demand.yieldable)
-        """Those that have worked for a useful time."""
         self.early = demand.running - self.left
-        """The others."""
         self.priority = permitted(claimant.priority, user.project.terms)
 
     @property
@@ -237,28 +257,24 @@ class Yielder:
         )
 
 
+@dataclass(slots=True)
 class LaneState:
-    __slots__ = (
-        "capacity", "free", "hardware", "least", "pending", "price", "projects", "reserved_for", "smallest",
-        "weight", "yielders",
-    )  # fmt: skip
-
-    def __init__(self, hardware: str, capacity: float, price: float) -> None:
-        self.hardware = hardware
-        self.capacity = self.free = capacity
-        self.price = price
-        self.pending = 0.0
-        """Devices that become free at a checkpoint, beyond those that a run stopped for."""
-        self.weight = 0.0
-        """Of all projects."""
-        self.smallest = math.inf
-        """Fewest devices that a run holds."""
-        self.reserved_for: int | None = None
-        self.projects: dict[str, ProjectLane] = {}
-        self.yielders: dict[str, list[Yielder]] = {}
-        """Running runs that may stop, by project."""
-        self.least: dict[str, tuple[int, float]] = {}
-        """The lowest priority of those, and the lowest price per hour, by project."""
+    lane: Lane
+    capacity: float
+    price: float
+    free: float
+    pending: float = 0.0
+    """Devices that become free at a checkpoint, beyond those that a run stopped for."""
+    weight: float = 0.0
+    """Of all projects."""
+    smallest: float = math.inf
+    """Fewest devices that a run holds."""
+    reserved_for: int | None = None
+    projects: dict[str, ProjectLane] = field(default_factory=dict)
+    yielders: dict[str, list[Yielder]] = field(default_factory=dict)
+    """Running runs that may stop, by project."""
+    least: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The lowest priority of those, and the lowest price per hour, by project."""
 
     def add(self, yielder: Yielder) -> None:
         name = yielder.user.project.name
@@ -269,14 +285,10 @@ class LaneState:
     def may_yield(self, name: str, base: int, own: float, mode: Mode) -> bool:
         """Returns whether a project may have runs to give; False = surely none.
 
-        Args:
-            base: priority of the run that asks.
-            own: score of its project, with it where shares decide.
+        `base` is the priority of the run that asks, `own` the score that decides among equal priorities.
         """
         priority, rate = self.least[name]
-        if mode is Mode.guaranteed or priority < base:
-            return True
-        return self.projects[name].score(-rate) >= own
+        return mode is Mode.guaranteed or priority < base or self.projects[name].score(-rate) >= own
 
 
 class Mode(Enum):
@@ -287,19 +299,17 @@ class Mode(Enum):
     share = auto()
     """Its score with them is no higher than theirs without."""
     large = auto()
-    """It comes first, also once they have stopped, and needs those of several; equal scores go by name."""
+    """It would still come first after they stop, and needs those of several; equal scores go by name."""
 
 
 class Lanes:
     def __init__(self, situation: Situation, backlog: Backlog) -> None:
         self.now_s = situation.now_s
         self.terms = situation.terms
-        capacity = situation.capacity
-        self.states = {
-            lane: LaneState(lane.hardware, devices, capacity.price(lane.hardware))
-            for lane, devices in sorted(capacity.devices.items())
-        }
-        self.capacity = capacity
+        self.capacity = situation.capacity
+        self.states: dict[Lane, LaneState] = {}
+        for lane, devices in sorted(self.capacity.devices.items()):
+            self._add(lane, devices)
         self._usage = situation.usage
         self.used = by_project(situation.usage, situation.now_s)
         """USD used lately, by (project, lane)."""
@@ -314,7 +324,18 @@ class Lanes:
         self.claimants, self.backlog = situation.claimants, backlog
         holders: list[tuple[int, int, Claimant, Demand, UserLane]] = []
         for claimant in situation.claimants:
-            self._enter(claimant, holders)
+            for number, demand in enumerate(claimant.demands):
+                if not (demand.running or demand.waiting):
+                    continue  # Not active: its project and user take no part unless they have others.
+                user = self._user(lane_of(claimant, demand), claimant.project, claimant.user)
+                if demand.running:
+                    holders.append((claimant.id, number, claimant, demand, user))
+                if demand.waiting:
+                    priority = self.priority(claimant, user.project.terms)
+                    user.project.waits(priority, demand.devices)
+                    user.bucket(priority, demand.devices).add(
+                        Entry(waits_since_s(claimant), claimant.id, number, claimant, demand)
+                    )
         for lane, name, sizes in backlog.projects():
             project = self._project(lane, name)
             for priority, devices in sizes:
@@ -332,36 +353,25 @@ class Lanes:
             for name, project in state.projects.items():
                 project.excess = found[name]
 
-    def _enter(self, claimant: Claimant, holders: list[tuple[int, int, Claimant, Demand, UserLane]]) -> None:
-        for number, demand in enumerate(claimant.demands):
-            if not (demand.running or demand.waiting):
-                continue  # Not active: its project and user take no part unless they have others.
-            user = self._user(lane_of(claimant, demand), claimant.project, claimant.user)
-            if demand.running:
-                holders.append((claimant.id, number, claimant, demand, user))
-            if demand.waiting:
-                priority = self.priority(claimant, user.project.terms)
-                entry = waits_since_s(claimant), claimant.id, number, claimant, demand
-                user.project.waits(priority, demand.devices)
-                user.bucket(priority, demand.devices).add(entry)
+    def _add(self, lane: Lane, devices: float) -> LaneState:
+        self.states[lane] = LaneState(lane, devices, self.capacity.price(lane.hardware), devices)
+        return self.states[lane]
 
     def _project(self, lane: Lane, name: str) -> ProjectLane:
-        state = self.states.get(lane)
-        if state is None:  # Nobody has such devices; who asks for them is told so.
-            state = self.states[lane] = LaneState(lane.hardware, 0.0, self.capacity.price(lane.hardware))
-        project = state.projects.get(name)
-        if project is None:
+        # Devices that do not exist are a lane as well: those who ask for them are told so.
+        projects = (self.states.get(lane) or self._add(lane, 0.0)).projects
+        if name not in projects:
             terms = self.terms.get(name, _DEFAULT)
-            project = ProjectLane(name, terms, self._held[name], lambda project: self._open(lane, project))
-            state.projects[name] = project
-        return project
+            projects[name] = ProjectLane(
+                name, terms, self._held[name], lambda project: self._open(lane, project)
+            )
+        return projects[name]
 
     def _user(self, lane: Lane, project_name: str, name: str) -> UserLane:
         project = self._project(lane, project_name)
-        user = project.users.get(name)
-        if user is None:
-            user = project.users[name] = UserLane(project, name, self.runs)
-        return user
+        if name not in project.users:
+            project.users[name] = UserLane(project, name)
+        return project.users[name]
 
     def _open(self, lane: Lane, project: ProjectLane) -> None:
         """Adds a project's users in the backlog; the old part of each queue counts with a higher priority."""
@@ -374,39 +384,35 @@ class Lanes:
                 start = 0
                 for end in bounds:
                     if end > start:
-                        counts_as = self.priority(queue[start][3], project.terms)
+                        counts_as = self.priority(queue[start].claimant, project.terms)
                         user.bucket(counts_as, devices).set_backlog(queue, start, end)
                         start = end
         project.users = dict(sorted(project.users.items()))
         used = {name: self.used_by(lane, project.name, name) for name in project.users}
-        found = excesses(dict.fromkeys(used, 1.0), used, self.entitled(lane, project))
+        found = excesses(dict.fromkeys(used, 1.0), used, self.entitled(self.states[lane], project))
         for name, user in project.users.items():
             user.excess = found[name]
             if self._is_overdue(lane, user):
                 user.excess = min(found.values())
 
     def _is_overdue(self, lane: Lane, user: UserLane) -> bool:
-        usage = self._usage.by_user.get((user.project.name, user.name, lane))
-        first = [bucket.first() for buckets in user.buckets.values() for bucket in buckets.values()]
-        since_s = min((entry[0] for entry in first if entry is not None), default=math.inf)
+        usage = self._usage.get((user.project.name, user.name, lane))
+        since_s = min((entry.since_s for _, entry in user.waiting()), default=math.inf)
         since_s = max(since_s, usage.at_s if usage is not None else since_s)
         return user.held <= ROUNDING and self.now_s - since_s >= OVERDUE_AFTER_S
 
     def used_by(self, lane: Lane, project: str, user: str) -> float:
-        usage = self._usage.by_user.get((project, user, lane))
+        usage = self._usage.get((project, user, lane))
         return 0.0 if usage is None else decayed(usage, self.now_s)
 
-    def entitled(self, lane: Lane, project: ProjectLane) -> float:
+    def entitled(self, state: LaneState, project: ProjectLane) -> float:
         """Returns the price per hour of the devices that a project's weight entitles it to."""
-        state = self.states[lane]
         return state.capacity * state.price * project.terms.weight / state.weight
 
     def priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
         """Returns what its priority counts as for its turn."""
-        priority = claimant.priority
-        if priority < PROMOTED_TO and self.now_s - waits_since_s(claimant) >= PROMOTED_AFTER_S:
-            priority = PROMOTED_TO
-        return permitted(priority, terms)
+        is_old = self.now_s - waits_since_s(claimant) >= PROMOTED_AFTER_S
+        return permitted(max(claimant.priority, PROMOTED_TO) if is_old else claimant.priority, terms)
 
     def _hold(self, claimant: Claimant, demand: Demand, user: UserLane) -> None:
         state = self.states[lane_of(claimant, demand)]
@@ -417,23 +423,22 @@ class Lanes:
         state.free -= devices
         state.smallest = min(state.smallest, demand.devices)
         if claimant.preemptible and demand.devices > 0:
-            yielder = Yielder(claimant, demand, user, demand.devices * state.price)
-            state.add(yielder)
+            state.add(Yielder(claimant, demand, user, demand.devices * state.price))
 
     def change(self, user: UserLane, state: LaneState, devices: float, runs: int) -> None:
         """Counts devices as held by a user, or (negative) as given back."""
         user.held += devices
         user.rate += devices * state.price
         user.project.rate += devices * state.price
-        user.project.held[state.hardware] += devices
+        user.project.held[state.lane.hardware] += devices
         self.runs[user.project.name, user.name] += runs
 
-    def no_turn(self, lane: Lane, user: UserLane) -> WaitingReason:
+    def no_turn(self, state: LaneState, user: UserLane) -> WaitingReason:
         """Returns why a run that no limit holds back has no devices."""
         project = user.project
-        if self.states[lane].reserved_for is not None:
+        if state.reserved_for is not None:
             return WaitingReason.reserved
-        entitled = self.entitled(lane, project)
+        entitled = self.entitled(state, project)
         project.open()
         over = project.rate > entitled or user.rate > entitled / len(project.users)
         return WaitingReason.share if over else WaitingReason.busy

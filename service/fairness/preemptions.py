@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
 
-from service.fairness.lanes import Lanes, LaneState, Mode, UserLane, Yielder
+from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, UserLane, Yielder
 from service.fairness.state import (
     ROUNDING,
     Claimant,
@@ -30,140 +31,90 @@ class Preemptions:
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        self._noted: dict[tuple[int, str, int], Preemption] = {}
+        self._taken: defaultdict[tuple[int, str, int], list[Yielder]] = defaultdict(list)
 
-    def reclaim(
-        self, state: LaneState, user: UserLane, priority: int, claimant: Claimant, devices: float, mode: Mode
-    ) -> bool:
-        """Takes devices of preemptible runs for one run; False = it may not take enough."""
+    def reclaim(self, state: LaneState, bucket: Bucket, claimant: Claimant, mode: Mode) -> bool:
+        """Takes devices of preemptible runs for the first run of a bucket; False = it may not take enough."""
+        user, devices = bucket.user, bucket.devices
+        rate = 0.0 if mode is Mode.large else devices * state.price
+        own, own_user = user.project.score(rate), user.score(rate)
+        base = bucket.priority
+        if mode is not Mode.large:
+            base = min(base, permitted(claimant.priority, user.project.terms))
+        # Newcomers and guarantees wait for one checkpoint, not for the end of a useful time.
+        at_once = mode is Mode.guaranteed or (mode is Mode.share and user.held <= ROUNDING)
+
+        def able() -> Iterator[Yielder]:
+            for name, yielders in state.yielders.items():
+                same = name == user.project.name
+                if not same and not state.may_yield(name, base, own, mode):
+                    continue
+                for each in yielders:
+                    smaller = mode is Mode.large and each.demand.devices < devices
+                    is_able = each.left > 0 or (each.early > 0 and (at_once or smaller))
+                    score = own_user if same else own
+                    if is_able and _yields(each, user, base, score, mode, state.lane.hardware):
+                        yield each
+
         usable = max(0.0, state.free)
-        taken = self._take(state, user, priority, claimant, devices, mode)
-        freed = usable + state.pending + sum(each.demand.devices for each, _ in taken)
-        if freed + ROUNDING < devices:
-            self._put_back(state, taken)
-            return False
+        freed = usable + state.pending
+        taken: list[tuple[Yielder, bool]] = []
+        while freed + ROUNDING < devices:
+            first = min(able(), key=lambda each: each.order, default=None)
+            if first is None:
+                for each, is_early in taken:
+                    self._move(state, each, +1, is_early)
+                return False
+            taken.append((first, not first.left))
+            self._move(state, first, -1, not first.left)
+            freed += first.demand.devices
         for each, _ in taken:
-            self._note(each, state.hardware, claimant.id)
+            self._taken[each.claimant.id, state.lane.hardware, claimant.id].append(each)
         # What is free is kept for this run as well; what is not free yet can be promised, but not given.
         state.free -= usable
         state.pending = freed - devices
         return True
 
-    def _take(
-        self,
-        state: LaneState,
-        user: UserLane,
-        priority: int,
-        claimant: Claimant,
-        devices: float,
-        mode: Mode,
-    ) -> list[tuple[Yielder, bool]]:
-        """Returns the runs taken, one by one until there are enough devices, and whether each was useful."""
-        rate = devices * state.price
-        own, own_user = user.project.score(rate), user.score(rate)
-        if mode is Mode.large:
-            own, own_user = user.project.score(), user.score()
-        base = priority
-        if mode is not Mode.large:
-            base = min(priority, permitted(claimant.priority, user.project.terms))
-        # Newcomers and guarantees wait for one checkpoint, not for the end of a useful time.
-        at_once = mode is Mode.guaranteed or (mode is Mode.share and user.held <= ROUNDING)
-
-        def is_able(each: Yielder) -> bool:
-            smaller = mode is Mode.large and each.demand.devices < devices
-            return each.left > 0 or (each.early > 0 and (at_once or smaller))
-
-        taken: list[tuple[Yielder, bool]] = []
-        freed = max(0.0, state.free) + state.pending
-        while freed + ROUNDING < devices:
-            best: Yielder | None = None
-            least: tuple[float, ...] = ()
-            for name, yielders in state.yielders.items():
-                if name == user.project.name:
-                    able = [
-                        each
-                        for each in yielders
-                        if is_able(each) and self._user_yields(each, user, base, own_user, mode)
-                    ]
-                elif state.may_yield(name, base, own, mode):
-                    able = [
-                        each
-                        for each in yielders
-                        if is_able(each) and self._project_yields(each, user, base, own, mode, state.hardware)
-                    ]
-                else:
-                    continue
-                for each in able:
-                    order = each.order
-                    if best is None or order < least:
-                        best, least = each, order
-            if best is None:
-                break
-            taken.append((best, best.left > 0))
-            self._move(state, best, -1, is_early=not best.left)
-            freed += best.demand.devices
-        return taken
-
-    def _put_back(self, state: LaneState, taken: Sequence[tuple[Yielder, bool]]) -> None:
-        for each, was_useful in taken:
-            self._move(state, each, +1, is_early=not was_useful)
-
-    @staticmethod
-    def _user_yields(each: Yielder, user: UserLane, base: int, own: float, mode: Mode) -> bool:
-        if each.priority != base or mode is Mode.guaranteed:
-            return each.priority < base
-        if each.user is user:
-            return False
-        left = each.user.score(-each.rate)
-        return left > own or (left == own and (mode is Mode.share or each.user.name > user.name))
-
-    @staticmethod
-    def _project_yields(
-        each: Yielder, user: UserLane, base: int, own: float, mode: Mode, hardware: str
-    ) -> bool:
-        other = each.user.project
-        if other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:
-            return False
-        if mode is Mode.guaranteed or each.priority < base:
-            return True
-        if each.priority != base:
-            return False
-        left = other.score(-each.rate)
-        return left > own or (left == own and (mode is Mode.share or other.name > user.project.name))
-
-    def _move(self, state: LaneState, each: Yielder, runs: int, *, is_early: bool) -> None:
+    def _move(self, state: LaneState, each: Yielder, runs: int, is_early: bool) -> None:
         """Counts a run as taken (-1), or as held again (+1)."""
         if is_early:
             each.early += runs
         else:
             each.left += runs
         self._lanes.change(each.user, state, runs * each.demand.devices, runs)
-        self._lanes.given[each.claimant.id][state.hardware] += runs * each.demand.devices
-
-    def _note(self, each: Yielder, hardware: str, for_id: int) -> None:
-        key = (each.claimant.id, hardware, for_id)
-        before = self._noted.get(key)
-        self._noted[key] = Preemption(
-            each.claimant.id,
-            hardware,
-            1 + (before.runs if before else 0),
-            each.demand.devices + (before.devices if before else 0.0),
-            each.demand.next_checkpoint_s,
-            for_id,
-        )
+        self._lanes.given[each.claimant.id][state.lane.hardware] += runs * each.demand.devices
 
     def decided(self) -> tuple[Preemption, ...]:
-        return tuple(self._noted[key] for key in sorted(self._noted))
+        return tuple(
+            Preemption(
+                id,
+                hardware,
+                len(runs),
+                sum(each.demand.devices for each in runs),
+                runs[-1].demand.next_checkpoint_s,
+                for_id,
+            )
+            for (id, hardware, for_id), runs in sorted(self._taken.items(), key=itemgetter(0))
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Next:
-    """Runs of one experiment that wait for devices.
+def _yields(each: Yielder, user: UserLane, base: int, own: float, mode: Mode, hardware: str) -> bool:
+    """Returns whether a run stops for one of a user, whose score, or that of its project, is `own`."""
+    other = each.user.project
+    same = other is user.project
+    if not same and other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:
+        return False
+    if each.priority < base or (mode is Mode.guaranteed and not same):
+        return True
+    if each.priority > base or mode is Mode.guaranteed or each.user is user:
+        return False
+    theirs, ours = (each.user, user) if same else (other, user.project)
+    left = theirs.score(-each.rate)
+    return left > own or (left == own and (mode is Mode.share or theirs.name > ours.name))
 
-    Attributes:
-        devices: that all of them need.
-        limit: which limit keeps them waiting even with free devices; None = none does.
-    """
+
+class _Next(NamedTuple):
+    """Runs of one experiment that wait for devices, and the limit that keeps them waiting, if one does."""
 
     claimant: Claimant
     demand: Demand
@@ -179,14 +130,14 @@ def handovers(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[Hando
     Between passes, an experiment's next run takes over the devices of its last one; here they become free for
     the next pass. Nothing is stopped for that, so it needs neither a useful time nor a preemptible run.
     """
-    waiting: dict[Lane, list[_Next]] = {}
+    waiting: defaultdict[Lane, list[_Next]] = defaultdict(list)
     for each in _waiting(lanes, preemptions):
-        waiting.setdefault(lane_of(each.claimant, each.demand), []).append(each)
+        waiting[lane_of(each.claimant, each.demand)].append(each)
     for claimant in lanes.claimants:
         for demand in claimant.demands:
-            lane = lane_of(claimant, demand)
-            if not (demand.running and demand.waiting and lane in waiting):
+            if not (demand.running and demand.waiting):
                 continue
+            lane = lane_of(claimant, demand)
             first = [each for each in waiting[lane] if _comes_first(each, claimant, demand, lanes)]
             if first:
                 held = lanes.given[claimant.id][demand.hardware]
@@ -203,8 +154,7 @@ def _waiting(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[_Next]
         for demand in claimant.demands:
             lane = lane_of(claimant, demand)
             started = lanes.started[claimant.id, lane, demand.devices]
-            runs = demand.waiting if demand.room is None else min(demand.waiting, demand.room)
-            devices = (runs - started) * demand.devices - reclaimed[claimant.id, demand.hardware]
+            devices = (demand.startable - started) * demand.devices - reclaimed[claimant.id, demand.hardware]
             if devices <= ROUNDING:
                 continue
             project = lanes.states[lane].projects[claimant.project]

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from service.domain.shares import ShareScore
-from service.fairness.state import Lane, Usage, UsageTree
+from service.fairness.state import Lane, Usage, UsageByUser
 
 HORIZON_H = 12.0
 """Time in which a difference in use is evened out, in hours: one USD more, used for its weight, counts as
@@ -107,19 +107,19 @@ def charged(usage: Usage, now_s: float, usd_per_hour: float, seconds: float) -> 
 
 
 def charge(
-    tree: UsageTree, now_s: float, usd_per_hour: Mapping[tuple[str, str, Lane], float], seconds: float
-) -> UsageTree:
-    """Returns the tree with the devices that users held in the `seconds` until now."""
+    usage: UsageByUser, now_s: float, usd_per_hour: Mapping[tuple[str, str, Lane], float], seconds: float
+) -> UsageByUser:
+    """Returns the use with the devices that users held in the `seconds` until now."""
     new = {
-        key: charged(tree.by_user.get(key, Usage(0.0, now_s)), now_s, rate, seconds)
+        key: charged(usage.get(key, Usage(0.0, now_s)), now_s, rate, seconds)
         for key, rate in usd_per_hour.items()
         if rate > 0
     }
-    return UsageTree({**tree.by_user, **new})
+    return {**usage, **new}
 
 
-def by_project(tree: UsageTree, now_s: float) -> dict[tuple[str, Lane], float]:
+def by_project(usage: UsageByUser, now_s: float) -> dict[tuple[str, Lane], float]:
     found: defaultdict[tuple[str, Lane], float] = defaultdict(float)
-    for (project, _, lane), usage in tree.by_user.items():
-        found[project, lane] += decayed(usage, now_s)
+    for (project, _, lane), used in usage.items():
+        found[project, lane] += decayed(used, now_s)
     return dict(found)

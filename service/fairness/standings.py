@@ -7,20 +7,23 @@ the devices reach, with one run of each experiment that waits.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-from operator import itemgetter
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 
 from service.domain.shares import ShareScore
 from service.fairness.lanes import Lanes, ProjectLane, UserLane
+from service.fairness.preemptions import handovers
 from service.fairness.shares import Level
 from service.fairness.state import (
     MOST_AHEAD,
     ROUNDING,
     Claimant,
     Demand,
+    Handover,
     Lane,
     Preemption,
     Waiting,
@@ -31,14 +34,32 @@ from service.fairness.state import (
 
 _Queued = tuple[float, int, Claimant, Demand]
 """Age, id; claimant, demand."""
+_AGE = itemgetter(0, 1)
 _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 """Position, lane, user, what the priority counts as; claimant, demand."""
 
 
-class Standings:
-    def __init__(self, lanes: Lanes, preemptions: Sequence[Preemption]) -> None:
-        self._lanes = lanes
-        self._preemptions = preemptions
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What a pass decided.
+
+    Attributes:
+        allowances: devices that experiments may hold, by id and hardware; those missing may hold nothing.
+        preemptions: runs that stop at a checkpoint, and for whom.
+        free: devices that stay free, by lane; those kept for a large run are not among them.
+        reserved_for: experiments for which free devices are kept, by lane.
+    """
+
+    allowances: Mapping[int, Mapping[str, float]]
+    preemptions: tuple[Preemption, ...]
+    free: Mapping[Lane, float]
+    reserved_for: Mapping[Lane, int]
+    _lanes: Lanes
+
+    def handovers(self) -> tuple[Handover, ...]:
+        """Returns the experiments that start no more runs, because runs of higher priority come first."""
+        by_id = attrgetter("experiment_id", "hardware")
+        return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
 
     def project_score(self, name: str, lane: Lane) -> ShareScore:
         state = self._lanes.states[lane]
@@ -71,14 +92,26 @@ class Standings:
         level = Level(
             dict.fromkeys(project.users, 1.0),
             {each: self._lanes.used_by(lane, name, each) for each in project.users},
-            self._lanes.entitled(lane, project),
+            self._lanes.entitled(self._lanes.states[lane], project),
         )
         return level.score(user, project.users[user].rate)
 
     def waiting(self) -> Iterator[Waiting]:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
-        reclaimed = {each.for_experiment_id for each in self._preemptions}
-        turns = heapq.merge(*self._turns().values(), key=itemgetter(0, 1))
+        reclaimed = {each.for_experiment_id for each in self.preemptions}
+        queues: dict[Lane, dict[int, dict[UserLane, list[_Queued]]]] = {}
+        for claimant in itertools.chain(self._lanes.claimants, self._lanes.backlog):
+            for demand in claimant.demands:
+                lane = lane_of(claimant, demand)
+                if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
+                    project = self._lanes.states[lane].projects[claimant.project]
+                    project.open()
+                    priority = self._lanes.priority(claimant, project.terms)
+                    of_user = queues.setdefault(lane, {}).setdefault(priority, {})
+                    entry = waits_since_s(claimant), claimant.id, claimant, demand
+                    of_user.setdefault(project.users[claimant.user], []).append(entry)
+                    break
+        turns = heapq.merge(*(self._turns(*each) for each in sorted(queues.items())), key=itemgetter(0, 1))
         ahead: defaultdict[Lane, list[int]] = defaultdict(list)
         scores: dict[tuple[str, ...], ShareScore] = {}
         for position, lane, user, priority, claimant, demand in turns:
@@ -122,7 +155,7 @@ class Standings:
         started = self._lanes.started[claimant.id, lane, demand.devices]
         if demand.room is not None and started >= demand.room:
             return WaitingReason.shape
-        return self._lanes.no_turn(lane, user)
+        return self._lanes.no_turn(state, user)
 
     def _detail(self, user: UserLane, reason: WaitingReason, hardware: str) -> str | None:
         terms = user.project.terms
@@ -136,50 +169,21 @@ class Standings:
         }
         return limits.get(reason)
 
-    def _turns(self) -> dict[Lane, Iterator[_Turn]]:
-        lanes: dict[Lane, dict[int, dict[ProjectLane, dict[UserLane, list[_Queued]]]]] = {}
-        for claimant in chain(self._lanes.claimants, self._lanes.backlog):
-            for demand in claimant.demands:
-                lane = lane_of(claimant, demand)
-                if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
-                    project = self._lanes.states[lane].projects[claimant.project]
-                    project.open()
-                    priority = self._lanes.priority(claimant, project.terms)
-                    of_user = lanes.setdefault(lane, {}).setdefault(priority, {}).setdefault(project, {})
-                    entries = of_user.setdefault(project.users[claimant.user], [])
-                    entries.append((waits_since_s(claimant), claimant.id, claimant, demand))
-                    break
-        return {lane: self._turns_of(lane, queues) for lane, queues in sorted(lanes.items())}
-
-    def _turns_of(
-        self, lane: Lane, queues: Mapping[int, Mapping[ProjectLane, Mapping[UserLane, list[_Queued]]]]
-    ) -> Iterator[_Turn]:
+    def _turns(self, lane: Lane, queues: Mapping[int, Mapping[UserLane, list[_Queued]]]) -> Iterator[_Turn]:
+        position = itertools.count(1)
         more: defaultdict[UserLane | ProjectLane, float] = defaultdict(float)
-        position = 0
+
+        def order(user: UserLane) -> tuple[float, str, float, str]:
+            project = user.project
+            return project.score(more[project]), project.name, user.score(more[user]), user.name
+
         for priority in sorted(queues, reverse=True):
-            projects = []
-            for project, of_user in queues[priority].items():
-                users = []
-                for user, entries in of_user.items():
-                    entries.sort(key=lambda each: each[:2], reverse=True)
-                    users.append((user.score(more[user]), user.name, user, entries))
-                heapq.heapify(users)
-                projects.append((project.score(more[project]), project.name, project, users))
-            heapq.heapify(projects)
-            while projects:
-                _, name, project, users = projects[0]
-                _, user_name, user, entries = users[0]
-                _, _, claimant, demand = entries.pop()
-                position += 1
-                yield position, lane, user, priority, claimant, demand
-                rate = demand.devices * self._lanes.states[lane].price
-                more[project] += rate
-                more[user] += rate
-                if entries:
-                    heapq.heapreplace(users, (user.score(more[user]), user_name, user, entries))
-                else:
-                    heapq.heappop(users)
-                if users:
-                    heapq.heapreplace(projects, (project.score(more[project]), name, project, users))
-                else:
-                    heapq.heappop(projects)
+            left = {user: deque(sorted(entries, key=_AGE)) for user, entries in queues[priority].items()}
+            while left:
+                user = min(left, key=order)
+                _, _, claimant, demand = left[user].popleft()
+                yield next(position), lane, user, priority, claimant, demand
+                more[user] += demand.devices * self._lanes.states[lane].price
+                more[user.project] += demand.devices * self._lanes.states[lane].price
+                if not left[user]:
+                    del left[user]

@@ -136,6 +136,11 @@ class Demand:
     next_checkpoint_s: float | None = None
     room: int | None = None
 
+    @property
+    def startable(self) -> int:
+        """Returns how many of the waiting runs the nodes can hold."""
+        return self.waiting if self.room is None else min(self.waiting, self.room)
+
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
@@ -171,9 +176,8 @@ class Usage:
     at_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class UsageTree:
-    by_user: Mapping[tuple[str, str, Lane], Usage] = field(default_factory=dict)
+UsageByUser = Mapping[tuple[str, str, Lane], Usage]
+"""By project, user and lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ class Situation:
     capacity: Capacity
     claimants: Sequence[Claimant]
     terms: Mapping[str, ProjectTerms] = field(default_factory=dict)
-    usage: UsageTree = field(default_factory=UsageTree)
+    usage: UsageByUser = field(default_factory=dict)
 
 
 class WaitingReason(StrEnum):
@@ -210,13 +214,6 @@ class WaitingReason(StrEnum):
     """All devices are in use, and no one holds more than their share."""
     places = "places"
     """As many experiments run as may at a time; a pass does not know that limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What one experiment may hold, by hardware; less than it holds = it gives back the rest."""
-
-    devices: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from service.domain.metrics import finite
 from service.domain.serialization import to_json
 from service.domain.start_forecasts import PlannedStart, StartForecast, Yields
 from service.domain.states import ExperimentState, RunState
-from service.fairness.allowances import Division, divide
+from service.fairness.allowances import divide
 from service.fairness.eta import (
     REMEMBERED,
     Calibration,
@@ -38,6 +38,7 @@ from service.fairness.eta import (
     start_in_words,
     starts,
 )
+from service.fairness.standings import Division
 from service.fairness.state import USEFUL_S, Claimant, Lane, Situation, Waiting, WaitingReason
 from service.planner.forecasting import run_time_of
 from service.planner.preview import planned_runs
@@ -245,7 +246,7 @@ def forecast_queue(
     situation = seen.situation
     division = divide(situation)
     waiting: dict[int, Waiting] = {}
-    for each in division.standings.waiting():
+    for each in division.waiting():
         waiting.setdefault(each.experiment_id, each)
     with store.database.read() as connection:
         running = (
@@ -369,8 +370,8 @@ def _waits_for_a_place(rank: int, claimant: Claimant, division: Division, most: 
         demand.devices,
         WaitingReason.places,
         rank + 1,
-        division.standings.project_score(claimant.project, lane),
-        division.standings.user_score(claimant.project, claimant.user, lane),
+        division.project_score(claimant.project, lane),
+        division.user_score(claimant.project, claimant.user, lane),
         (),
         division.free.get(lane, 0.0),
         f"max_concurrent_experiments is {most}",

@@ -14,8 +14,9 @@ from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
 from service.domain.records import Experiment
 from service.domain.shares import STANDING, Share
-from service.fairness.allowances import Division, divide
+from service.fairness.allowances import divide
 from service.fairness.shares import Level, charged, decayed
+from service.fairness.standings import Division
 from service.fairness.state import Capacity, Claimant, Demand, Handover, Lane, ProjectTerms, Usage
 from service.scheduling.cluster import ClusterSnapshot, devices_of
 from service.scheduling.situation import SituationReader, usage_by_user
@@ -86,7 +87,7 @@ class FairPass:
         """
         if self._division is None:
             return {}
-        errors = self._division.standings.share_errors()
+        errors = self._division.share_errors()
         self._in_figures |= errors.keys()
         return dict.fromkeys(self._in_figures, 0.0) | errors
 
@@ -225,7 +226,7 @@ def _allowed(division: Division, claimants: Sequence[Claimant]) -> dict[tuple[in
     """
     allowed: defaultdict[tuple[int, str], float] = defaultdict(float)
     for id, allowance in division.allowances.items():
-        for hardware, devices in allowance.devices.items():
+        for hardware, devices in allowance.items():
             allowed[id, hardware] += devices
     for each in division.preemptions:
         allowed[each.for_experiment_id, each.hardware] += each.devices

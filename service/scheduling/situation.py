@@ -30,7 +30,6 @@ from service.fairness.state import (
     ProjectTerms,
     Situation,
     Usage,
-    UsageTree,
     may_yield,
 )
 from service.scheduling.cluster import (
@@ -121,7 +120,7 @@ class SituationReader:
             held = _held(connection, {experiment.id for experiment in active})
             now_s = self._store.database_time(connection)
             terms = _left_here(self._terms(connection, now_s), connection, self._pool)
-            usage = UsageTree(usage_by_user(connection))
+            usage = usage_by_user(connection)
         candidates: list[Experiment | Newcomer] = [*active, *waiting]
         if newcomer is not None:
             candidates.append(newcomer)

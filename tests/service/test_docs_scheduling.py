@@ -16,7 +16,6 @@ from service.fairness.state import (
     ProjectTerms,
     Situation,
     Usage,
-    UsageTree,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text(encoding="utf-8")
@@ -58,12 +57,10 @@ def test_the_pass_does_what_the_example_says() -> None:
         Capacity({Lane(DEFAULT_POOL, "h100"): 8.0}, {"h100": 3.0}),
         [grid, newcomer],
         {name: ProjectTerms(weight) for name, weight in WEIGHTS.items()},
-        UsageTree(
-            {
-                ("nlp", "ann", H100): Usage(USED_USD["nlp"], NOW_S),
-                ("vision", "bob", H100): Usage(USED_USD["vision"], NOW_S),
-            }
-        ),
+        {
+            ("nlp", "ann", H100): Usage(USED_USD["nlp"], NOW_S),
+            ("vision", "bob", H100): Usage(USED_USD["vision"], NOW_S),
+        },
     )
     (preemption,) = divide(situation).preemptions
     assert preemption.runs == sum(row[-1] == "yes" for row in rows())

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.fairness.allowances import Division, divide
+from service.fairness.allowances import divide
 from service.fairness.lanes import Backlog
 from service.fairness.shares import HORIZON_H
+from service.fairness.standings import Division
 from service.fairness.state import (
     DEFAULT_POOL,
     DRAINED_AFTER_S,
@@ -29,7 +30,6 @@ from service.fairness.state import (
     ProjectTerms,
     Situation,
     Usage,
-    UsageTree,
     WaitingReason,
     may_yield,
     permitted,
@@ -64,8 +64,8 @@ def experiment(
 def runs_allowed(division: Division, claimant: Claimant) -> int:
     """Returns the runs that an experiment with one demand may have."""
     (demand,) = claimant.demands
-    allowance = division.allowances.get(claimant.id)
-    return 0 if allowance is None else round(allowance.devices.get(demand.hardware, 0.0) / demand.devices)
+    allowance = division.allowances.get(claimant.id, {})
+    return round(allowance.get(demand.hardware, 0.0) / demand.devices)
 
 
 def applied(situation: Situation, division: Division) -> Situation:
@@ -139,7 +139,7 @@ def situations(draw: st.DrawFn) -> Situation:
         for user in ("ann", "bob")
         for hardware in KINDS
     }
-    return Situation(NOW_S, capacity(**total), claimants, terms, UsageTree(used))
+    return Situation(NOW_S, capacity(**total), claimants, terms, used)
 
 
 @given(situations())
@@ -166,7 +166,7 @@ def test_a_large_run_does_not_stop_what_would_start_again_in_its_place() -> None
     )
     at_rest = settled(situation, passes=3)
     assert [each.demands[0].running for each in at_rest.claimants] == [3, 0, 1]
-    worked = UsageTree({("nlp", "ann", lane("h100")): Usage(0.1, NOW_S)})
+    worked = {("nlp", "ann", lane("h100")): Usage(0.1, NOW_S)}
     at_rest = settled(dataclasses.replace(at_rest, usage=worked), passes=3)
     assert [each.demands[0].running for each in at_rest.claimants] == [3, 1, 0]
 
@@ -199,7 +199,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
     assert first.handovers() == second.handovers()
-    assert list(first.standings.waiting()) == list(second.standings.waiting())
+    assert list(first.waiting()) == list(second.waiting())
 
 
 @given(situations())
@@ -207,7 +207,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
 def test_free_devices_fit_no_run_that_may_start(situation: Situation) -> None:
     division = divide(situation)
     limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling, WaitingReason.shape}
-    for waiting in division.standings.waiting():
+    for waiting in division.waiting():
         if waiting.reason not in limited:
             assert waiting.devices > division.free.get(lane(waiting.hardware), 0.0)
 
@@ -433,9 +433,9 @@ def test_who_has_used_less_holds_more_until_that_is_evened_out() -> None:
     claimants = [experiment(1, waiting=8), experiment(2, "vision", waiting=8)]
 
     def held(used_usd: float) -> dict[int, float]:
-        usage = UsageTree({("nlp", "ann", lane("h100")): Usage(used_usd, NOW_S)})
+        usage = {("nlp", "ann", lane("h100")): Usage(used_usd, NOW_S)}
         division = divide(Situation(NOW_S, capacity(h100=8), claimants, usage=usage))
-        return {id: each.devices["h100"] for id, each in division.allowances.items()}
+        return {id: each["h100"] for id, each in division.allowances.items()}
 
     assert held(0.0) == {1: 4.0, 2: 4.0}
     more_usd = 4 * 3.0 * HORIZON_H  # As much as four devices cost until it is evened out.
@@ -448,9 +448,9 @@ def test_use_of_one_kind_does_not_count_for_another() -> None:
         experiment(2, waiting=4),
         experiment(3, "vision", waiting=4),
     ]
-    usage = UsageTree({("nlp", "ann", lane("v100")): Usage(10_000.0, NOW_S)})
+    usage = {("nlp", "ann", lane("v100")): Usage(10_000.0, NOW_S)}
     division = divide(Situation(NOW_S, capacity(h100=4, v100=40), claimants, usage=usage))
-    assert {id: each.devices.get("h100", 0.0) for id, each in division.allowances.items()} == {
+    assert {id: each.get("h100", 0.0) for id, each in division.allowances.items()} == {
         1: 0.0, 2: 2.0, 3: 2.0,
     }  # fmt: skip
 
@@ -512,9 +512,9 @@ def test_a_large_run_is_not_passed_by_its_own_project() -> None:
     ]
     division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, *others]))
     assert 2 not in division.allowances, "its project would never come first"
-    assert division.allowances[4].devices == {"h100": 1.0}
+    assert division.allowances[4] == {"h100": 1.0}
     alone = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, others[0]]))
-    assert alone.allowances[2].devices == {"h100": 1.0}, "nobody else has a use for it"
+    assert alone.allowances[2] == {"h100": 1.0}, "nobody else has a use for it"
 
 
 def test_a_large_run_is_not_passed_where_all_devices_have_just_become_free() -> None:
@@ -526,8 +526,8 @@ def test_a_large_run_is_not_passed_where_all_devices_have_just_become_free() -> 
         ("nlp", "bob", lane("h100")): Usage(90.0, NOW_S),
         ("vision", "ann", lane("h100")): Usage(80.0, NOW_S),
     }
-    division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, others], usage=UsageTree(used)))
-    assert {id: allowed.devices["h100"] for id, allowed in division.allowances.items()} == {3: 4.0}
+    division = divide(Situation(NOW_S, capacity(h100=4), [large, colleague, others], usage=used))
+    assert {id: allowed["h100"] for id, allowed in division.allowances.items()} == {3: 4.0}
 
 
 @pytest.mark.parametrize(("waited_s", "small_runs"), [(60.0, 2), (PATIENCE_S, 0)])
@@ -541,7 +541,7 @@ def test_a_large_run_is_not_passed_within_its_projects_guarantee(waited_s: float
         ("vision", "ann", lane("h100")): Usage(90.0, NOW_S),
     }
     terms = {"nlp": ProjectTerms(guaranteed={"h100": 2})}
-    situation = Situation(NOW_S, capacity(h100=10), [large, small, others], terms, UsageTree(used))
+    situation = Situation(NOW_S, capacity(h100=10), [large, small, others], terms, used)
     assert runs_allowed(divide(situation), small) == small_runs
 
 
@@ -571,7 +571,7 @@ def test_who_has_waited_for_two_days_without_a_device_comes_first_in_the_project
     }
     mine = experiment(1, user="ann", waiting=1, queued_s=NOW_S - waited_s)
     others = experiment(2, user="bob", waiting=9, queued_s=NOW_S - 60)
-    division = divide(Situation(NOW_S, capacity(h100=1), [mine, others], usage=UsageTree(used)))
+    division = divide(Situation(NOW_S, capacity(h100=1), [mine, others], usage=used))
     assert list(division.allowances) == [1 if is_first else 2]
 
 
@@ -594,7 +594,7 @@ def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
     assert first.allowances == second.allowances
     assert first.preemptions == second.preemptions
     assert first.handovers() == second.handovers()
-    assert list(first.standings.waiting()) == list(second.standings.waiting())
+    assert list(first.waiting()) == list(second.waiting())
 
 
 def test_a_backlog_forgets_what_is_removed() -> None:
@@ -655,7 +655,7 @@ def test_terms_that_contradict_themselves_are_refused(terms: dict, message: str)
 )
 def test_every_waiting_run_has_its_reason(terms: ProjectTerms, mine: Claimant, reason: WaitingReason) -> None:
     division = divide(Situation(NOW_S, capacity(h100=4), [mine], {"nlp": terms}))
-    (waiting,) = division.standings.waiting()
+    (waiting,) = division.waiting()
     assert (waiting.reason, waiting.position, waiting.ahead) == (reason, 1, ())
 
 
@@ -666,5 +666,5 @@ def test_positions_follow_shares_and_age() -> None:
         experiment(3, "vision", waiting=1, queued_s=NOW_S - 20),
     ]
     division = divide(Situation(NOW_S, capacity(h100=1), claimants))
-    assert [each.experiment_id for each in division.standings.waiting()] == [3, 1, 2]
-    assert [each.ahead for each in division.standings.waiting()][:2] == [(), (3,)]
+    assert [each.experiment_id for each in division.waiting()] == [3, 1, 2]
+    assert [each.ahead for each in division.waiting()][:2] == [(), (3,)]

@@ -31,7 +31,7 @@ from service.fairness.state import (
     ProjectTerms,
     Situation,
     Usage,
-    UsageTree,
+    UsageByUser,
     WaitingReason,
 )
 
@@ -71,11 +71,11 @@ def waits(
 
 def played(
     claims: list[tuple[Claimant, list[RunningRun]]], *, h100: float = 1.0, v100: float = 0.0,
-    usage: UsageTree | None = None, only: set[int] | None = None, seconds: Seconds | float = 1000.0,
+    usage: UsageByUser | None = None, only: set[int] | None = None, seconds: Seconds | float = 1000.0,
     **terms: ProjectTerms,
 ) -> dict[int, Start]:  # fmt: skip
     capacity = Capacity({H100: h100, V100: v100}, {"h100": 3.0, "v100": 1.0})
-    situation = Situation(NOW_S, capacity, [each for each, _ in claims], terms, usage or UsageTree())
+    situation = Situation(NOW_S, capacity, [each for each, _ in claims], terms, usage or {})
     running = {(each.id, each.demands[0].hardware): runs for each, runs in claims}
     duration = seconds if isinstance(seconds, Seconds) else Seconds(seconds, seconds, seconds)
     return starts(situation, running, {each.id: duration for each, _ in claims}, only)
@@ -111,10 +111,10 @@ def test_priority_comes_before_age() -> None:
 
 
 def test_who_used_less_lately_starts_first() -> None:
-    usage = UsageTree({("nlp", "bob", H100): Usage(50.0, NOW_S)})
+    usage = {("nlp", "bob", H100): Usage(50.0, NOW_S)}
     found = medians([holds("x", 10.0), waits(1, "nlp", waited_s=9.0), waits(2)], usage=usage)
     assert found == {2: 10.0, 1: 1010.0}
-    elsewhere = UsageTree({("nlp", "bob", V100): Usage(50.0, NOW_S)})
+    elsewhere = {("nlp", "bob", V100): Usage(50.0, NOW_S)}
     assert medians([holds("x", 10.0), waits(1, "nlp", waited_s=9.0), waits(2)], usage=elsewhere)[1] == 10.0
 
 
@@ -123,7 +123,7 @@ def test_use_while_the_passes_are_played_counts() -> None:
 
     It began at -1 and +1 USD and has grown by 1.5 USD an hour for nlp, and shrunk as much for vision.
     """
-    usage = UsageTree({("vision", "bob", H100): Usage(2.0, NOW_S)})
+    usage = {("vision", "bob", H100): Usage(2.0, NOW_S)}
     for end_h, first in ((0.5, 1), (0.8, 2)):
         end_s = end_h * 3600.0
         claims = [holds("nlp", 1e6, end_s), holds("vision", 1e6), waits(1, "nlp"), waits(2)]
@@ -219,17 +219,15 @@ def test_a_project_of_twice_the_weight_holds_twice_as_much() -> None:
 
 def test_users_of_a_project_take_turns_by_what_they_used() -> None:
     claims = [holds("x", 10.0), waits(1, "nlp", user="ann", waited_s=9.0), waits(2, "nlp", user="bob")]
-    used = UsageTree({("nlp", "ann", H100): Usage(9.0, NOW_S)})
+    used = {("nlp", "ann", H100): Usage(9.0, NOW_S)}
     assert medians(claims, usage=used) == {2: 10.0, 1: 1010.0}
-    elsewhere = UsageTree({("nlp", "ann", V100): Usage(9.0, NOW_S)})
+    elsewhere = {("nlp", "ann", V100): Usage(9.0, NOW_S)}
     assert medians(claims, usage=elsewhere) == {1: 10.0, 2: 1010.0}
 
 
 def test_old_use_has_decayed() -> None:
     week_s = 7 * 86_400.0
-    usage = UsageTree(
-        {("nlp", "bob", H100): Usage(10.0, NOW_S - week_s), ("vision", "bob", H100): Usage(6.0, NOW_S)}
-    )
+    usage = {("nlp", "bob", H100): Usage(10.0, NOW_S - week_s), ("vision", "bob", H100): Usage(6.0, NOW_S)}
     assert medians([holds("x", 10.0), waits(1, "nlp"), waits(2, waited_s=9.0)], usage=usage)[1] == 10.0
 
 

@@ -31,7 +31,7 @@ def experiment(
 def waiting_of(claimants: list[Claimant], id: int, terms: ProjectTerms | None = None) -> Waiting:
     settings = {} if terms is None else {"nlp": terms}
     division = divide(Situation(60.0, CAPACITY, claimants, settings))
-    (waiting,) = [each for each in division.standings.waiting() if each.experiment_id == id]
+    (waiting,) = [each for each in division.waiting() if each.experiment_id == id]
     return waiting
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.fairness.allowances import Division, divide
+from service.fairness.allowances import divide
 from service.fairness.shares import HORIZON_H
+from service.fairness.standings import Division
 from service.fairness.state import (
     MOST_AHEAD,
     Capacity,
@@ -14,26 +15,26 @@ from service.fairness.state import (
     ProjectTerms,
     Situation,
     Usage,
-    UsageTree,
+    UsageByUser,
     WaitingReason,
 )
 from tests.service.fairness.test_allowances import NOW_S, PRICES, capacity, experiment, lane
 
 H100, V100 = lane("h100"), lane("v100")
-NOTHING = UsageTree()
+NOTHING: UsageByUser = {}
 
 
-def used(**usd: float) -> UsageTree:
+def used(**usd: float) -> UsageByUser:
     """Uses of `project_user_hardware`."""
-    amounts = {}
+    amounts: dict[tuple[str, str, Lane], Usage] = {}
     for name, amount in usd.items():
         project, user, hardware = name.split("_")
         amounts[project, user, lane(hardware)] = Usage(amount, NOW_S)
-    return UsageTree(amounts)
+    return amounts
 
 
 def division(
-    claimants: list[Claimant], there: Capacity, usage: UsageTree = NOTHING, **terms: ProjectTerms
+    claimants: list[Claimant], there: Capacity, usage: UsageByUser = NOTHING, **terms: ProjectTerms
 ) -> Division:
     return divide(Situation(NOW_S, there, claimants, terms, usage))
 
@@ -52,7 +53,7 @@ def two_lanes() -> Division:
 
 
 def test_the_score_of_a_project_in_one_lane_has_its_parts(two_lanes: Division) -> None:
-    score = two_lanes.standings.project_score("nlp", H100)
+    score = two_lanes.project_score("nlp", H100)
     excess = 30.0 - 40.0 * 2 / 3
     assert (score.weight, score.held_usd_per_hour, score.used_usd) == (2.0, 9.0, 30.0)
     assert score.entitled_usd_per_hour == pytest.approx(8.0)
@@ -62,7 +63,7 @@ def test_the_score_of_a_project_in_one_lane_has_its_parts(two_lanes: Division) -
 
 
 def test_the_score_of_a_user_is_among_the_users_of_the_project(two_lanes: Division) -> None:
-    score = two_lanes.standings.user_score("nlp", "ann", H100)
+    score = two_lanes.user_score("nlp", "ann", H100)
     assert (score.weight, score.held_usd_per_hour, score.used_usd, score.used_part) == (1.0, 9.0, 30.0, 1.0)
     assert score.entitled_usd_per_hour == pytest.approx(8.0)  # All that the project is entitled to.
 
@@ -70,7 +71,7 @@ def test_the_score_of_a_user_is_among_the_users_of_the_project(two_lanes: Divisi
 def test_users_of_a_project_share_alike_what_it_is_entitled_to() -> None:
     claimants = [experiment(1, running=2, user="ann"), experiment(2, running=1, user="bob")]
     found = division(claimants, capacity(h100=4.0), used(nlp_ann_h100=9.0, nlp_bob_h100=3.0))
-    score = found.standings.user_score("nlp", "bob", H100)
+    score = found.user_score("nlp", "bob", H100)
     assert (score.held_usd_per_hour, score.used_usd, score.used_part) == (3.0, 3.0, 0.25)
     assert (score.entitled_usd_per_hour, score.entitled_part) == (pytest.approx(6.0), 0.5)
     assert score.excess_usd == pytest.approx(-3.0)
@@ -78,22 +79,22 @@ def test_users_of_a_project_share_alike_what_it_is_entitled_to() -> None:
 
 def test_a_score_without_any_use_has_no_part_of_it() -> None:
     found = division([experiment(1, running=1)], capacity(h100=2.0))
-    assert found.standings.project_score("nlp", H100).used_part == 0.0
-    assert found.standings.project_score("nlp", H100).entitled_part == 1.0
+    assert found.project_score("nlp", H100).used_part == 0.0
+    assert found.project_score("nlp", H100).entitled_part == 1.0
 
 
 @pytest.mark.parametrize("call", ["project", "user"])
 def test_who_is_not_active_has_no_score(two_lanes: Division, call: str) -> None:
     with pytest.raises(KeyError, match="absent"):
         if call == "project":
-            two_lanes.standings.project_score("absent", H100)
+            two_lanes.project_score("absent", H100)
         else:
-            two_lanes.standings.user_score("nlp", "absent", H100)
+            two_lanes.user_score("nlp", "absent", H100)
 
 
 def test_the_error_of_a_share_is_the_part_used_minus_the_part_entitled_to(two_lanes: Division) -> None:
     # Of the 48 USD used by both, nlp was entitled to two thirds.
-    assert two_lanes.standings.share_errors() == {
+    assert two_lanes.share_errors() == {
         "nlp": pytest.approx(4.0 / 48),
         "vision": pytest.approx(-4.0 / 48),
     }
@@ -105,10 +106,10 @@ def test_the_error_of_a_share_counts_the_lanes_in_which_a_project_is_active() ->
         experiment(3, "vision", running=1, hardware="v100"),
     ]  # fmt: skip
     usage = used(nlp_ann_h100=30.0, vision_ann_h100=10.0, vision_ann_v100=60.0)
-    assert division(claimants, capacity(h100=4.0, v100=4.0), usage).standings.share_errors() == {
+    assert division(claimants, capacity(h100=4.0, v100=4.0), usage).share_errors() == {
         "nlp": pytest.approx(10.0 / 40.0), "vision": pytest.approx(-10.0 / 100.0),
     }  # fmt: skip
-    assert division(claimants, capacity(h100=4.0, v100=4.0)).standings.share_errors() == {
+    assert division(claimants, capacity(h100=4.0, v100=4.0)).share_errors() == {
         "nlp": 0.0,
         "vision": 0.0,
     }
@@ -120,18 +121,18 @@ def test_lanes_take_turns_in_the_list_of_who_waits() -> None:
         for id, hardware in enumerate(["h100", "h100", "v100", "h100", "v100"], start=1)
     ]
     there = Capacity({H100: 1.0, V100: 0.0}, PRICES)
-    waiting = list(division(claimants, there).standings.waiting())
+    waiting = list(division(claimants, there).waiting())
     assert [(one.position, one.hardware) for one in waiting] == [
         (1, "h100"), (1, "v100"), (2, "h100"), (2, "v100"), (3, "h100"),
     ]  # fmt: skip
     assert [one.experiment_id for one in waiting if one.hardware == "h100"] == [4, 2, 1]
     assert [one.ahead for one in waiting if one.hardware == "h100"] == [(), (4,), (4, 2)]
-    assert [one.experiment_id for one in division(claimants, there).standings.waiting()][:2] == [4, 5]
+    assert [one.experiment_id for one in division(claimants, there).waiting()][:2] == [4, 5]
 
 
 def test_no_more_than_a_few_are_named_ahead() -> None:
     claimants = [experiment(id, waiting=1, queued_s=NOW_S - id) for id in range(1, 10)]
-    last = list(division(claimants, capacity(h100=0.0)).standings.waiting())[-1]
+    last = list(division(claimants, capacity(h100=0.0)).waiting())[-1]
     assert (last.experiment_id, last.position, last.ahead) == (1, 9, (9, 8, 7, 6, 5))
     assert len(last.ahead) == MOST_AHEAD
 
@@ -142,10 +143,10 @@ def test_who_waits_is_told_their_scores_and_what_is_free(two_lanes: Division) ->
         experiment(3, "vision", running=1, hardware="v100", user="cyd"),
     ]  # fmt: skip
     found = division(claimants, capacity(h100=4.0, v100=2.0), used(nlp_ann_h100=9.0))
-    (waits,) = found.standings.waiting()
+    (waits,) = found.waiting()
     assert (waits.experiment_id, waits.devices, waits.free_devices) == (2, 4.0, 1.0)
-    assert waits.project_score == found.standings.project_score("nlp", H100)
-    assert waits.user_score == found.standings.user_score("nlp", "bob", H100)
+    assert waits.project_score == found.project_score("nlp", H100)
+    assert waits.user_score == found.user_score("nlp", "bob", H100)
     assert waits.user_score.used_usd == 0.0
 
 
@@ -170,7 +171,7 @@ def test_who_waits_is_told_their_scores_and_what_is_free(two_lanes: Division) ->
 def test_who_waits_is_told_the_first_reason_that_applies(
     terms: ProjectTerms, claimant: Claimant, reason: WaitingReason, detail: str | None
 ) -> None:
-    (waits,) = division([claimant], capacity(h100=8.0), nlp=terms).standings.waiting()
+    (waits,) = division([claimant], capacity(h100=8.0), nlp=terms).waiting()
     assert (waits.reason, waits.detail) == (reason, detail)
 
 

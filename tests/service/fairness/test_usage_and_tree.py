@@ -18,7 +18,7 @@ from service.fairness.shares import (
     excesses,
     score_of,
 )
-from service.fairness.state import DEFAULT_POOL, Lane, Usage, UsageTree
+from service.fairness.state import DEFAULT_POOL, Lane, Usage
 
 
 def test_use_counts_half_after_its_half_life() -> None:
@@ -46,11 +46,11 @@ def test_charging_an_interval_equals_charging_its_parts(
 def test_only_what_is_held_is_charged() -> None:
     h100, v100 = Lane(DEFAULT_POOL, "h100"), Lane(DEFAULT_POOL, "v100")
     ann, bob = ("nlp", "ann", h100), ("nlp", "bob", h100)
-    tree = UsageTree({ann: Usage(4.0, 0.0), bob: Usage(2.0, 0.0), ("nlp", "bob", v100): Usage(9.0, 0.0)})
+    tree = {ann: Usage(4.0, 0.0), bob: Usage(2.0, 0.0), ("nlp", "bob", v100): Usage(9.0, 0.0)}
     after = charge(tree, 3600.0, {bob: 3.0, ("vision", "cy", h100): 0.0}, 3600.0)
-    assert after.by_user.keys() == tree.by_user.keys(), "who waits is not charged"
-    assert after.by_user[ann] == Usage(4.0, 0.0)
-    assert after.by_user[bob].usd == pytest.approx(5.0, rel=0.01)
+    assert after.keys() == tree.keys(), "who waits is not charged"
+    assert after[ann] == Usage(4.0, 0.0)
+    assert after[bob].usd == pytest.approx(5.0, rel=0.01)
     assert by_project(after, 3600.0)["nlp", h100] == pytest.approx(9.0, rel=0.01)
 
 
