@@ -121,7 +121,7 @@ def scheduler(
     from service.planner.start_forecasts import StartForecasts
     from service.scheduling.scheduler import main as run_scheduler
 
-    run_scheduler(settings, [lambda store: StartForecasts(store, settings.pool)])
+    run_scheduler(settings, [lambda store: StartForecasts(store, settings.pool).run])
 
 
 def demo(

@@ -261,10 +261,6 @@ def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Sel
     return select(_x.id).where(chosen, QUEUED, _x.pool == pool, _x.not_before_s <= now)
 
 
-COUNT_QUEUED = select(func.count()).select_from(experiments).where(QUEUED)
-"""How many experiments wait."""
-
-
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
 """How many experiments of a pool are starting or running."""
 

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final
 
 from service.domain.shares import ShareScore
 from service.fairness.allowances import divide
@@ -42,15 +41,13 @@ GRAIN_S = 60.0
 """Waits shorter than this count as equally short."""
 MOST_PASSES = 300
 """Passes that are played; what has not started by then is not forecast."""
-STEP = 1.05
-"""Least ratio of the times of two passes: the further away, the rarer they are."""
-LEAST_STEP_S = 10.0
-"""Least time between two passes."""
+STEP, LEAST_STEP_S = 1.05, 10.0
+"""Least ratio of the times of two passes, and least time between them: the further, the rarer they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A duration that is forecast: its middle and the ends of its interval, in seconds."""
+    """A forecast duration with its interval."""
 
     low: float
     median: float
@@ -59,13 +56,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class RunningRun:
-    """A run that holds devices; seconds from now.
-
-    Attributes:
-        remaining: until it ends.
-        yields_s: until it has worked for a useful time.
-        checkpoint_s: until it can stop, at a checkpoint.
-    """
+    """A run that holds devices: seconds until it ends, may be preempted, and can stop at a checkpoint."""
 
     remaining: Seconds
     yields_s: float
@@ -215,8 +206,7 @@ def _play(
 class Calibration:
     """How much too narrow intervals were, by the reason of the wait.
 
-    Attributes:
-        early, late: logarithms of real waits over forecast earliest and latest ones, the newest last.
+    Holds logarithms of real waits over forecast earliest and latest ones, the newest last.
     """
 
     early: Mapping[WaitingReason, tuple[float, ...]] = field(default_factory=dict)
@@ -255,25 +245,21 @@ def _quantile(values: Sequence[float], part: float) -> float:
     return ordered[min(count, max(1, rank)) - 1]
 
 
-_WORDS: Final[Mapping[WaitingReason, Callable[[Waiting], str]]] = {
-    WaitingReason.budget: lambda each: f"the project starts nothing more: {each.detail}",
-    WaitingReason.user_cap: lambda each: f"the user's limit is reached ({each.detail} at a time)",
-    WaitingReason.ceiling: lambda each: (
-        f"the project's ceiling is reached ({each.detail} of {each.hardware})"
-    ),
-    WaitingReason.no_capacity: lambda each: "the cluster has fewer devices of this kind than the run needs",
-    WaitingReason.shape: lambda each: "free devices are not together on one node as the run needs them",
-    WaitingReason.reclaiming: lambda each: "others stop for it at their next checkpoint",
-    WaitingReason.reserved: lambda each: "free devices are kept for a larger run that has waited long",
-    WaitingReason.share: lambda each: _over(each),
-    WaitingReason.places: lambda each: f"as many experiments run as may at a time ({each.detail})",
-    WaitingReason.busy: lambda each: "all devices are in use, and no one holds more than their share of them",
-}
-
-
 def reason_in_words(waiting: Waiting, project: str) -> str:
-    what = f"waits for {waiting.devices:g} {waiting.hardware}: {_WORDS[waiting.reason](waiting)}"
-    return what.replace("the project", f"project {project}", 1)
+    detail = waiting.detail
+    words = {
+        WaitingReason.budget: f"the project starts nothing more: {detail}",
+        WaitingReason.user_cap: f"the user's limit is reached ({detail} at a time)",
+        WaitingReason.ceiling: f"the project's ceiling is reached ({detail} of {waiting.hardware})",
+        WaitingReason.no_capacity: "the cluster has fewer devices of this kind than the run needs",
+        WaitingReason.shape: "free devices are not together on one node as the run needs them",
+        WaitingReason.reclaiming: "others stop for it at their next checkpoint",
+        WaitingReason.reserved: "free devices are kept for a larger run that has waited long",
+        WaitingReason.share: _over(waiting),
+        WaitingReason.places: f"as many experiments run as may at a time ({detail})",
+        WaitingReason.busy: "all devices are in use, and no one holds more than their share of them",
+    }[waiting.reason].replace("the project", f"project {project}", 1)
+    return f"waits for {waiting.devices:g} {waiting.hardware}: {words}"
 
 
 def start_in_words(start: Start) -> str:

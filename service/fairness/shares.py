@@ -34,12 +34,9 @@ _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What the scores of the children of one node of the tree are computed from.
+    """Active children of a node of the tree: their weights, decayed use, and the price of all devices.
 
-    Attributes:
-        weights: of the active children.
-        used_usd: decayed use; those missing have used nothing.
-        usd_per_hour: price of all devices that they divide.
+    Those missing from `used_usd` have used nothing.
     """
 
     weights: Mapping[str, float]

@@ -99,7 +99,7 @@ class Division:
     def waiting(self) -> Iterator[Waiting]:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self.preemptions}
-        queues: dict[Lane, dict[int, dict[UserLane, list[_Queued]]]] = {}
+        queues: dict[Lane, dict[int, defaultdict[UserLane, list[_Queued]]]] = {}
         for claimant in itertools.chain(self._lanes.claimants, self._lanes.backlog):
             for demand in claimant.demands:
                 lane = lane_of(claimant, demand)
@@ -107,9 +107,9 @@ class Division:
                     project = self._lanes.states[lane].projects[claimant.project]
                     project.open()
                     priority = self._lanes.priority(claimant, project.terms)
-                    of_user = queues.setdefault(lane, {}).setdefault(priority, {})
+                    entries = queues.setdefault(lane, {}).setdefault(priority, defaultdict(list))
                     entry = waits_since_s(claimant), claimant.id, claimant, demand
-                    of_user.setdefault(project.users[claimant.user], []).append(entry)
+                    entries[project.users[claimant.user]].append(entry)
                     break
         turns = heapq.merge(*(self._turns(*each) for each in sorted(queues.items())), key=itemgetter(0, 1))
         ahead: defaultdict[Lane, list[int]] = defaultdict(list)

@@ -12,7 +12,6 @@ from service.domain.access import DEFAULT_POOL
 from service.domain.shares import ShareScore
 
 DEFAULT_WEIGHT = 1.0
-"""Weight of a project whose settings give none."""
 LEAST_PRICE_USD_PER_HOUR = 0.01
 """Price that counts for devices that cost less, so that free devices are shared as well."""
 MOST_AHEAD = 5
@@ -48,12 +47,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the clusters have.
-
-    Attributes:
-        devices: number of devices by pool and hardware kind, whether in use or not.
-        prices: USD per device and hour, by hardware kind.
-    """
+    """Number of devices, in use or not, and their prices in USD per device and hour by hardware kind."""
 
     devices: Mapping[Lane, float]
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +62,6 @@ class ProjectTerms:
     """What a project may count on, and its limits.
 
     Attributes:
-        weight: share relative to other projects; > 0.
         guaranteed: devices by hardware kind, over all pools, that it gets before others; lent out while idle.
         ceiling: most devices by hardware kind, over all pools; a missing kind has no ceiling.
         most_priority: highest priority its experiments count with; None = no limit.
@@ -117,15 +110,11 @@ class Demand:
     """What an experiment holds and wants of one hardware kind, in runs of one size.
 
     Attributes:
-        hardware: kind of device.
-        devices: devices that one run needs at once; a part of one where runs share it.
-        running: runs that hold their devices.
+        devices: that one run needs at once; a part of one where runs share it.
         waiting: further runs that could start now, within the experiment's own limit.
-        yieldable: running ones that have worked long enough to be preempted (`rules.may_yield`); None =
-            all.
+        yieldable: running ones that have worked long enough to be preempted (`may_yield`); None = all.
         next_checkpoint_s: when the first of those has its next checkpoint, Unix seconds; None = at once.
-        room: how many of the waiting the nodes can hold next to what runs, by shape; None = not limited by
-            shape.
+        room: how many of the waiting the nodes can hold next to what runs; None = not limited by shape.
     """
 
     hardware: str
@@ -144,16 +133,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """An experiment that runs or waits.
+    """An experiment that runs or waits; its use is charged to its project and user.
 
     Attributes:
-        id: of the experiment.
-        project, user: who its use is charged to.
-        priority: higher goes first.
         queued_s: when it joined the queue, Unix seconds.
-        demands: what it holds and wants; one entry for each hardware kind and size of run.
-        preemptible: whether its running runs may stop at a checkpoint for others.
-        pool: where it runs.
+        demands: one for each hardware kind and size of run.
         served_s: when one of its runs last started, Unix seconds; None = none has.
     """
 
@@ -218,11 +202,9 @@ class WaitingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Runs of one experiment that stop at a checkpoint for another experiment.
+    """Runs of one experiment that stop at a checkpoint for another; `devices` is what they hold together.
 
-    Attributes:
-        runs: how many of them; `devices` is what they hold together.
-        by_s: when the first of them has its checkpoint, Unix seconds; None = at once.
+    `by_s` is when the first of them has its checkpoint, in Unix seconds; None = at once.
     """
 
     experiment_id: int
@@ -235,11 +217,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """An experiment that starts no more runs within all its devices: as its runs end, others come first.
-
-    Attributes:
-        devices: within which it may start another run.
-    """
+    """An experiment that may start runs only within `devices`: as its runs end, others come first."""
 
     experiment_id: int
     hardware: str
@@ -252,10 +230,8 @@ class Waiting:
     """Why the next run of one experiment waits.
 
     Attributes:
-        position: place of the experiment among those that wait for the same lane, from 1.
-        project_score, user_score: of its project in the lane, and of its user inside the project.
+        position: among those that wait for the same lane, from 1.
         ahead: experiments that come first, at most `MOST_AHEAD`, the next one first.
-        free_devices: of the kind, in its pool.
         detail: limit or reason in words, where there is one (a budget, a number).
     """
 

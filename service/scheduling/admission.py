@@ -56,9 +56,7 @@ def admit(
 ) -> Admission:
     """Checks a submission completely: fields, grid, paths, data and, with a fresh snapshot, capacity.
 
-    Args:
-        snapshot: the cluster of its pool as a scheduler last saw it; None = not known.
-        find_run: looks up the runs that `run:12` names; None = they are not judged.
+    Runs that `run:12` names are not judged without `find_run`.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
@@ -82,19 +80,16 @@ def admit_spec(
 ) -> Admission:
     """Does what `admit` does once the spec itself is known to be valid.
 
-    Args:
-        find_equal: looks up runs that may be reused; None = none is.
-        roots: gives the allowed folders; None = those of the settings.
+    Nothing is reused without `find_equal`; `roots` defaults to the folders of the settings.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
         UnreadData: data would have to be read, and `may_read` is False.
     """
     plans = checked_plans(spec, roots or settings.roots, catalogue, find_run, may_read=may_read)
-    if fresh(snapshot, now_s) is not None and not spec.queue.wait_for_capacity:
-        assert snapshot is not None
-        if problems := first_problems(_capacity_problems(plans, snapshot, catalogue)):
-            raise SpecError(problems)
+    recent = None if spec.queue.wait_for_capacity else fresh(snapshot, now_s)
+    if recent is not None and (problems := first_problems(_capacity_problems(plans, recent, catalogue))):
+        raise SpecError(problems)
     reuse = Reuse()
     if spec.reuse and find_equal is not None:
         reuse = reusable(plans, settings, catalogue, find_equal)

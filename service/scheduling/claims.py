@@ -18,11 +18,9 @@ from service.domain.records import Experiment
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """A request of a scheduler for experiments.
+    """A request of a scheduler for at most `limit` experiments.
 
     Attributes:
-        lease_s: length of the claim without renewal.
-        limit: most experiments.
         max_active: most that may be starting or running in the pool; None = no such limit.
         among: only these experiments, in this order; None = any, in the order of claims.
     """
@@ -46,15 +44,9 @@ def serve(
     passed_over: set[int] = set()
     below = 1 << 30
     while places:
+        wanted = {"pool": pool, "below": below, "now": now, "count": len(places)}
         found = connection.execute(
-            queue_statements.next_to_claim(connection),
-            {
-                "pool": pool,
-                "below": below,
-                "now": now,
-                "count": len(places),
-                "passed_over": list(passed_over),
-            },
+            queue_statements.next_to_claim(connection), wanted | {"passed_over": list(passed_over)}
         ).all()
         if not found:
             break

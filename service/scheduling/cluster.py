@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import NamedTuple
 
 from service.config.document import Problem, SpecError
 from service.config.hardware import CATALOGUE, Hardware, lookup
@@ -20,10 +20,8 @@ from trainers.device_kinds import DEVICE_KINDS
 CPU = "CPU"
 MEMORY = "memory"
 """Ray's names of resources; memory is in bytes."""
-
 ACCELERATOR = "accelerator_type:"
 """Beginning of Ray's resources that a node has for its model of accelerator."""
-
 NODE_ID = "ray.io/node-id"
 """Label that Ray gives each node."""
 _GIB = 1 << 30
@@ -58,11 +56,10 @@ class ClusterNode(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """The cluster at one time; `reachable` = Ray answered."""
-
+class ClusterSnapshot(Serializable):
     at_s: float
     reachable: bool
+    """Whether Ray answered."""
     dashboard_url: str | None
     nodes: tuple[ClusterNode, ...]
 
@@ -73,33 +70,6 @@ class ClusterSnapshot:
     @property
     def available(self) -> dict[str, float]:
         return _sum(node.available for node in self.nodes if node.alive)
-
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "at_s": self.at_s,
-            "reachable": self.reachable,
-            "dashboard_url": self.dashboard_url,
-            "nodes": [
-                {
-                    "id": node.id,
-                    "name": node.name,
-                    "alive": node.alive,
-                    "resources": dict(node.resources),
-                    "available": dict(node.available),
-                    "labels": dict(node.labels),
-                }
-                for node in self.nodes
-            ],
-        }
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> ClusterSnapshot:
-        return cls(
-            at_s=document["at_s"],
-            reachable=document["reachable"],
-            dashboard_url=document["dashboard_url"],
-            nodes=tuple(ClusterNode(**node) for node in document["nodes"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,24 +93,6 @@ class Pool(Serializable):
     totals: dict[str, float]
     """Sum over living nodes, by Ray resource name."""
 
-    @classmethod
-    def of(cls, pool: str, schedulers: Sequence[str], snapshot: ClusterSnapshot | None, now_s: float) -> Pool:
-        """Returns the pool with the cluster in a snapshot; None = no scheduler of it ever wrote one."""
-        if snapshot is None:
-            return cls(
-                pool, tuple(schedulers), None, None, reachable=False, dashboard_url=None, nodes=(), totals={}
-            )
-        return cls(
-            pool,
-            tuple(schedulers),
-            at_s=snapshot.at_s,
-            age_s=max(0.0, now_s - snapshot.at_s),
-            reachable=snapshot.reachable,
-            dashboard_url=snapshot.dashboard_url,
-            nodes=snapshot.nodes,
-            totals=snapshot.totals,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster(Pool):
@@ -155,7 +107,7 @@ class Cluster(Pool):
         return cls(**{field.name: getattr(first, field.name) for field in fields(Pool)}, pools=tuple(pools))
 
 
-def _sum(parts: Any) -> dict[str, float]:
+def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     total: dict[str, float] = {}
     for part in parts:
         for name, amount in part.items():
@@ -191,14 +143,8 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """What a run that is measured alone reserves (`measure: exclusive`).
-
-    Attributes:
-        resources: of each worker, by Ray's resource name.
-        labels: of the nodes that they may run on.
-    """
+class Hold(NamedTuple):
+    """What workers of a run that is measured alone (`measure: exclusive`) reserve, and on which nodes."""
 
     workers: int
     resources: Mapping[str, float]
@@ -215,7 +161,7 @@ def exclusive_holds(
     """
     hardware = lookup(spec.hardware, catalogue)
     wanted = worker_resources(spec, catalogue)
-    able = [node for node in nodes if node.has(hardware.labels) and _workers_on(node.resources, wanted)]
+    able = [node for node in nodes if node.has(hardware.labels) and _places(node.resources, wanted)]
     ordered = sorted(able, key=lambda node: (not node.idle, node.resources[CPU], node.id))
     device = hardware.kind.ray_resource or hardware.resource
     found: list[Hold] = []
@@ -234,14 +180,14 @@ def _whole_nodes(
     for node in nodes:
         cpus = int(node.resources[CPU])
         each = {**wanted, CPU: float(cpus // workers)}
-        if cpus % workers == 0 and each[CPU] >= wanted[CPU] and _workers_on(node.resources, each) >= workers:
+        if cpus % workers == 0 and each[CPU] >= wanted[CPU] and _places(node.resources, each) >= workers:
             found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
     if found or workers == 1:
         return found
     # Only the largest nodes have room for one that takes all their CPUs, and none has room for two.
     most = max((node.resources[CPU] for node in nodes), default=0.0)
     each = {**wanted, CPU: most}
-    if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+    if sum(_places(node.resources, each) for node in nodes) >= workers:
         found.append(Hold(workers, each, labels))
     return found
 
@@ -260,11 +206,11 @@ def _devices_with_cpus(
     if len(set(shares.values())) > 1:
         for node in nodes:
             each = {**wanted, CPU: shares[node.id]}
-            if _workers_on(node.resources, each) >= workers:
+            if _places(node.resources, each) >= workers:
                 found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
     if not found and shares:
         each = {**wanted, CPU: max(shares.values())}
-        if sum(_workers_on(node.resources, each) for node in nodes) >= workers:
+        if sum(_places(node.resources, each) for node in nodes) >= workers:
             found.append(Hold(workers, each, labels))
     return found
 
@@ -280,8 +226,7 @@ def at_a_time(
         holds = tuple(Hold(workers, wanted, labels) for workers in spec.worker_numbers)
     for workers in spec.worker_numbers:
         count = sum(
-            sum(_workers_on(node.resources, hold.resources) for node in nodes if node.has(hold.labels))
-            // workers
+            sum(_places(node.resources, hold.resources) for node in nodes if node.has(hold.labels)) // workers
             for hold in holds
             if hold.workers == workers
         )
@@ -310,11 +255,16 @@ def unsatisfiable(
     if not nodes:
         shown = ", ".join(f"{name}={value}" for name, value in labels.items())
         return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
-    places = sum(_workers_on(node, wanted) for node in nodes)
+    places = sum(_places(node, wanted) for node in nodes)
     if places >= fewest:
         if spec.measure != "exclusive" or exclusive_holds(spec, snapshot.nodes, catalogue):
             return None
-        return _no_whole_node(fewest, wanted, max(node.get(CPU, 0.0) for node in nodes))
+        most = max(node.get(CPU, 0.0) for node in nodes)
+        return (
+            f"measure: exclusive needs a whole node for {fewest} workers of {in_words(wanted)} that divide "
+            f"its CPUs evenly, or {fewest} equal nodes, but the largest node has {most:g} CPUs; "
+            "change parallel.workers, lower resources.cpus_per_worker, set measure: shared, or add nodes"
+        )
     if places:
         least = "at least " if spec.parallel.min_workers is not None else ""
         return (
@@ -363,18 +313,6 @@ def _places(left: Mapping[str, float], amounts: Mapping[str, float]) -> int:
     return int(min((left.get(name, 0.0) + 1e-6) // amount for name, amount in amounts.items() if amount))
 
 
-def _no_whole_node(workers: int, wanted: Mapping[str, float], most: float) -> str:
-    return (
-        f"measure: exclusive needs a whole node for {workers} workers of {in_words(wanted)} that divide its "
-        f"CPUs evenly, or {workers} equal nodes, but the largest node has {most:g} CPUs; "
-        "change parallel.workers, lower resources.cpus_per_worker, set measure: shared, or add nodes"
-    )
-
-
-def _workers_on(node: Mapping[str, float], wanted: Mapping[str, float]) -> int:
-    return int(min(node.get(name, 0.0) // amount for name, amount in wanted.items()))
-
-
 def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardware: str) -> str:
     """Returns the resource that no node has enough of, or all when it is the combination."""
     for name, amount in reversed(list(wanted.items())):
@@ -387,16 +325,10 @@ def _missing(wanted: Mapping[str, float], nodes: list[dict[str, float]], hardwar
 
 
 def _remedy(wanted: Mapping[str, float], nodes: list[dict[str, float]]) -> str:
-    accelerators = sorted(
-        {name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)}
-    )
-    if any(name.startswith(ACCELERATOR) for name in wanted):
-        return (
-            f"the cluster has {', '.join(accelerators)}"
-            if accelerators
-            else "the cluster has no accelerators"
-        )
-    return "lower resources, or add nodes"
+    if not any(name.startswith(ACCELERATOR) for name in wanted):
+        return "lower resources, or add nodes"
+    names = {name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)}
+    return f"the cluster has {', '.join(sorted(names)) or 'no accelerators'}"
 
 
 def in_words(amounts: Mapping[str, float]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection
 
 from service.config.hardware import find
-from service.db import queue_statements, schema, share_statements, statements
+from service.db import schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
 from service.domain.records import Experiment
 from service.domain.shares import STANDING, Share
@@ -19,6 +20,7 @@ from service.fairness.shares import Level, charged, decayed
 from service.fairness.standings import Division
 from service.fairness.state import Capacity, Claimant, Demand, Handover, Lane, ProjectTerms, Usage
 from service.scheduling.cluster import ClusterSnapshot, devices_of
+from service.scheduling.queue import clusters_in
 from service.scheduling.situation import SituationReader, usage_by_user
 from service.specs.project_limits import ProjectLimits
 from service.store import Store
@@ -124,23 +126,21 @@ class FairPass:
                 if following and following.devices < devices >= demand.running * demand.devices:
                     devices, preemptible = following.devices, False
                     reason = _comes_first(claimant, following.for_experiment_ids, claimants)
-                row = {
-                    "experiment_id": claimant.id,
-                    "hardware": hardware,
-                    "devices": devices,
-                    "preemptible": preemptible,
-                    "reason": reason,
-                    "pool": self._pool,
-                }
-                rows.append(row)
+                rows.append(
+                    {
+                        "experiment_id": claimant.id,
+                        "hardware": hardware,
+                        "devices": devices,
+                        "preemptible": preemptible,
+                        "reason": reason,
+                        "pool": self._pool,
+                    }
+                )
         return rows
 
     def _put(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the pool's allowances where they differ."""
-
-        def key(row: Mapping[str, Any]) -> tuple[int, str]:
-            return row["experiment_id"], row["hardware"]
-
+        key = itemgetter("experiment_id", "hardware")
         own = {"in_pool": self._pool}
         with self._store.database.read() as connection:
             found = connection.execute(share_statements.ALLOWANCES_IN, own).mappings()
@@ -226,8 +226,7 @@ def _allowed(division: Division, claimants: Sequence[Claimant]) -> dict[tuple[in
     """
     allowed: defaultdict[tuple[int, str], float] = defaultdict(float)
     for id, allowance in division.allowances.items():
-        for hardware, devices in allowance.items():
-            allowed[id, hardware] += devices
+        allowed |= {(id, hardware): devices for hardware, devices in allowance.items()}
     for each in division.preemptions:
         allowed[each.for_experiment_id, each.hardware] += each.devices
     return {
@@ -297,6 +296,8 @@ def _named(claimant: Claimant, others: Sequence[Claimant]) -> str:
 
 @dataclass(slots=True)
 class _Part:
+    """What a user, or a project, has and wants of a lane."""
+
     devices: float = 0.0
     usd_per_hour: float = 0.0
     used_usd: float = 0.0
@@ -306,22 +307,8 @@ class _Part:
     def takes_part(self) -> bool:
         return self.devices > 0 or self.waits
 
-    def add(self, other: _Part) -> None:
-        self.devices += other.devices
-        self.usd_per_hour += other.usd_per_hour
-        self.used_usd += other.used_usd
-        self.waits |= other.waits
 
-
-@dataclass(slots=True)
-class _Users:
-    by_name: defaultdict[str, _Part] = field(default_factory=lambda: defaultdict(_Part))
-
-    def total(self) -> _Part:
-        found = _Part()
-        for part in self.by_name.values():
-            found.add(part)
-        return found
+_Users = defaultdict[str, _Part]
 
 
 def shares(store: Store, visible: Visibility = EVERYTHING) -> list[Share]:
@@ -331,22 +318,20 @@ def shares(store: Store, visible: Visibility = EVERYTHING) -> list[Share]:
     """
     with store.database.read() as connection:
         now_s = store.database_time(connection)
-        lanes: defaultdict[Lane, defaultdict[str, _Users]] = defaultdict(lambda: defaultdict(_Users))
+        lanes: defaultdict[Lane, defaultdict[str, _Users]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(_Part))
+        )
         for row in connection.execute(share_statements.HELD_BY_EVERYBODY):
-            part = lanes[Lane(row.pool, row.hardware)][row.project].by_name[row.owner]
+            part = lanes[Lane(row.pool, row.hardware)][row.project][row.owner]
             part.devices, part.usd_per_hour = float(row.devices), float(row.usd_per_hour)
         for wanted in connection.execute(share_statements.WANTED_BY_EVERYBODY):
-            lane = Lane(wanted.pool, wanted.hardware)
-            lanes[lane][wanted.project].by_name[wanted.owner].waits = True
-        for use in connection.execute(share_statements.SHARE_USAGE):
-            lane = Lane(use.pool, use.hardware)
-            if lane in lanes and use.project in lanes[lane]:
-                used_usd = decayed(Usage(use.usd, use.at_s), now_s)
-                lanes[lane][use.project].by_name[use.owner].used_usd = used_usd
+            lanes[Lane(wanted.pool, wanted.hardware)][wanted.project][wanted.owner].waits = True
+        for (project, owner, lane), usage in usage_by_user(connection).items():
+            if lane in lanes and project in lanes[lane]:
+                lanes[lane][project][owner].used_usd = decayed(usage, now_s)
         documents = connection.execute(share_statements.PROJECT_SETTINGS)
         weights = {row.name: ProjectLimits.model_validate(row.settings).weight for row in documents}
-        snapshots = connection.execute(queue_statements.CLUSTERS)
-        clusters = {each.pool: ClusterSnapshot.from_document(each.snapshot) for each in snapshots}
+        clusters = clusters_in(connection)
     found: list[Share] = []
     for lane, projects in sorted(lanes.items()):
         found += _of_lane(lane, projects, weights, _usd_per_hour(store, lane, clusters), visible)
@@ -368,8 +353,7 @@ def _of_lane(
     usd_per_hour: float,
     visible: Visibility,
 ) -> Iterable[Share]:
-    totals = {name: users.total() for name, users in sorted(projects.items())}
-    parts = {name: each for name, each in totals.items() if each.takes_part}
+    parts = {name: part for name, users in sorted(projects.items()) if (part := _sum(users)).takes_part}
     level = Level(
         {name: weights.get(name, 1.0) for name in parts},
         {name: part.used_usd for name, part in parts.items()},
@@ -382,7 +366,7 @@ def _of_lane(
             hidden.append(own)
             continue
         yield own
-        users = {user: each for user, each in sorted(projects[name].by_name.items()) if each.takes_part}
+        users = {user: each for user, each in sorted(projects[name].items()) if each.takes_part}
         inside = Level(
             dict.fromkeys(users, 1.0),
             {user: each.used_usd for user, each in users.items()},
@@ -391,7 +375,19 @@ def _of_lane(
         for user, each in users.items():
             yield _share(lane, name, user, each, inside)
     if hidden:
-        yield _together(hidden)
+        sums = {name: sum(getattr(share, name) for share in hidden) for name in (*STANDING, "held_devices")}
+        waits = any(share.waits for share in hidden)
+        yield replace(hidden[0], project=None, user=None, waits=waits, **sums)
+
+
+def _sum(users: _Users) -> _Part:
+    parts = users.values()
+    return _Part(
+        sum(part.devices for part in parts),
+        sum(part.usd_per_hour for part in parts),
+        sum(part.used_usd for part in parts),
+        any(part.waits for part in parts),
+    )
 
 
 def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level) -> Share:
@@ -404,17 +400,4 @@ def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level
         user=user,
         held_devices=part.devices,
         waits=part.waits,
-    )
-
-
-def _together(shares: list[Share]) -> Share:
-    names = (*STANDING, "held_devices")
-    sums: dict[str, float] = {name: sum(getattr(share, name) for share in shares) for name in names}
-    return Share(
-        pool=shares[0].pool,
-        hardware=shares[0].hardware,
-        project=None,
-        user=None,
-        waits=any(share.waits for share in shares),
-        **sums,
     )

@@ -7,8 +7,10 @@ priority, then fair share (the owner with the fewest experiments starting or run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -73,12 +75,11 @@ class Scheduler(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How the lease of an experiment stands by the database's clock.
+    """The lease of an experiment by the database's clock.
 
     Attributes:
         withdrawn: it can no longer be renewed: its job is to be stopped, and its attempt ended.
-        silent_s: for how long its driver has renewed nothing since a scheduler first adopted it; None = no
-            scheduler had to.
+        silent_s: how long its driver has renewed nothing since it was first adopted; None = it never was.
     """
 
     experiment: Experiment
@@ -89,11 +90,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class WaitingOfOwner:
-    """How many experiments of one owner wait at one priority, seen from one queued experiment.
+    """How many experiments of one owner wait at one priority, seen from one that is queued there or below.
 
-    Attributes:
-        priority: the queued experiment's, or a higher one.
-        younger: joined the queue later; includes the queued experiment.
+    Those that are not `older` are `younger`, the queued experiment included.
     """
 
     priority: int
@@ -103,7 +102,7 @@ class WaitingOfOwner:
 
 
 def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
-    """Returns how many experiments of its pool are claimed before a queued one. Pure.
+    """Returns how many experiments of its pool are claimed before a queued one.
 
     At one priority, the n-th experiment of an owner is claimed when the owner has n - 1 more than at the
     beginning. So smaller shares come first, and among equal shares the older experiments.
@@ -144,16 +143,14 @@ def explain(
     last_failure: str | None = None,
     share: str | None = None,
 ) -> str:
-    """Returns why an experiment waits, in one line. Pure.
+    """Returns why an experiment waits, in one line. Pure; reasons given are in words, None = not so.
 
     Args:
         ahead: experiments that are claimed before it.
         not_before_s: end of its delay before a retry.
-        no_scheduler: that its pool has no living scheduler, in words; None = it has one.
         active: experiments starting or running in its pool.
-        waits_for: unfinished runs that it starts from, in words.
+        waits_for: unfinished runs that it starts from.
         missing: resources the cluster lacks for it, from `unsatisfiable`.
-        last_failure: why it is tried again.
         share: why it may hold no devices now, or fewer than it could use.
     """
     if no_scheduler is not None:
@@ -176,11 +173,7 @@ def explain(
 
 
 class Queue:
-    """The queue of a store's database.
-
-    What schedulers do (claims, leases, heartbeats, the cluster's snapshot) is about one pool; what people
-    read is about all.
-    """
+    """What schedulers do (claims, leases, heartbeats) is about one pool; what people read is about all."""
 
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
@@ -246,8 +239,7 @@ class Queue:
     ) -> bool:
         """Takes over an attempt whose lease ran out; False = another scheduler did, or it was renewed.
 
-        Args:
-            driver_is_silent: whether there is a job whose driver should have renewed the lease.
+        `driver_is_silent`: there is a job whose driver should have renewed the lease.
         """
         at_s = self._clock()
 
@@ -360,10 +352,6 @@ class Queue:
             ((_, position),) = self._explained(connection, {experiment_id: place}, visible)
         return position
 
-    def depth(self) -> int:
-        with self._database.read() as connection:
-            return int(connection.execute(queue_statements.COUNT_QUEUED).scalar_one())
-
     def _explained(
         self, connection: Connection, places: Mapping[int, int], visible: Visibility
     ) -> list[tuple[Experiment, QueuePosition]]:
@@ -380,7 +368,7 @@ class Queue:
         }
         now = self._store.database_time(connection)
         serving = {scheduler.pool for scheduler in self._schedulers_alive(connection)}
-        clusters = _clusters(connection)
+        clusters = clusters_in(connection)
         found = {row["id"]: Experiment.from_row(row) for row in rows}
         active = {
             pool: connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
@@ -444,10 +432,12 @@ class Queue:
         return [Scheduler.from_row(row) for row in rows]
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
+        document = adapter(ClusterSnapshot).dump_python(snapshot, mode="json")
+
         def body(connection: Connection) -> None:
             connection.execute(
                 statements.insert_or_replace(connection, schema.cluster_snapshots, ("pool",)),
-                {"pool": self.pool, "at_s": snapshot.at_s, "snapshot": snapshot.to_document()},
+                {"pool": self.pool, "at_s": snapshot.at_s, "snapshot": document},
             )
 
         self._database.write(body)
@@ -459,7 +449,7 @@ class Queue:
     def clusters(self) -> dict[str, ClusterSnapshot]:
         """Returns the last snapshot of each pool's cluster."""
         with self._database.read() as connection:
-            return _clusters(connection)
+            return clusters_in(connection)
 
 
 def pools_of(
@@ -469,8 +459,20 @@ def pools_of(
     alive: dict[str, list[str]] = {pool: [] for pool in (DEFAULT_POOL, *clusters)}
     for scheduler in schedulers:
         alive.setdefault(scheduler.pool, []).append(scheduler.name)
+    unknown = ClusterSnapshot(math.inf, False, None, ())
     return [
-        Pool.of(pool, alive[pool], clusters.get(pool), now_s) for pool in sorted(alive, key=order_of_pool)
+        Pool(
+            pool,
+            tuple(alive[pool]),
+            at_s=clusters[pool].at_s if pool in clusters else None,
+            age_s=max(0.0, now_s - clusters[pool].at_s) if pool in clusters else None,
+            reachable=cluster.reachable,
+            dashboard_url=cluster.dashboard_url,
+            nodes=cluster.nodes,
+            totals=cluster.totals,
+        )
+        for pool in sorted(alive, key=order_of_pool)
+        for cluster in [clusters.get(pool, unknown)]
     ]
 
 
@@ -490,13 +492,12 @@ def _owner_and_pool_of(connection: Connection, experiment_id: int) -> tuple[str,
     return None if found is None else (found.owner, found.pool)
 
 
-def _clusters(connection: Connection) -> dict[str, ClusterSnapshot]:
+def clusters_in(connection: Connection) -> dict[str, ClusterSnapshot]:
     rows = connection.execute(queue_statements.CLUSTERS)
-    return {row.pool: ClusterSnapshot.from_document(row.snapshot) for row in rows}
+    return {row.pool: adapter(ClusterSnapshot).validate_python(row.snapshot) for row in rows}
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     turn: Turn
     experiment_id: int
     place: int

@@ -26,12 +26,9 @@ class WaitingCount:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where an experiment stands in the order of claims.
+    """Where an experiment stands in the order of claims; `share` is what its owner has at work by then.
 
     A claim changes no other experiment's turn: its owner has one more at work and one less that waits.
-
-    Attributes:
-        share: what its owner has starting or running when its turn comes.
     """
 
     priority: int
@@ -77,12 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive waiting experiments of one owner at one priority, the oldest first.
-
-    Attributes:
-        skipped: how many older ones come before them.
-        share: of the first one's turn.
-    """
+    """Consecutive waiting experiments of one owner, after `skipped` older ones, from `share` on."""
 
     priority: int
     owner: str

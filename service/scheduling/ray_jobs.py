@@ -56,7 +56,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """What Ray reports about one job; `message` is one line, empty when there is none."""
+    """What Ray reports about a job; `message` is one line or empty."""
 
     submission_id: str
     state: JobState
@@ -159,7 +159,10 @@ class DashboardRayJobs:
                     name=node["node_name"] or node["node_ip"],
                     alive=node["state"] == "ALIVE",
                     resources=node["resources_total"] or {},
-                    available=_available(node["resources_total"] or {}, usage.get(node["node_id"], {})),
+                    available={
+                        name: amount - usage.get(node["node_id"], {}).get(name, 0.0)
+                        for name, amount in (node["resources_total"] or {}).items()
+                    },
                     labels=node.get("labels") or {},
                 )
                 for node in nodes
@@ -237,10 +240,6 @@ def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
         node_id.removeprefix("node_"): {name: used for name, (used, _) in amounts.items()}
         for node_id, amounts in by_node.items()
     }
-
-
-def _available(total: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
-    return {name: amount - used.get(name, 0.0) for name, amount in total.items()}
 
 
 def _first_line(text: str) -> str:

@@ -22,8 +22,7 @@ class Shape:
     """What a run takes from the cluster; runs of one shape can use the same processes in turn.
 
     Attributes:
-        resources: of each worker, by Ray's resource name, sorted.
-        labels: required of nodes, by Ray's label name, sorted.
+        resources: of each worker, by Ray's resource name, sorted; so are the labels required of nodes.
         exclusive: it holds all CPUs of its node, or those that belong to its devices.
         topology: slice of devices that is reserved whole, as Ray names it; None = each device by itself.
     """
@@ -38,11 +37,8 @@ class Shape:
     @property
     def scaling(self) -> dict[str, Any]:
         """Returns arguments of Ray Train's `ScalingConfig` that reserve it for a worker group."""
-        found = {
-            "num_workers": self.workers,
-            **self.kind.ray_scaling,
-            "resources_per_worker": dict(self.resources),
-        }
+        each = dict(self.resources)
+        found = {"num_workers": self.workers, **self.kind.ray_scaling, "resources_per_worker": each}
         if self.topology is None:
             return {**found, "label_selector": dict(self.labels) or None}
         # Ray labels the slice's nodes itself, and takes no labels besides.
@@ -109,11 +105,10 @@ def run_config(
 
     Not validated again: its sections were with the spec, and what is set here keeps them valid.
 
-    Args:     experiment_id, run_id, first_attempt: decide where its checkpoints are: the same for all
-    attempts of one         measurement.     workers: of this attempt; one of the spec's `worker_numbers`.
-    cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.     models:
-    checkpoint folders by the `run:12` that the spec has for them; the run may read these besides the
-    configured folders.
+    Args:
+        first_attempt: of the measurement; its checkpoints are in the same folder for all its attempts.
+        cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
+        models: checkpoint folders by `run:12` in the spec; the run may read them besides the configured ones.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})

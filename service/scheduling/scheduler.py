@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from service.config import logs
 from service.config.logs import about
@@ -67,14 +66,9 @@ LOOK_EVERY_S = 2.0
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass did, as ids of experiments.
+    """What one pass did, as ids of experiments; those whose attempt ended are queued again, or failed.
 
-    Attributes:
-        submitted: jobs handed to Ray, including those it had already.
-        adopted: leases taken over.
-        stopped: jobs ended because their driver was silent.
-        ended: attempts ended; the experiments are queued again, or failed.
-        ray_away: Ray did not answer, or was unavailable.
+    `ray_away`: Ray did not answer, or was unavailable.
     """
 
     claimed: tuple[int, ...] = ()
@@ -88,9 +82,7 @@ class Pass:
 class Scheduler:
     """One scheduler of one pool; several may share a database and a pool.
 
-    Args:
-        name: shown to people; unique among living schedulers.
-        python: interpreter that runs the driver on the cluster.
+    `name` is unique among living schedulers; `python` runs the driver on the cluster.
     """
 
     def __init__(
@@ -234,20 +226,18 @@ class Scheduler:
             )
             if not claimed:
                 return
-            self._observe_claim(claimed[0], time.perf_counter() - started_s)
-            did.claimed += (claimed[0].id,)
-            chosen = chosen[chosen.index(claimed[0].id) + 1 :]
+            (experiment,) = claimed
+            self.figures.observe("stillhouse_claim_seconds", time.perf_counter() - started_s)
+            waited_s = max(0.0, self._store.clock() - max(experiment.queued_s, experiment.not_before_s))
+            self.figures.observe("stillhouse_queue_wait_seconds", waited_s, project=experiment.project)
+            did.claimed += (experiment.id,)
+            chosen = chosen[chosen.index(experiment.id) + 1 :]
             try:
-                with about(experiment=claimed[0].id, experiment_attempt=claimed[0].attempt):
-                    self._submit(claimed[0], did)
+                with about(experiment=experiment.id, experiment_attempt=experiment.attempt):
+                    self._submit(experiment, did)
             except RayUnavailable as error:
-                self._wait(claimed[0], error, now, did)
+                self._wait(experiment, error, now, did)
                 return
-
-    def _observe_claim(self, experiment: Experiment, elapsed_s: float) -> None:
-        self.figures.observe("stillhouse_claim_seconds", elapsed_s)
-        waited_s = self._store.clock() - max(experiment.queued_s, experiment.not_before_s)
-        self.figures.observe("stillhouse_queue_wait_seconds", max(0.0, waited_s), project=experiment.project)
 
     def _submit(self, experiment: Experiment, did: Pass) -> None:
         assert experiment.submission_id is not None
@@ -349,12 +339,9 @@ class Scheduler:
                     experiment.id, experiment.attempt, delay_s=decision.delay_s, failure=failure
                 )
             else:
-                message = f"{why}; {decision.reason}"
+                failure = FailureClass.infrastructure, f"{why}; {decision.reason}"
                 self._store.finish_experiment(
-                    experiment.id,
-                    experiment.attempt,
-                    ExperimentState.failed,
-                    failure=(FailureClass.infrastructure, message),
+                    experiment.id, experiment.attempt, ExperimentState.failed, failure=failure
                 )
         except (StaleAttempt, Conflict):
             return  # The driver ended it in order, after we had looked.
@@ -381,24 +368,18 @@ def _key(experiment: Experiment) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _NextLook:
-    """When Ray is asked about an experiment again, unless its lease lapses before.
+    """When Ray is asked about an experiment again (monotonic), unless its lease lapses before.
 
-    Attributes:
-        at_s: by the monotonic clock.
-        pause_s: how long Ray, which was unavailable for it, is left alone whatever happens; 0 = it was not.
+    `pause_s`: how long Ray, which was unavailable for it, is left alone whatever happens; 0 = it was not.
     """
 
     at_s: float
     pause_s: float = 0.0
 
 
-class Beside(Protocol):
-    """Work of a scheduler's process next to its passes."""
-
-    def run(self, stop: threading.Event) -> None: ...
-
-
-def main(settings: Settings, beside: Sequence[Callable[[Store], Beside]] = ()) -> None:
+def main(
+    settings: Settings, beside: Sequence[Callable[[Store], Callable[[threading.Event], None]]] = ()
+) -> None:
     """Runs a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
 
     `beside` makes what else runs in this process, each in a thread of its own.
@@ -420,7 +401,7 @@ def main(settings: Settings, beside: Sequence[Callable[[Store], Beside]] = ()) -
             ("upkeep", Upkeep(store, settings).run),
             # Of its own: receivers that answer slowly must not hold up what is removed.
             ("courier", Courier(store, settings, scheduler.figures).run),
-            *((f"beside-{number}", make(store).run) for number, make in enumerate(beside)),
+            *((f"beside-{number}", make(store)) for number, make in enumerate(beside)),
         )
     ]
     for thread in threads:

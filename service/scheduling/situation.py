@@ -57,13 +57,12 @@ WARN_AT = 0.8
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of an experiment from one look to the next.
+    """What is remembered of an experiment from one look to the next; times are monotonic.
 
     Attributes:
         spec: None = this release cannot read it.
-        counted_s: when its runs were counted, monotonic.
         demand: (devices, of the largest run) by hardware.
-        since: since when it has held devices for one run, for two, and so on, by hardware; monotonic.
+        since: since when it has held devices for one run, for two, and so on, by hardware.
     """
 
     spec: ExperimentSpec | None
@@ -157,15 +156,9 @@ class SituationReader:
         now, below = self._store.database_time(connection), 1 << 30
         ids: list[int] = []
         while len(ids) < count:
+            wanted = {"pool": self._pool, "below": below, "now": now, "count": count - len(ids)}
             found = connection.execute(
-                queue_statements.next_to_claim(connection),
-                {
-                    "pool": self._pool,
-                    "below": below,
-                    "now": now,
-                    "count": count - len(ids),
-                    "passed_over": [],
-                },
+                queue_statements.next_to_claim(connection), wanted | {"passed_over": []}
             ).all()
             if not found:
                 break

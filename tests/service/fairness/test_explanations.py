@@ -1,6 +1,7 @@
 """One line for each reason."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -73,9 +74,9 @@ def test_more_devices_than_there_are() -> None:
 
 
 def test_every_reason_has_words() -> None:
-    from service.fairness.eta import _WORDS
-
-    assert _WORDS.keys() == set(WaitingReason)
+    found = waiting_of([experiment(1, "nlp", waiting=1, devices=8.0)], 1)
+    words = {reason_in_words(replace(found, reason=reason), "nlp") for reason in WaitingReason}
+    assert len(words) == len(WaitingReason)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.domain.serialization import adapter
 from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, fits, unsatisfiable
 from service.specs.experiment import ExperimentSpec, validate
 
@@ -103,7 +104,8 @@ def test_dead_nodes_do_not_count() -> None:
 def test_totals_and_document() -> None:
     snapshot = cluster({"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0})
     assert snapshot.totals == snapshot.available == {"CPU": 5.0, "GPU": 1.0}
-    assert ClusterSnapshot.from_document(snapshot.to_document()) == snapshot
+    kind = adapter(ClusterSnapshot)
+    assert kind.validate_python(kind.dump_python(snapshot, mode="json")) == snapshot
 
 
 Wanted = tuple[Mapping[str, float], Mapping[str, str], int]
