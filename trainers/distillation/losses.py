@@ -23,7 +23,7 @@ def soft_targets(student: torch.Tensor, teacher: torch.Tensor, temperature: floa
 
 
 def soft_labels(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
-    """`soft_targets` for classes that do not exclude each other: of each (B, C) logit and a 0."""
+    """`soft_targets` of independent classes: of each (B, C) logit against a second one that is 0."""
     ours, theirs = student.float() / temperature, teacher.float() / temperature
     cross_entropy = functional.binary_cross_entropy_with_logits(ours, theirs.sigmoid(), reduction="sum")
     entropy = functional.binary_cross_entropy_with_logits(theirs, theirs.sigmoid(), reduction="sum")
@@ -50,7 +50,7 @@ def soft_classes_of_tokens(
 
 
 def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: float) -> torch.Tensor:
-    """Half the squared difference of (B, 1) numbers over `scale`: the divergence of normals so wide."""
+    """Half the squared difference of (B, 1) numbers over `scale`: the divergence of normals of that width."""
     return 0.5 * ((student.float() - teacher.float()) / scale).square().sum()
 
 

@@ -113,6 +113,6 @@ def spread(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
 
 
 def relation_heads(widths: Sequence[int], attention_heads: Sequence[int]) -> int:
-    """Number of slices in relations: the attention heads of the finer model, or fewer to divide widths."""
+    """Slices in relations: the attention heads of the finer model, or fewer, to divide both widths."""
     common = math.gcd(*widths)
     return max(n for n in range(1, max(attention_heads) + 1) if common % n == 0)

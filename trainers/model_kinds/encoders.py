@@ -29,7 +29,7 @@ class Quantisation:
         awaits_data: Whether a learned scale of a student has no value yet.
         calibrating: Forward passes of a student within it set such scales from their inputs.
         latent_of: See `trainers.models.latent`.
-        inference: Evaluation from packed weights on a device; of the training's arithmetic.
+        inference: Evaluation from packed weights; called with the training's arithmetic and the device.
         write_packed: Writes the packed form of a model folder to another; returns its manifest.
     """
 

@@ -44,7 +44,7 @@ def _like_bert(_fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyInfo:
-    """A model family; fields of its configuration are named by it."""
+    """A model family; names of sizes and dropout rates are those of its configuration."""
 
     name: str  # The `model_type` of its `config.json`
     summary: str

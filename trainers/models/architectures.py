@@ -251,7 +251,7 @@ def through(model: PreTrainedModel, names: Iterable[str], states: torch.Tensor) 
 
 
 def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor | None:
-    """(1, S, S) buckets of the distances between tokens, for DeBERTa; the host does not wait for them."""
+    """(1, S, S) buckets of the distances between tokens, for DeBERTa; transformers makes the host wait."""
     if not encoder.relative_attention:
         return None
     places = torch.arange(hidden.shape[-2], device=hidden.device)

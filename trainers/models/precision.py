@@ -163,9 +163,9 @@ class Fp32Inference(Inference):
 class HalfInference(Inference):
     """All weights, LayerNorms and head included, and arithmetic in half precision.
 
-    A device without instructions for the format widens weights where they are used, and rounds operands and
-    results, see `Rounded`; a GPU raises `BadSpecError`. `half` None = the training's, or else the better one
-    that the device has.
+    A CPU without instructions for the format widens weights where they are used, and rounds operands and
+    results, see `Rounded`; a GPU without them raises `BadSpecError`. `half` None = the training's, or else
+    the better one that the device has.
     """
 
     def __init__(self, training: Arithmetic, device: torch.device, half: torch.dtype | None = None) -> None:

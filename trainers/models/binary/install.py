@@ -35,7 +35,7 @@ def settings_of(model: PreTrainedModel) -> Binary | None:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Quantises a model of BERT's layout by the field `binary` of its configuration; again if it changed."""
+    """Quantises a model of BERT's layout by the field `binary` of its configuration, perhaps once more."""
     settings = settings_of(model)
     assert settings is not None
     derivative: Derivative = imported(DERIVATIVES[settings.derivative].made)()

@@ -141,7 +141,7 @@ class EntityScoring:
         return {**counts.scores(), "tag_accuracy": right / max(1, len(self._tags))}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the tags, and each text's first-order effect on the F1 (delta method), their mean."""
+        """Returns the tags, and each text's share of the F1: its first-order effect, by the delta method."""
         counts = EntityCounts()
         sentences = self._sentences(observed)
         hits = np.array([counts.add(true, predicted) for true, predicted in sentences], dtype=np.float64)
