@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.connection import connected, experiment_id
-from service.cli.terminal import ExitCode, Failure, Json, answer, note, print_json, say
+from service.cli.connection import Client, experiment_id, writing
+from service.cli.terminal import Answer, ExitCode, Failure, note, option
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparisonAnswer
-    from service.client import Client
     from service.domain.records import ExperimentStatus
 
 Targets = Annotated[list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")]
@@ -36,257 +38,191 @@ MOST_SEEDS = 10
 
 
 def compare(
+    client: Client,
     targets: Targets,
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", metavar="AXIS", help="Only this axis. Repeatable; unset = all axes."),
-    ] = None,
+    by: list[str] | None = option(
+        None, "Only this axis. Repeatable; unset = all axes.", "--by", metavar="AXIS"
+    ),
     metrics: Metrics = None,
-    claims: Annotated[bool, typer.Option("--claims", help="Test every pair of rows.")] = False,
-    a: Annotated[
-        str | None, typer.Option("--a", metavar="AXIS=VALUE", help="Test this side, such as precision=bf16.")
-    ] = None,
-    b: Annotated[str | None, typer.Option("--b", metavar="AXIS=VALUE", help="Against this side.")] = None,
-    margin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=X", help="Treat differences up to X as equivalent; unset = accuracy=0.005."
-        ),
-    ] = None,
-    queue_seeds: Annotated[
-        bool, typer.Option("--queue-seeds", help="Submit the seeds that undecided claims need.")
-    ] = False,
-    most_seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="With --queue-seeds: submit at most this many.")
-    ] = MOST_SEEDS,
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Show the GPU kernels of each row's profiled runs.")
-    ] = False,
+    claims: bool = option(False, "Test every pair of rows.", "--claims"),
+    a: str | None = option(None, "Test this side, such as precision=bf16.", "--a", metavar="AXIS=VALUE"),
+    b: str | None = option(None, "Against this side.", "--b", metavar="AXIS=VALUE"),
+    margin: list[str] | None = option(
+        None, "Treat differences up to X as equivalent; unset = accuracy=0.005.", metavar="NAME=X"
+    ),
+    queue_seeds: bool = option(False, "Submit the seeds that undecided claims need.", "--queue-seeds"),
+    most_seeds: int = option(MOST_SEEDS, "With --queue-seeds: submit at most this many.", min=1, max=1000),
+    kernels: bool = option(False, "Show the GPU kernels of each row's profiled runs.", "--kernels"),
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Compare runs by axis, mean ± sd over seeds; --claims tests which differences are significant."""
     numbers = _ids(targets)
     tests = claims or queue_seeds or a is not None or b is not None
-    with connected() as client:
-        comparison = _ask(
-            client,
-            "compare",
-            numbers,
-            by=by,
-            metric=metrics,
-            a=a,
-            b=b,
-            claims=tests and a is None and b is None,
-            untested=queue_seeds,
-            margin=_assigned(margin, "margin"),
-            kernels=kernels,
-            filter=filter,
-            undisturbed=undisturbed,
-            with_overhead=with_overhead,
-        )
-        submitted = (
-            _submit_seeds(client, numbers, comparison, most_seeds, named=a is not None)
-            if queue_seeds
-            else None
-        )
-    if as_json:
-        print_json({"comparison": comparison, "submitted": submitted} if queue_seeds else comparison)
-        return
+    comparison = _ask(
+        client,
+        "compare",
+        numbers,
+        by=by,
+        metric=metrics,
+        a=a,
+        b=b,
+        claims=tests and a is None and b is None,
+        untested=queue_seeds,
+        margin=_assigned(margin, "margin"),
+        kernels=kernels,
+        filter=filter,
+        undisturbed=undisturbed,
+        with_overhead=with_overhead,
+    )
+    if not queue_seeds:
+        return Answer(comparison, partial(_print_compared, comparison))
+    submitted = _submit_seeds(client, numbers, comparison, most_seeds, named=a is not None)
+    lines = []
+    if submitted is not None:
+        together = " ".join(map(str, (*numbers, submitted.id)))
+        lines = [
+            f"submitted experiment {submitted.id}: {submitted.name}, {submitted.run_count:,} runs",
+            f"once it has ended: stillhouse compare {together} --claims",
+        ]
+    document = {"comparison": comparison, "submitted": submitted}
+    return Answer(document, partial(_print_compared, comparison), *lines)
+
+
+def _print_compared(comparison: ComparisonAnswer) -> None:
     from service.cli.answer_tables import print_claims, print_comparison, print_kernels
 
     print_comparison(comparison)
     if comparison.claims:
         print_claims(comparison.claims)
     print_kernels(comparison.kernels)
-    if submitted is not None:
-        say(f"submitted experiment {submitted.id}: {submitted.name}, {submitted.run_count:,} runs")
-        together = " ".join(map(str, (*numbers, submitted.id)))
-        say(f"once it has ended: stillhouse compare {together} --claims")
 
 
-def recommend(
-    targets: Targets,
-    objective: Annotated[str, typer.Option(metavar="NAME", help="Figure to optimise.")] = "cost_usd",
-    within: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=X",
-            help="At most X worse than the best mean of those within the limits; unset = 0.005 of the task's "
-            "headline. Repeatable.",
-        ),
-    ] = None,
-    at_most: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--at-most", "--limit", metavar="NAME=X", help="At most X, such as cost_usd=2. Repeatable."
-        ),
-    ] = None,
-    at_least: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=X", help="At least X, such as accuracy=0.9. Repeatable.")
-    ] = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
-    """Recommend the cheapest configuration that loses no accuracy, with the confidence in it."""
-    _decide(
-        "recommend",
-        targets,
-        as_json,
-        filter,
-        undisturbed,
-        with_overhead,
-        objective=objective,
-        within=_assigned(within, "within"),
-        at_most=_assigned(at_most, "at-most"),
-        at_least=_assigned(at_least, "at-least"),
+def _question(own: Callable[..., dict[str, Any]]) -> Callable[..., Answer]:
+    """Makes a command of a function that turns the options of a question into its parameters.
+
+    The experiments, and the options that choose among their runs, are common to all questions.
+    """
+
+    def command(
+        client: Client,
+        targets: Targets,
+        filter: Filter = None,
+        undisturbed: Undisturbed = False,
+        with_overhead: WithOverhead = False,
+        **options: Any,
+    ) -> Answer:
+        from service.cli.answer_tables import PRINTERS
+
+        chosen = {"filter": filter, "undisturbed": undisturbed, "with_overhead": with_overhead}
+        decision = _ask(client, own.__name__, _ids(targets), **chosen, **own(**options))
+        notes = [partial(note, line) for line in decision.notes]
+        return Answer(decision, partial(PRINTERS[own.__name__], decision), *notes)
+
+    common = inspect.signature(command, eval_str=True)
+    client, targets, *choice, _ = common.parameters.values()
+    options = inspect.signature(own, eval_str=True).parameters.values()
+    functools.update_wrapper(command, own)
+    command.__signature__ = common.replace(  # type: ignore[attr-defined]
+        parameters=[client, targets, *options, *choice]
     )
+    return command
 
 
-def frontier(
-    targets: Targets,
-    metrics: Metrics = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+@_question
+def recommend(
+    objective: str = option("cost_usd", "Figure to optimise.", metavar="NAME"),
+    within: list[str] | None = option(
+        None,
+        "At most X worse than the best mean of those within the limits; unset = 0.005 of the task's "
+        "headline. Repeatable.",
+        metavar="NAME=X",
+    ),
+    at_most: list[str] | None = option(
+        None, "At most X, such as cost_usd=2. Repeatable.", "--at-most", "--limit", metavar="NAME=X"
+    ),
+    at_least: list[str] | None = option(
+        None, "At least X, such as accuracy=0.9. Repeatable.", metavar="NAME=X"
+    ),
+) -> dict[str, Any]:
+    """Recommend the cheapest configuration that loses no accuracy, with the confidence in it."""
+    return {
+        "objective": objective,
+        "within": _assigned(within, "within"),
+        "at_most": _assigned(at_most, "at-most"),
+        "at_least": _assigned(at_least, "at-least"),
+    }
+
+
+@_question
+def frontier(metrics: Metrics = None) -> dict[str, Any]:
     """Show the configurations that no other dominates, and which of them dominate the rest."""
-    _decide("frontier", targets, as_json, filter, undisturbed, with_overhead, metric=metrics)
+    return {"metric": metrics}
 
 
-def effects(
-    targets: Targets,
-    metrics: Metrics = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+@_question
+def effects(metrics: Metrics = None) -> dict[str, Any]:
     """Estimate the effect of each axis on each figure, such as "bf16 against fp32: time -50%"."""
-    _decide("effects", targets, as_json, filter, undisturbed, with_overhead, metric=metrics)
+    return {"metric": metrics}
 
 
+@_question
 def score(
-    targets: Targets,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="balance, or a priority order such as cost_time_energy; unset = balance."),
-    ] = None,
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=W", help="Your own weight, such as cost_usd=0.5. Repeatable."),
-    ] = None,
-    as_published: Annotated[
-        bool, typer.Option("--as-published", help="Use the published study's time and occupancy.")
-    ] = False,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+    strategy: str | None = option(
+        None, "balance, or a priority order such as cost_time_energy; unset = balance."
+    ),
+    weight: list[str] | None = option(
+        None, "Your own weight, such as cost_usd=0.5. Repeatable.", metavar="NAME=W"
+    ),
+    as_published: bool = option(False, "Use the published study's time and occupancy.", "--as-published"),
+) -> dict[str, Any]:
     """Rank by a weighted sum of max-normalised figures, and show where the winner changes."""
     if strategy is not None and weight:
         raise Failure("give --strategy or --weight, not both", ExitCode.usage)
     if as_published and weight:
         raise Failure("--as-published applies to strategies; remove it or --weight", ExitCode.usage)
-    _decide(
-        "score",
-        targets,
-        as_json,
-        filter,
-        undisturbed,
-        with_overhead,
-        strategy=strategy,
-        weight=_assigned(weight, "weight"),
-        as_published=as_published or None,
-    )
+    return {
+        "strategy": strategy,
+        "weight": _assigned(weight, "weight"),
+        "as_published": as_published or None,
+    }
 
 
+@_question
 def speedup(
-    targets: Targets,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXIS=VALUE,...",
-            help="All axis values of one configuration; unset = the first of the grid.",
-        ),
-    ] = None,
+    baseline: str | None = option(
+        None, "All axis values of one configuration; unset = the first of the grid.", metavar="AXIS=VALUE,..."
+    ),
     metrics: Metrics = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=X", help="Target for the time to accuracy; unset = the best headline less 0.005."
-        ),
-    ] = None,
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+    target: str | None = option(
+        None, "Target for the time to accuracy; unset = the best headline less 0.005.", metavar="NAME=X"
+    ),
+) -> dict[str, Any]:
     """Show how much faster and cheaper each is than a baseline, and how soon it reaches a target."""
-    _decide(
-        "speedup",
-        targets,
-        as_json,
-        filter,
-        undisturbed,
-        with_overhead,
-        baseline=baseline,
-        metric=metrics,
-        target=_assigned([target] if target else None, "target"),
-    )
+    aim = _assigned([target] if target else None, "target")
+    return {"baseline": baseline, "metric": metrics, "target": aim}
 
 
 def report(
+    client: Client,
     targets: Targets,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Output file; .html or .md sets the format.")
-    ] = Path("report.html"),
+    output: Path = option(
+        Path("report.html"), "Output file; .html or .md sets the format.", "--output", "-o"
+    ),
     filter: Filter = None,
     undisturbed: Undisturbed = False,
     with_overhead: WithOverhead = False,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Write one file with question, answer, plots, verdicts, caveats and reproduction steps."""
     form = {".html": "html", ".htm": "html", ".md": "md"}.get(output.suffix.lower())
     if form is None:
         raise Failure(f"{output}: the name of a report ends in .html or .md", ExitCode.usage)
     runs = {"filter": filter, "undisturbed": undisturbed, "with_overhead": with_overhead}
-    with connected() as client:
-        content = _ask(client, "report", _ids(targets), format=form, **runs)
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise Failure(f"{output}: {error.strerror or error}", ExitCode.usage) from None
-    written = {"path": str(output), "format": form, "bytes": len(content)}
-    answer(written, as_json, f"{output}: {len(content):,} bytes")
-
-
-def _decide(
-    question: str,
-    targets: Sequence[str],
-    as_json: bool,
-    filter: str | None,
-    undisturbed: bool,
-    with_overhead: bool,
-    **parameters: Any,
-) -> None:
-    runs = {"filter": filter, "undisturbed": undisturbed, "with_overhead": with_overhead}
-    with connected() as client:
-        decision = _ask(client, question, _ids(targets), **runs, **parameters)
-    if as_json:
-        print_json(decision)
-        return
-    from service.cli.answer_tables import PRINTERS
-
-    PRINTERS[question](decision)
-    for line in decision.notes:
-        note(line)
+    content = _ask(client, "report", _ids(targets), format=form, **runs)
+    with writing(output):
+        size = output.write_bytes(content)
+    return Answer({"path": str(output), "format": form, "bytes": size}, f"{output}: {size:,} bytes")
 
 
 def _ask(client: Client, question: str, ids: Sequence[int], **parameters: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -23,7 +23,8 @@ from service.cli import (
     specs,
     start,
 )
-from service.cli.terminal import ExitCode, Failure, note
+from service.cli.connection import Group
+from service.cli.terminal import ExitCode, Failure, note, option
 
 
 class Commands(TyperGroup):
@@ -74,7 +75,7 @@ def _usage_error(error: typer.TyperException) -> int:
     return error.exit_code
 
 
-app = typer.Typer(
+app = Group(
     cls=Commands,
     name="stillhouse",
     no_args_is_help=True,
@@ -95,14 +96,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = option(False, "Print the version.", "--version", callback=_print_version, is_eager=True),
 ) -> None:
     del version
 
 
-_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+_COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.backup,
               installation.restore, people.login, people.logout, people.whoami),
     "Submit": (data.inspect, specs.validate, specs.preview, profile.profile, specs.submit, specs.schema),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from service.cli.terminal import ExitCode, Failure
+from service.cli.terminal import Answer, ExitCode, Failure, Json
 
 if TYPE_CHECKING:
-    from service.client import Client
+    from service.client import Client as Client
     from service.config.settings import Settings
+else:
+    Client = Any  # For signatures alone: the client takes long to import.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 Either = Annotated[
     str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
@@ -54,6 +61,13 @@ def read_settings(**options: str | None) -> Settings:
         raise Failure(lines, ExitCode.usage) from None
 
 
+def shown_database(settings: Settings) -> str:
+    """Returns the URL of the database without its password."""
+    from sqlalchemy.engine import make_url
+
+    return make_url(settings.resolved_database_url()).render_as_string(hide_password=True)
+
+
 @contextmanager
 def connected(*, patient: bool = False) -> Iterator[Client]:
     """Yields a client of the service that the environment names; its errors become failures.
@@ -87,6 +101,54 @@ def client_errors() -> Iterator[None]:
         raise Failure(str(error), ExitCode.refused) from None
     except ClientError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
+
+
+class Group(typer.Typer):
+    """A group of commands; what is common to them is added here.
+
+    A command that returns an `Answer` has the option `--json`, and its answer is printed. A command with a
+    parameter `client` is given a connected one.
+    """
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Command], Command]:
+        register = super().command(*args, **options)
+
+        def add(command: Command) -> Command:
+            register(_completed(command))
+            return command
+
+        return add
+
+
+def _completed(command: Callable[..., Any]) -> Callable[..., None]:
+    signature = inspect.signature(command, eval_str=True)
+    parameters = dict(signature.parameters)
+    connects = parameters.pop("client", None) is not None
+    answers = signature.return_annotation is Answer
+    if answers:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters["as_json"] = inspect.Parameter("as_json", kind, default=False, annotation=Json)
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        as_json = arguments.pop("as_json") if answers else False
+        with connected() if connects else nullcontext() as client:
+            answer = command(**arguments, **({"client": client} if connects else {}))
+        if answers:
+            answer.print(as_json=as_json)
+
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return run
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Turns what the operating system says against writing a file into a `Failure`."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(f"{file}: {error.strerror or error}", ExitCode.usage) from None
 
 
 @dataclass(frozen=True, slots=True)

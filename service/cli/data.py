@@ -6,12 +6,12 @@ import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from service.cli.connection import read_settings
-from service.cli.terminal import ExitCode, Failure, Json, console, print_json, say
+from service.cli.terminal import ExitCode, Failure, Json, argument, console, option, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,11 +25,10 @@ _CUT_SHARE = 0.05
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder or file with data.")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Count tokens with this tokenizer; unset = a fast estimate."),
-    ] = None,
+    path: Path = argument(..., "A folder or file with data.", metavar="PATH"),
+    tokenizer: Path | None = option(
+        None, "Count tokens with this tokenizer; unset = a fast estimate.", metavar="FOLDER"
+    ),
     as_json: Json = False,
 ) -> None:
     """Show what a folder holds: parts, columns, labels, lengths, duplicates, and a spec to start from."""

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.connection import Either, Target, connected, reference
-from service.cli.terminal import ExitCode, Failure, Json, answer, json_text, note, print_json, print_rows, say
+from service.cli.connection import Client, Either, connected, reference
+from service.cli.terminal import (
+    Answer,
+    ExitCode,
+    Failure,
+    Json,
+    argument,
+    json_text,
+    note,
+    option,
+    print_json,
+    print_rows,
+    say,
+)
 
 if TYPE_CHECKING:
-    from service.client import Client
     from service.domain.ledger import Account, Ledger
-    from service.domain.records import Event, LogLine
+    from service.domain.records import Event, LogLine, QueueListing
 
 Filter = Annotated[
     str | None, typer.Option(help="Conditions, such as: precision = 'bf16' and accuracy > 0.9")
@@ -29,81 +41,64 @@ _MOST_ATTEMPTS = 200
 
 
 def list_experiments(
+    client: Client,
     filter: Filter = None,
     order_by: OrderBy = None,
     limit: Limit = 20,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="Include archived ones, as a filter does.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+    archived: bool = option(False, "Include archived ones, as a filter does.", "--archived"),
+) -> Answer:
     """List experiments, newest first, without archived ones unless a filter is given."""
-    if filter is None and not archived:
-        filter = "archived_s IS NULL"
-    with connected() as client:
-        experiments = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
-    if as_json:
-        print_json(experiments[:limit])
-        return
-    if not experiments:
-        note("no experiments; submit one: stillhouse submit examples/demo.yaml")
-        return
     from service.cli.tables import print_experiments
 
-    print_experiments(experiments[:limit])
-    _note_more(len(experiments) > limit, limit)
-
-
-def runs(filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20, as_json: Json = False) -> None:
-    """List runs over all experiments."""
-    with connected() as client:
-        listed = list(islice(client.all_runs(filter=filter, order_by=order_by), limit + 1))
-    if as_json:
-        print_json(listed[:limit])
-        return
+    if filter is None and not archived:
+        filter = "archived_s IS NULL"
+    listed = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
     if not listed:
-        note("no runs" + (" match the filter" if filter else ""))
-        return
+        return Answer([], partial(note, "no experiments; submit one: stillhouse submit examples/demo.yaml"))
+    return Answer(listed[:limit], partial(print_experiments, listed[:limit]), *_more(listed, limit))
+
+
+def runs(client: Client, filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20) -> Answer:
+    """List runs over all experiments."""
     from service.cli.tables import print_runs
 
-    print_runs(listed[:limit], with_experiment=True)
-    _note_more(len(listed) > limit, limit)
+    listed = list(islice(client.all_runs(filter=filter, order_by=order_by), limit + 1))
+    if not listed:
+        return Answer([], partial(note, "no runs" + (" match the filter" if filter else "")))
+    table = partial(print_runs, listed[:limit], with_experiment=True)
+    return Answer(listed[:limit], table, *_more(listed, limit))
 
 
-def _note_more(more: bool, limit: int) -> None:
-    if more:
-        note(f"more than {limit}; raise --limit, or narrow down with --filter")
+def _more(listed: Sequence[object], limit: int) -> list[Callable[[], object]]:
+    if len(listed) <= limit:
+        return []
+    return [partial(note, f"more than {limit}; raise --limit, or narrow down with --filter")]
 
 
 def show(
+    client: Client,
     target: Either,
-    every_event: Annotated[
-        bool, typer.Option("--events", help="Show every event, including routine ones.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+    every_event: bool = option(False, "Show every event, including routine ones.", "--events"),
+) -> Answer:
     """Show the history of an experiment or run: state, attempts, failures, resumes, events."""
     from service.cli.tables import print_experiment, print_run
 
     ref = reference(target)
-    with connected() as client:
-        if ref.is_run:
-            run = client.run(ref.id)
-            attempts = client.attempts(ref.id)
-            summary = client.summary(ref.id)
-            events = [event for event in _all_events(client, run.experiment_id) if event.run_id == run.id]
-            if as_json:
-                print_json({"run": run, "attempts": attempts, "summary": summary, "events": events})
-            else:
-                print_run(run, attempts, events, summary)
-            return
-        experiment = client.experiment(ref.id)
-        its_runs = list(client.all_runs(experiment_id=ref.id))
-        events = list(_all_events(client, ref.id))
-    if as_json:
-        print_json({"experiment": experiment, "runs": its_runs, "events": events})
-    else:
-        print_experiment(experiment, its_runs, events, every_event=every_event)
+    if ref.is_run:
+        run = client.run(ref.id)
+        attempts, summary = client.attempts(ref.id), client.summary(ref.id)
+        events = [event for event in _all_events(client, run.experiment_id) if event.run_id == run.id]
+        return Answer(
+            {"run": run, "attempts": attempts, "summary": summary, "events": events},
+            partial(print_run, run, attempts, events, summary),
+        )
+    experiment = client.experiment(ref.id)
+    runs = list(client.all_runs(experiment_id=ref.id))
+    events = list(_all_events(client, ref.id))
+    return Answer(
+        {"experiment": experiment, "runs": runs, "events": events},
+        partial(print_experiment, experiment, runs, events, every_event=every_event),
+    )
 
 
 def _all_events(client: Client, experiment_id: int) -> Iterator[Event]:
@@ -114,13 +109,11 @@ def _all_events(client: Client, experiment_id: int) -> Iterator[Event]:
 
 
 def watch(
-    target: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="17 or run:42; unset = the newest experiment.")
-    ] = None,
+    target: str | None = argument(None, "17 or run:42; unset = the newest experiment.", metavar="[ID]"),
     as_json: Json = False,
 ) -> None:
     """Show live progress and metrics to the end; Ctrl-C leaves the experiment running."""
-    from service.cli.progress import exit_for, follow_experiment, follow_run
+    from service.cli.progress import exit_code, follow_experiment, follow_run
 
     with connected(patient=True) as client:
         if target is None:
@@ -131,7 +124,7 @@ def watch(
         ref = reference(target)
         follow = follow_run if ref.is_run else follow_experiment
         try:
-            exit_for(follow(client, ref.id, as_json=as_json))
+            raise typer.Exit(exit_code(follow(client, ref.id, as_json=as_json)))
         except KeyboardInterrupt:
             note(f"{ref} keeps running; to watch it again: stillhouse watch {target}")
             raise typer.Exit(ExitCode.interrupted) from None
@@ -139,28 +132,26 @@ def watch(
 
 def wait(
     target: Either,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, help="Give up after this many seconds.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    timeout_s: float | None = option(None, "Give up after this many seconds.", "--timeout", min=0.0),
+) -> Answer:
     """Wait until an experiment or run has ended; the exit code says how."""
-    from service.cli.progress import exit_for, wait_for
+    from service.cli.progress import exit_code, wait_for
 
     ref = reference(target)
     with connected(patient=True) as client:
         ended = wait_for(client, ref, timeout_s=timeout_s)
-    answer(ended, as_json, f"{ref} {ended.state}")
-    exit_for(ended)
+    return Answer(ended, f"{ref} {ended.state}", code=exit_code(ended))
 
 
 def logs(
     target: Either,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the end.")] = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only lines of this attempt.")] = None,
+    follow: bool = option(False, "Follow until the end.", "--follow", "-f"),
+    attempt: int | None = option(None, "Only lines of this attempt.", min=1),
     as_json: Json = False,
 ) -> None:
     """Print the log lines of a run, or of all runs of an experiment."""
+    from service.cli.progress import look
+
     ref = reference(target)
     with connected(patient=follow) as client:
         if ref.is_run:
@@ -171,7 +162,7 @@ def logs(
         everything: list[LogLine] = []
         while True:
             # The state is read before the lines: what was written before the end is then read too.
-            ended = not follow or _has_ended(client, ref)
+            ended = not follow or look(client, ref)[1]
             fresh = [line for id in ids for line in _new_lines(client, id, cursors, attempt)]
             fresh.sort(key=lambda line: line.at_s)
             if as_json and not follow:
@@ -184,14 +175,6 @@ def logs(
             time.sleep(_POLL_S)
     if as_json and not follow:
         print_json(everything)
-
-
-def _has_ended(client: Client, ref: Target) -> bool:
-    from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATES
-
-    if ref.is_run:
-        return client.run(ref.id).state in TERMINAL_RUN_STATES
-    return client.experiment(ref.id).state in TERMINAL_EXPERIMENT_STATES
 
 
 def _new_lines(
@@ -214,43 +197,42 @@ def _log_text(line: LogLine, *, several: bool) -> str:
     return f"{clock(line.at_s)} {about}{level}{line.message}"
 
 
-def ledger(target: Either, as_json: Json = False) -> None:
+def ledger(client: Client, target: Either) -> Answer:
     """Show what every attempt took in time, money and energy, and how much was lost or overhead."""
     ref = reference(target)
-    with connected() as client:
-        charged: Account | Ledger = client.account(ref.id) if ref.is_run else client.ledger(ref.id)
-    if as_json:
-        print_json(charged)
-        return
+    charged: Account | Ledger = client.account(ref.id) if ref.is_run else client.ledger(ref.id)
+    if not charged.total.attempts and not charged.total.time_s:
+        return Answer(charged, f"{ref}: no attempts yet, so nothing has been charged")
+    return Answer(charged, partial(_print_ledger, charged))
+
+
+def _print_ledger(charged: Account | Ledger) -> None:
     from service.domain.ledger import Account
     from service.output.ledger_words import FIGURES, HEADINGS, LEGEND, cells, sentences
 
-    total, accounts = charged.total, [charged] if isinstance(charged, Account) else charged.runs
-    if not total.attempts and not total.time_s:
-        say(f"{ref}: no attempts yet, so nothing has been charged")
-        return
+    accounts, overhead = ([charged], ()) if isinstance(charged, Account) else (charged.runs, charged.overhead)
     rows = [
-        (f"run:{account.run_id}", str(charge.attempt), *cells(charge))
+        (f"run:{account.run_id}", charge.attempt, *cells(charge))
         for account in accounts
         for charge in account.charges
     ]
     print_rows(("run", "try", *HEADINGS), rows[:_MOST_ATTEMPTS], right=FIGURES)
     if len(rows) > _MOST_ATTEMPTS:
         note(f"{len(rows) - _MOST_ATTEMPTS:,} more attempts: --json has all")
-    for sentence in sentences(total, () if isinstance(charged, Account) else charged.overhead):
+    for sentence in sentences(charged.total, overhead):
         say(sentence)
     note(LEGEND)
 
 
-def queue(limit: Limit = 20, as_json: Json = False) -> None:
+def queue(client: Client, limit: Limit = 20) -> Answer:
     """Show what is waiting, in order, and why."""
+    listing = client.queue(limit=limit)
+    return Answer(listing, partial(_print_queue, listing))
+
+
+def _print_queue(listing: QueueListing) -> None:
     from service.cli.tables import print_queue
 
-    with connected() as client:
-        listing = client.queue(limit=limit)
-    if as_json:
-        print_json(listing)
-        return
     if listing.items or listing.at_work:
         print_queue(listing)
         if listing.next_page_token is not None:

@@ -5,70 +5,76 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from service.cli.connection import connected, experiment_id, is_reference, read_settings
+from service.cli.connection import (
+    Client,
+    Group,
+    connected,
+    experiment_id,
+    is_reference,
+    read_settings,
+    shown_database,
+)
 from service.cli.people import seconds
-from service.cli.terminal import ExitCode, Failure, Json, answer, console, note, print_json, print_rows, say
+from service.cli.terminal import (
+    Answer,
+    ExitCode,
+    Failure,
+    Json,
+    argument,
+    console,
+    note,
+    option,
+    print_json,
+    print_rows,
+    say,
+)
 
 if TYPE_CHECKING:
+    from service.config.settings import Settings
     from service.db.backup import Contents
 
-database = typer.Typer(no_args_is_help=True, help="Migrate, check and thin the database.")
+database = Group(no_args_is_help=True, help="Migrate, check and thin the database.")
 
 
-def cluster(as_json: Json = False) -> None:
+def cluster(client: Client) -> Answer:
     """Show every pool: its schedulers, and the nodes of its Ray cluster."""
     from service.cli.tables import print_pools
 
-    with connected() as client:
-        status = client.cluster()
-    if as_json:
-        print_json(status)
-    else:
-        print_pools(status.pools)
+    status = client.cluster()
+    return Answer(status, partial(print_pools, status.pools))
 
 
-def shares(as_json: Json = False) -> None:
+def shares(client: Client) -> Answer:
     """Show who is entitled to which part of the devices, and who has it."""
     from service.cli.tables import print_shares
 
-    with connected() as client:
-        listed = client.shares()
-    if as_json:
-        print_json(listed)
-    elif listed:
-        print_shares(listed)
-    else:
-        say("no one holds or is waiting for devices")
+    listed = client.shares()
+    return Answer(
+        listed, partial(print_shares, listed) if listed else "no one holds or is waiting for devices"
+    )
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(help="An entry or a short name; unset = all.")] = None,
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    name: str | None = argument(None, "An entry or a short name; unset = all."),
+) -> Answer:
     """Show the hardware catalogue: memory, power, peaks and price, and the source of each."""
     from service.cli.tables import print_device, print_hardware
     from service.config.hardware import nearest
 
-    with connected() as client:
-        entries = client.hardware()
+    entries = client.hardware()
     if name is None:
-        if as_json:
-            print_json(entries)
-        else:
-            print_hardware(entries)
-        return
+        return Answer(entries, partial(print_hardware, entries))
     names = {each: entry for entry in entries for each in (entry.name, *entry.aliases)}
     if name not in names:
         raise Failure(f"'{name}' is not in the catalogue; {nearest(name, list(names))}", ExitCode.not_found)
-    if as_json:
-        print_json(names[name])
-    else:
-        print_device(names[name])
+    return Answer(names[name], partial(print_device, names[name]))
 
 
 def doctor(as_json: Json = False) -> None:
@@ -104,39 +110,25 @@ def doctor(as_json: Json = False) -> None:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="Tar archive to write.")],
-    checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Include checkpoints, predictions and traces.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+    file: Path = argument(..., "Tar archive to write."),
+    checkpoints: bool = option(False, "Include checkpoints, predictions and traces.", "--checkpoints"),
+) -> Answer:
     """Back up the database, on request with all checkpoints, while the service runs."""
     from service.db.backup import back_up
 
     with _as_failure():
         made = back_up(read_settings(), file, checkpoints=checkpoints)
-    answer(
-        made,
-        as_json,
-        f"{file}: {_counted(made.contents)}, {made.files} files, {made.size_bytes / 2**20:.1f} MiB",
-    )
+    size = f"{made.files} files, {made.size_bytes / 2**20:.1f} MiB"
+    return Answer(made, f"{file}: {_counted(made.contents)}, {size}")
 
 
 def restore(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ID|FILE", help="A deleted experiment, such as 17, or an archive of `stillhouse backup`."
-        ),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Restore a backup although the installation has experiments.")
-    ] = False,
-    listed: Annotated[
-        bool, typer.Option("--list", help="List the deleted experiments that can be restored.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+    target: str | None = argument(
+        None, "A deleted experiment, such as 17, or an archive of `stillhouse backup`.", metavar="ID|FILE"
+    ),
+    replace: bool = option(False, "Restore a backup although the installation has experiments.", "--replace"),
+    listed: bool = option(False, "List the deleted experiments that can be restored.", "--list"),
+) -> Answer:
     """Restore a deleted experiment; or verify a backup and replace a stopped installation with it."""
     from service.db import roles
     from service.db.backup import restore as restore_backup
@@ -144,23 +136,7 @@ def restore(
     if listed:
         if target is not None or replace:
             raise Failure("--list takes neither an experiment nor a backup", ExitCode.usage)
-        with connected() as client:
-            deleted = client.deleted_experiments()
-        if as_json:
-            print_json(deleted)
-        elif not deleted:
-            note("nothing is deleted that could be restored")
-        else:
-            from service.domain.formats import clock
-
-            rows = [
-                (str(each.id), each.name, each.owner, each.project, each.state, str(each.run_count),
-                 clock(each.deleted_s), clock(each.restorable_until_s))
-                for each in deleted
-            ]  # fmt: skip
-            headings = ("id", "name", "owner", "project", "state", "runs", "deleted", "until")
-            print_rows(headings, rows, right=("id", "runs"))
-        return
+        return _restorable()
     if target is None:
         raise Failure(
             "restore takes an experiment or a backup; see what is deleted: stillhouse restore --list",
@@ -172,17 +148,31 @@ def restore(
             raise Failure(f"--replace takes a backup, but '{target}' is an experiment", ExitCode.usage)
         with connected() as client:
             experiment = client.restore(number)
-        answer(experiment, as_json, f"restored experiment {number} ({experiment.name}, {experiment.state})")
-        return
+        return Answer(experiment, f"restored experiment {number} ({experiment.name}, {experiment.state})")
     settings = read_settings()
     with _as_failure():
         restored = restore_backup(settings, Path(target), replace=replace)
         roles.make_driver_role(settings)  # A backup holds no grants.
-    answer(restored, as_json, f"restored {_counted(restored.contents)}; check with: stillhouse db check")
+    return Answer(restored, f"restored {_counted(restored.contents)}; check with: stillhouse db check")
+
+
+def _restorable() -> Answer:
+    from service.domain.formats import clock
+
+    with connected() as client:
+        deleted = client.deleted_experiments()
+    if not deleted:
+        return Answer(deleted, partial(note, "nothing is deleted that could be restored"))
+    rows = []
+    for each in deleted:
+        times = (clock(each.deleted_s), clock(each.restorable_until_s))
+        rows.append((each.id, each.name, each.owner, each.project, each.state, each.run_count, *times))
+    headings = ("id", "name", "owner", "project", "state", "runs", "deleted", "until")
+    return Answer(deleted, lambda: print_rows(headings, rows, right=("id", "runs")))
 
 
 @database.command()
-def upgrade(as_json: Json = False) -> None:
+def upgrade() -> Answer:
     """Migrate the database to this version's schema; does nothing if it is current.
 
     With STILLHOUSE_DRIVER_DATABASE_URL, the role of drivers is made or updated as by `db role`.
@@ -193,11 +183,11 @@ def upgrade(as_json: Json = False) -> None:
     with _as_failure():
         migrate.upgrade(settings)
         roles.make_driver_role(settings)
-    _report(settings.resolved_database_url(), as_json)
+    return _current(settings)
 
 
 @database.command()
-def role(as_json: Json = False) -> None:
+def role() -> Answer:
     """Make or update the PostgreSQL role that STILLHOUSE_DRIVER_DATABASE_URL names, for drivers.
 
     It may write runs and what they report, and read no tokens, sessions, subscriptions or audit entries.
@@ -217,11 +207,11 @@ def role(as_json: Json = False) -> None:
             "SQLite has no roles: drivers read the whole file; use PostgreSQL to keep tokens from them",
             ExitCode.not_succeeded,
         )
-    answer({"role": made}, as_json, f"role {made}: grants current")
+    return Answer({"role": made}, f"role {made}: grants current")
 
 
 @database.command()
-def check(as_json: Json = False) -> None:
+def check() -> Answer:
     """Check that the database is reachable, sound and current; reads all of a SQLite file."""
     from service.db import migrate
 
@@ -230,20 +220,21 @@ def check(as_json: Json = False) -> None:
         problems = migrate.check(settings)
     if problems:
         raise Failure(problems, ExitCode.not_succeeded)
-    _report(settings.resolved_database_url(), as_json)
+    return _current(settings)
+
+
+def _current(settings: Settings) -> Answer:
+    shown = shown_database(settings)
+    return Answer({"database": shown, "current": True}, f"{shown}: reachable, migrations current")
 
 
 @database.command()
 def prune(
-    older_than: Annotated[
-        float,
-        typer.Option(parser=seconds, metavar="AGE", help="Time since an experiment ended: 12h, 90d, 8w."),
-    ],
-    keep_every: Annotated[
-        int, typer.Option(min=2, help="Keep the points at every so many steps, the extremes and the ends.")
-    ] = 10,
-    as_json: Json = False,
-) -> None:
+    older_than: float = option(
+        ..., "Time since an experiment ended: 12h, 90d, 8w.", parser=seconds, metavar="AGE"
+    ),
+    keep_every: int = option(10, "Keep the points at every so many steps, the extremes and the ends.", min=2),
+) -> Answer:
     """Thin the points of old experiments, and remove what is left of deleted ones.
 
     Others may write meanwhile. Figures, logs, ledgers and checkpoints stay, and curves look as before.
@@ -256,15 +247,14 @@ def prune(
         upkeep = Upkeep(store, settings.model_copy(update={"prune_after_days": None}))
         upkeep.run_once(go_on)
         experiments, points = upkeep.prune(older_than, keep_every, go_on)
-    answer(
+    return Answer(
         {"experiments": experiments, "points_removed": points},
-        as_json,
         f"removed {points} points of {experiments} experiment{'' if experiments == 1 else 's'}",
     )
 
 
 @database.command()
-def recount(as_json: Json = False) -> None:
+def recount() -> Answer:
     """Add up again what experiments have used, where the running sums differ from their rows."""
     from service.store import Store
 
@@ -272,9 +262,7 @@ def recount(as_json: Json = False) -> None:
         wrong = [id for id in store.experiments_with_usage() if store.wrong_usage(id)]
         for id in wrong:
             store.recount(id)
-    answer(
-        {"recounted": wrong}, as_json, f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}"
-    )
+    return Answer({"recounted": wrong}, f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}")
 
 
 @contextmanager
@@ -293,10 +281,3 @@ def _as_failure() -> Iterator[None]:
 
 def _counted(contents: Contents) -> str:
     return f"{contents.experiments} experiments with {contents.runs} runs"
-
-
-def _report(url: str, as_json: bool) -> None:
-    from sqlalchemy.engine import make_url
-
-    shown = make_url(url).render_as_string(hide_password=True)
-    answer({"database": shown, "current": True}, as_json, f"{shown}: reachable, migrations current")

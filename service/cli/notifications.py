@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from service.cli.connection import connected
-from service.cli.terminal import Json, answer, console, grid_table, note, print_json, say
+from service.cli.connection import Client, Group
+from service.cli.terminal import Answer, argument, note, option, print_table, say
 from service.domain.events import Topic
 
-notify = typer.Typer(
+notify = Group(
     no_args_is_help=True, help="Get notifications of experiments and budgets by webhook or e-mail."
 )
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscription.")]
@@ -20,103 +19,78 @@ Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscr
 
 @notify.command()
 def add(
-    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="webhook or mail.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A URL, or an e-mail address.")],
-    on: Annotated[
-        list[Topic], typer.Option("--on", help="What to be notified of. Repeatable.", show_default=False)
-    ],
-    project: Annotated[
-        str | None, typer.Option("--project", help="All experiments of a project; unset = your own.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    channel: str = argument(..., "webhook or mail.", metavar="CHANNEL"),
+    target: str = argument(..., "A URL, or an e-mail address.", metavar="TARGET"),
+    on: list[Topic] = option(..., "What to be notified of. Repeatable.", "--on", show_default=False),
+    project: str | None = option(None, "All experiments of a project; unset = your own.", "--project"),
+) -> Answer:
     """Subscribe; prints the secret that signs a webhook's messages, once."""
-    with connected() as client:
-        made = client.subscribe(channel, target, on, project=project)
-    if as_json:
-        print_json(made)
-        return
-    say(f"subscription {made.subscription.id}: {channel} {target} on {', '.join(made.subscription.topics)}")
-    if made.secret is not None:
-        say(f"secret: {made.secret}")
-        note("keep the secret: it is not shown again; docs/team.md says how a receiver checks signatures")
+    made = client.subscribe(channel, target, on, project=project)
+
+    def show() -> None:
+        topics = ", ".join(made.subscription.topics)
+        say(f"subscription {made.subscription.id}: {channel} {target} on {topics}")
+        if made.secret is not None:
+            say(f"secret: {made.secret}")
+            note("keep the secret: it is not shown again; docs/team.md says how a receiver checks signatures")
+
+    return Answer(made, show)
 
 
 @notify.command("list")
-def list_subscriptions(as_json: Json = False) -> None:
+def list_subscriptions(client: Client) -> Answer:
     """List your subscriptions."""
-    with connected() as client:
-        subscriptions = client.subscriptions()
-    if as_json:
-        print_json(subscriptions)
-        return
+    subscriptions = client.subscriptions()
     if not subscriptions:
-        say("no subscriptions; add one with: stillhouse notify add")
-        return
+        return Answer(subscriptions, "no subscriptions; add one with: stillhouse notify add")
     rows = []
     for each in subscriptions:
         state = "in use" if each.disabled_s is None else f"ended: {each.disabled_because}"
         topics = ", ".join(each.topics)
-        rows.append((str(each.id), each.channel, each.target, each.project or "your own", topics, state))
-    console().print(grid_table(("id", "channel", "target", "of", "on", "state"), rows))
+        rows.append((each.id, each.channel, each.target, each.project or "your own", topics, state))
+    headings = ("id", "channel", "target", "of", "on", "state")
+    return Answer(subscriptions, lambda: print_table(headings, rows))
 
 
 @notify.command()
-def remove(id: Id, as_json: Json = False) -> None:
+def remove(client: Client, id: Id) -> Answer:
     """Remove a subscription with its log."""
-    with connected() as client:
-        client.unsubscribe(id)
-    answer({"removed": id}, as_json, f"removed subscription {id}")
+    client.unsubscribe(id)
+    return Answer({"removed": id}, f"removed subscription {id}")
 
 
 @notify.command()
-def test(id: Id, as_json: Json = False) -> None:
+def test(client: Client, id: Id) -> Answer:
     """Send a test message, and wait up to 30 s for the outcome."""
-    with connected() as client:
-        sent = client.test_subscription(id)
-        deadline = time.monotonic() + 30
-        while sent.answer is None and time.monotonic() < deadline:
-            time.sleep(0.5)
-            sent = next(each for each in client.deliveries(subscription=id) if each.id == sent.id)
-    if as_json:
-        print_json(sent)
-    elif sent.attempts == 0:
-        say(f"{sent.message_id} waits: is a scheduler running?")
-    else:
-        say(f"{sent.message_id} {sent.state}: {sent.answer or 'no answer yet'}")
+    sent = client.test_subscription(id)
+    deadline = time.monotonic() + 30
+    while sent.answer is None and time.monotonic() < deadline:
+        time.sleep(0.5)
+        sent = next(each for each in client.deliveries(subscription=id) if each.id == sent.id)
+    if sent.attempts == 0:
+        return Answer(sent, f"{sent.message_id} waits: is a scheduler running?")
+    return Answer(sent, f"{sent.message_id} {sent.state}: {sent.answer or 'no answer yet'}")
 
 
 @notify.command()
 def log(
-    subscription: Annotated[
-        int | None, typer.Option("--subscription", min=1, help="Only those of this subscription.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Most messages.")] = 50,
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    subscription: int | None = option(None, "Only those of this subscription.", "--subscription", min=1),
+    limit: int = option(50, "Most messages.", "--limit", min=1, max=500),
+) -> Answer:
     """List the newest messages to your subscriptions, and the outcome of each."""
-    with connected() as client:
-        messages = client.deliveries(subscription=subscription, page_size=limit)
-    if as_json:
-        print_json(messages)
-        return
+    messages = client.deliveries(subscription=subscription, page_size=limit)
     if not messages:
-        say("no messages")
-        return
-    rows = [
-        (
-            _time(each.created_s),
-            str(each.subscription_id),
-            each.kind,
-            each.state,
-            str(each.attempts),
-            "" if each.next_s is None else _time(each.next_s),
-            each.answer or "",
-        )
-        for each in messages
-    ]
-    console().print(grid_table(("at", "to", "what", "state", "attempts", "next", "answer"), rows))
+        return Answer(messages, "no messages")
+    rows = []
+    for each in messages:
+        again = None if each.next_s is None else _time(each.next_s)
+        outcome = (each.kind, each.state, each.attempts, again, each.answer)
+        rows.append((_time(each.created_s), each.subscription_id, *outcome))
+    headings = ("at", "to", "what", "state", "attempts", "next", "answer")
+    return Answer(messages, lambda: print_table(headings, rows))
 
 
 def _time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(at_s))

@@ -6,20 +6,32 @@ import re
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from service.cli.connection import client_errors, connected, read_settings
-from service.cli.terminal import ExitCode, Failure, Json, answer, json_text, note, print_json, print_rows, say
+from service.cli.connection import Client, Group, client_errors, connected, read_settings
+from service.cli.terminal import (
+    Answer,
+    ExitCode,
+    Failure,
+    Json,
+    argument,
+    json_text,
+    note,
+    option,
+    print_json,
+    print_rows,
+    say,
+)
 from service.domain.access import Scope
 
 if TYPE_CHECKING:
-    from service.client import Client
     from service.domain.people import AuditRow
 
-user = typer.Typer(no_args_is_help=True, help="Add, list, disable and enable users.")
-token = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+user = Group(no_args_is_help=True, help="Add, list, disable and enable users.")
+token = Group(no_args_is_help=True, help="Create, list and revoke tokens.")
 
 UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
 
@@ -47,13 +59,10 @@ def length_of_time(text: str) -> str:
 
 
 def login(
-    token: Annotated[
-        bool,
-        typer.Option("--token", help="Paste a token, at a prompt or on standard input, instead of a code."),
-    ] = False,
-    scope: Annotated[
-        Scope | None, typer.Option(help="Most that the new token may be used for; operate unless given.")
-    ] = None,
+    token: bool = option(
+        False, "Paste a token, at a prompt or on standard input, instead of a code.", "--token"
+    ),
+    scope: Scope | None = option(None, "Most that the new token may be used for; operate unless given."),
     as_json: Json = False,
 ) -> None:
     """Log in to the server of STILLHOUSE_URL, and keep the token for later commands.
@@ -77,36 +86,34 @@ def login(
     if me.via == "open":
         raise Failure(f"{url} does not ask who you are: no login is needed", ExitCode.conflict)
     path = credentials.save(credentials.Credentials(url, me.user, secret))
-    answer(
+    Answer(
         {"url": url, "user": me.user, "scope": me.scope, "file": str(path)},
-        as_json,
         f"logged in to {url} as {me.user}, scope {me.scope}",
-    )
+    ).print(as_json=as_json)
 
 
-def logout(as_json: Json = False) -> None:
+def logout() -> Answer:
     """Forget the token that is kept for the server of STILLHOUSE_URL; `stillhouse token revoke` ends it."""
     from service.client import credentials
 
     url = str(read_settings().url).rstrip("/")
     if not credentials.forget(url):
         raise Failure(f"no token is kept for {url}", ExitCode.not_found)
-    answer({"url": url}, as_json, f"logged out of {url}")
+    return Answer({"url": url}, f"logged out of {url}")
 
 
-def whoami(as_json: Json = False) -> None:
+def whoami(client: Client) -> Answer:
     """Show who you are to the server, and what limits what you may do."""
-    with connected() as client:
-        me = client.whoami()
-    if as_json:
-        print_json(me)
-        return
-    say(f"user       {me.user}{' (administrator)' if me.administrator else ''}")
-    say(f"through    {me.via}{f' {me.token_name}' if me.token_name else ''}")
-    say(f"scope      {me.scope}")
+    me = client.whoami()
     only = f"only {me.restricted_to}" if me.restricted_to else None
     roles = ", ".join(f"{project} ({role})" for project, role in sorted(me.roles.items()))
-    say(f"projects   {only or roles or 'all' if me.administrator else only or roles or 'none'}")
+    return Answer(
+        me,
+        f"user       {me.user}{' (administrator)' if me.administrator else ''}",
+        f"through    {me.via}{f' {me.token_name}' if me.token_name else ''}",
+        f"scope      {me.scope}",
+        f"projects   {only or roles or ('all' if me.administrator else 'none')}",
+    )
 
 
 def _pasted() -> str:
@@ -134,66 +141,44 @@ def _by_code(client: Client, scope: Scope | None, *, as_json: bool) -> str:
 
 @user.command("add")
 def add_user(
+    client: Client,
     name: UserName,
-    email: Annotated[str | None, typer.Option(help="Where messages go.")] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Let them do everything.")] = False,
-    service: Annotated[
-        bool, typer.Option("--service", help="A service account, such as of a CI system.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+    email: str | None = option(None, "Where messages go."),
+    admin: bool = option(False, "Let them do everything.", "--admin"),
+    service: bool = option(False, "A service account, such as of a CI system.", "--service"),
+) -> Answer:
     """Add a user, who becomes a member of the project default."""
-    with connected() as client:
-        added = client.add_user(
-            name, kind="service" if service else "person", email=email, administrator=admin
-        )
-    answer(
-        added,
-        as_json,
-        f"added {name}; next: stillhouse token create --user {name} --name NAME --scope submit",
-    )
+    kind = "service" if service else "person"
+    added = client.add_user(name, kind=kind, email=email, administrator=admin)
+    to_do = f"stillhouse token create --user {name} --name NAME --scope submit"
+    return Answer(added, f"added {name}; next: {to_do}")
 
 
 @user.command("list")
-def list_users(as_json: Json = False) -> None:
+def list_users(client: Client) -> Answer:
     """List all users."""
-    with connected() as client:
-        users = client.users()
-    if as_json:
-        print_json({"items": users})
-        return
     from service.domain.formats import clock
 
-    rows = [
-        (
-            each.name,
-            str(each.kind),
-            "administrator" if each.administrator else "",
-            each.email or "",
-            clock(each.created_s),
-            "" if each.disabled_s is None else "disabled",
-        )
-        for each in users
-    ]
-    print_rows(("name", "kind", "role", "e-mail", "added", "state"), rows)
+    users = client.users()
+    rows = []
+    for each in users:
+        role = "administrator" if each.administrator else None
+        state = None if each.disabled_s is None else "disabled"
+        rows.append((each.name, each.kind, role, each.email, clock(each.created_s), state))
+    headings = ("name", "kind", "role", "e-mail", "added", "state")
+    return Answer({"items": users}, lambda: print_rows(headings, rows))
 
 
 @user.command("disable")
-def disable_user(name: UserName, as_json: Json = False) -> None:
+def disable_user(client: Client, name: UserName) -> Answer:
     """Refuse a user's tokens and sessions; what they submitted stays and runs."""
-    _set_disabled(name, True, as_json)
+    return Answer(client.change_user(name, disabled=True), f"user {name} is disabled")
 
 
 @user.command("enable")
-def enable_user(name: UserName, as_json: Json = False) -> None:
+def enable_user(client: Client, name: UserName) -> Answer:
     """Accept a disabled user's tokens again."""
-    _set_disabled(name, False, as_json)
-
-
-def _set_disabled(name: str, disabled: bool, as_json: bool) -> None:
-    with connected() as client:
-        changed = client.change_user(name, disabled=disabled)
-    answer(changed, as_json, f"user {name} is {'disabled' if disabled else 'enabled'}")
+    return Answer(client.change_user(name, disabled=False), f"user {name} is enabled")
 
 
 # -- Tokens ----------------------------------------------------------------------------------------
@@ -201,51 +186,32 @@ def _set_disabled(name: str, disabled: bool, as_json: bool) -> None:
 
 @token.command("create")
 def create_token(
-    name: Annotated[str, typer.Option(help="Name for people, such as the machine that it is on.")],
-    scope: Annotated[
-        Scope, typer.Option(help="What it may be used for; each includes those before it.")
-    ] = Scope.submit,
-    of: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Whom it stands for; default: you.")
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option("--project", metavar="PROJECT", help="Only project that it is for.")
-    ] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            parser=length_of_time, metavar="AGE", help="When it ends: 12h, 90d, 8w; default: never."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    name: str = option(..., "Name for people, such as the machine that it is on."),
+    scope: Scope = option(Scope.submit, "What it may be used for; each includes those before it."),
+    of: str | None = option(None, "Whom it stands for; default: you.", "--user", metavar="USER"),
+    only: str | None = option(None, "Only project that it is for.", "--project", metavar="PROJECT"),
+    expires: str | None = option(
+        None, "When it ends: 12h, 90d, 8w; default: never.", parser=length_of_time, metavar="AGE"
+    ),
+) -> Answer:
     """Create a token; it is shown only once."""
-    with connected() as client:
-        made = client.create_token(name, scope=scope.value, user=of, project=only, expires=expires)
-    if as_json:
-        print_json(made)
-        return
-    say(made.secret)
-    note(f"token {made.id} of {made.user}, scope {made.scope}; it is not shown again")
-    note("use it as STILLHOUSE_TOKEN, or in Authorization: Bearer")
+    made = client.create_token(name, scope=scope.value, user=of, project=only, expires=expires)
+    about = f"token {made.id} of {made.user}, scope {made.scope}; it is not shown again"
+    use = "use it as STILLHOUSE_TOKEN, or in Authorization: Bearer"
+    return Answer(made, made.secret, partial(note, about), partial(note, use))
 
 
 @token.command("list")
 def list_tokens(
-    of: Annotated[
-        str | None, typer.Option("--user", metavar="USER", help="Of this user; default: you.")
-    ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Of all users.")] = False,
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    of: str | None = option(None, "Of this user; default: you.", "--user", metavar="USER"),
+    everyone: bool = option(False, "Of all users.", "--all"),
+) -> Answer:
     """List tokens, the newest first; their secrets are not stored."""
-    with connected() as client:
-        tokens = client.tokens(user=of, everyone=everyone)
-    if as_json:
-        print_json({"items": tokens})
-        return
     from service.domain.formats import clock
 
+    tokens = client.tokens(user=of, everyone=everyone)
     rows = []
     for each in tokens:
         state = "never expires"
@@ -255,43 +221,36 @@ def list_tokens(
             state = f"{'expired' if each.expires_s <= time.time() else 'until'} {clock(each.expires_s)}"
         used = "never" if each.last_used_s is None else clock(each.last_used_s)
         project = each.project or "all"
-        rows.append((str(each.id), each.user, each.name, str(each.scope), project, each.prefix, state, used))
+        rows.append((each.id, each.user, each.name, each.scope, project, each.prefix, state, used))
     headings = ("id", "user", "name", "scope", "project", "begins", "state", "last used")
-    print_rows(headings, rows, right=("id",))
+    return Answer({"items": tokens}, lambda: print_rows(headings, rows, right=("id",)))
 
 
 @token.command("revoke")
 def revoke_token(
-    id: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Number of the token.")],
-    as_json: Json = False,
-) -> None:
+    client: Client,
+    id: int = argument(..., "Number of the token.", metavar="NUMBER", min=1),
+) -> Answer:
     """End a token at once."""
-    with connected() as client:
-        revoked = client.revoke_token(id)
-    answer(revoked, as_json, f"token {id} ({revoked.name} of {revoked.user}) is revoked")
+    revoked = client.revoke_token(id)
+    return Answer(revoked, f"token {id} ({revoked.name} of {revoked.user}) is revoked")
 
 
 # -- Audit log -------------------------------------------------------------------------------------
 
 
 def audit(
-    since: Annotated[
-        str, typer.Option(parser=length_of_time, metavar="AGE", help="How far back: 12h, 7d, 8w.")
-    ] = "7d",
-    actor: Annotated[str | None, typer.Option(metavar="USER", help="By this user.")] = None,
-    action: Annotated[str | None, typer.Option(help="An action, or a kind: token.revoke, token.")] = None,
-    object: Annotated[
-        str | None, typer.Option(help="What was changed: experiment:17, project:nlp, user.")
-    ] = None,
-    export: Annotated[
-        Literal["jsonl", "csv"] | None, typer.Option(help="Write the rows to standard output in this format.")
-    ] = None,
+    since: str = option("7d", "How far back: 12h, 7d, 8w.", parser=length_of_time, metavar="AGE"),
+    actor: str | None = option(None, "By this user.", metavar="USER"),
+    action: str | None = option(None, "An action, or a kind: token.revoke, token."),
+    object: str | None = option(None, "What was changed: experiment:17, project:nlp, user."),
+    export: Literal["jsonl", "csv"] | None = option(
+        None, "Write the rows to standard output in this format."
+    ),
     as_json: Json = False,
 ) -> None:
     """Show who changed what, with which token, from where, the oldest first."""
-    chosen = {
-        "since_s": time.time() - seconds(since), "actor": actor, "action": action, "object": object,
-    }  # fmt: skip
+    chosen = {"since_s": time.time() - seconds(since), "actor": actor, "action": action, "object": object}
     with connected() as client:
         if export is not None:
             for chunk in client.export_audit(export, **chosen):
@@ -311,18 +270,15 @@ def audit(
 def _audit_line(row: AuditRow) -> str:
     from service.domain.formats import clock
 
-    source = ", ".join(
-        filter(None, (f"token {row.token_id}" if row.token_id is not None else "", row.address or ""))
-    )
+    sources = (f"token {row.token_id}" if row.token_id is not None else None, row.address)
+    source = ", ".join(filter(None, sources))
     who = f"{row.actor} ({source})" if source else row.actor
-    names = dict.fromkeys([*(row.before or {}), *(row.after or {})])
+    before, after = row.before or {}, row.after or {}
     changes = []
-    for name in names:
-        old, new = (json_text((side or {}).get(name)) for side in (row.before, row.after))
-        if row.before is None:
-            changes.append(f"{name}={new}")
-        elif row.after is None:
-            changes.append(f"{name}={old}")
+    for name in dict.fromkeys([*before, *after]):
+        old, new = json_text(before.get(name)), json_text(after.get(name))
+        if row.before is None or row.after is None:
+            changes.append(f"{name}={new if row.before is None else old}")
         else:
             changes.append(f"{name} {old} -> {new}")
     return f"{clock(row.at_s)}  {who}  {row.action} {row.object_id}  {', '.join(changes)}".rstrip()

@@ -6,13 +6,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from service.cli.connection import connected, read_settings, run_id
-from service.cli.specs import spec_text
-from service.cli.terminal import ExitCode, Failure, Json, console, grid_table, note, print_json, say
+from service.cli.specs import read_catalogue, spec_errors, spec_text
+from service.cli.terminal import (
+    ExitCode,
+    Failure,
+    Json,
+    argument,
+    console,
+    grid_table,
+    note,
+    option,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
@@ -29,31 +38,24 @@ CPU_MEMORY_GB_S = 10.0
 
 
 def profile(
-    target: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A spec, or a run such as run:42.")],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field of a spec. Repeatable."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to measure.")] = 5,
-    warm_up: Annotated[int, typer.Option(min=0, max=1000, help="Steps before the measured ones.")] = 2,
-    check: Annotated[
-        bool, typer.Option(help="Also train a data-parallel run of two workers, and compare.")
-    ] = True,
-    on_cluster: Annotated[
-        bool, typer.Option("--on-cluster", help="Measure in a worker group on nodes of the spec's hardware.")
-    ] = False,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="With --on-cluster: give up after this many seconds.")
-    ] = 900.0,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Measure nothing: use only parameters, arithmetic and rates.")
-    ] = False,
-    link_gb_s: Annotated[
-        float | None, typer.Option("--link-gb-s", min=1e-3, help="Bandwidth of a worker's link, in GB/s.")
-    ] = None,
-    tflops: Annotated[
-        float | None, typer.Option(min=1e-4, help="With --estimate: rate of matrix products, in TFLOP/s.")
-    ] = None,
+    target: str = argument(..., "A spec, or a run such as run:42.", metavar="FILE|RUN"),
+    assignments: list[str] | None = option(
+        None, "Change a field of a spec. Repeatable.", "--set", metavar="KEY=VALUE"
+    ),
+    steps: int = option(5, "Steps to measure.", min=1, max=1000),
+    warm_up: int = option(2, "Steps before the measured ones.", min=0, max=1000),
+    check: bool = option(True, "Also train a data-parallel run of two workers, and compare."),
+    on_cluster: bool = option(
+        False, "Measure in a worker group on nodes of the spec's hardware.", "--on-cluster"
+    ),
+    timeout_s: float = option(
+        900.0, "With --on-cluster: give up after this many seconds.", "--timeout", min=1.0
+    ),
+    estimate: bool = option(
+        False, "Measure nothing: use only parameters, arithmetic and rates.", "--estimate"
+    ),
+    link_gb_s: float | None = option(None, "Bandwidth of a worker's link, in GB/s.", "--link-gb-s", min=1e-3),
+    tflops: float | None = option(None, "With --estimate: rate of matrix products, in TFLOP/s.", min=1e-4),
     as_json: Json = False,
 ) -> None:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
@@ -64,10 +66,7 @@ def profile(
     if on_cluster and estimate:
         raise Failure("--estimate measures nothing; give --estimate or --on-cluster", ExitCode.usage)
     settings = read_settings()
-    try:
-        catalogue = settings.catalogue()
-    except ValueError as error:
-        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
+    catalogue = read_catalogue(settings)
     spec, seed = _chosen(target, assignments or [], settings, catalogue)
     config = _config(spec, seed, settings, catalogue)
     hardware = lookup(spec.hardware, catalogue)
@@ -140,7 +139,6 @@ def _chosen(
     target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
     """Returns the resolved spec of the run, or of the first run that a file would make, and its seed."""
-    from service.config.document import SpecError
     from service.scheduling.admission import read_spec
 
     if target.startswith("run:"):
@@ -154,13 +152,10 @@ def _chosen(
         seed: int | None = run.seed
     else:
         text, point, seed = spec_text(Path(target), assignments), None, None
-    try:
-        plans = read_spec(text, catalogue).runs(catalogue)
-        for plan in plans:
+    with spec_errors(target):
+        for plan in read_spec(text, catalogue).runs(catalogue):
             if (point is None or plan.point == point) and seed in (None, plan.seed):
                 return plan.spec, plan.seed
-    except SpecError as error:
-        raise Failure([f"{target}: {line}" for line in error.lines()], ExitCode.usage) from None
     raise Failure(f"{target}: its experiment's spec no longer has this run", ExitCode.usage)
 
 

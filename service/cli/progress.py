@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
@@ -302,6 +301,12 @@ def _run_message(message: Any) -> dict[str, Any]:
     return {"ended": message.run}
 
 
+def look(client: Client, ref: Target) -> tuple[ExperimentStatus | Run, bool]:
+    """Returns an experiment or run as it is now, and whether it has ended."""
+    target: ExperimentStatus | Run = client.run(ref.id) if ref.is_run else client.experiment(ref.id)
+    return target, target.state in TERMINAL_EXPERIMENT_STATES or target.state in TERMINAL_RUN_STATES
+
+
 def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> ExperimentStatus | Run:
     """Waits silently until an experiment or run has ended.
 
@@ -310,15 +315,14 @@ def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> Experim
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        target: ExperimentStatus | Run = client.run(ref.id) if ref.is_run else client.experiment(ref.id)
-        if target.state in TERMINAL_EXPERIMENT_STATES or target.state in TERMINAL_RUN_STATES:
+        target, ended = look(client, ref)
+        if ended:
             return target
         if deadline is not None and time.monotonic() >= deadline:
             raise Failure(f"{ref} has not ended after {timeout_s:g} s and continues", ExitCode.timeout)
         time.sleep(_POLL_S)
 
 
-def exit_for(ended: ExperimentStatus | Run) -> None:
-    """Exits with code 1 when the experiment or run did not succeed."""
-    if str(ended.state) != "succeeded" and ended.state not in RUN_STATES_WITH_RESULT:
-        raise typer.Exit(ExitCode.not_succeeded)
+def exit_code(ended: ExperimentStatus | Run) -> ExitCode:
+    well = str(ended.state) == "succeeded" or ended.state in RUN_STATES_WITH_RESULT
+    return ExitCode.ok if well else ExitCode.not_succeeded

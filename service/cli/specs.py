@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.connection import Target, connected, read_settings
-from service.cli.terminal import ExitCode, Failure, Json, answer, console, note, print_json, say
+from service.cli.connection import Client, Target, read_settings
+from service.cli.terminal import Answer, ExitCode, Failure, Json, note, option, print_json
 from service.domain.states import RunState
 
 if TYPE_CHECKING:
-    from service.domain.records import ExperimentStatus, Run
+    from service.config.hardware import Hardware
+    from service.config.settings import Settings
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - = standard input.")]
 Set = Annotated[
@@ -35,97 +38,64 @@ Reuse = Annotated[
 ]
 
 
-def validate(file: File, assignments: Set = None, as_json: Json = False) -> None:
+def validate(file: File, assignments: Set = None) -> Answer:
     """Check every field, path and grid point of a spec, without a service."""
-    from service.config.document import SpecError
     from service.scheduling.admission import admit
 
     text = spec_text(file, assignments or [])
     settings = read_settings()
-    try:
-        catalogue = settings.catalogue()
-    except ValueError as error:
-        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
-    try:
+    catalogue = read_catalogue(settings)
+    with spec_errors(str(file)):
         spec = admit(text, settings, catalogue, None, now_s=time.time()).spec
-    except SpecError as error:
-        raise Failure([f"{file}: {line}" for line in error.lines()], ExitCode.usage) from None
     checked = {"valid": True, "name": spec.name, "sha256": spec.sha256(), "run_count": spec.run_count()}
-    answer(checked, as_json, f"{file}: valid, {spec.run_count():,} runs, sha256 {spec.sha256()[:12]}")
+    return Answer(checked, f"{file}: valid, {spec.run_count():,} runs, sha256 {spec.sha256()[:12]}")
 
 
 def preview(
+    client: Client,
     file: File,
     assignments: Set = None,
     reuse: Reuse = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many runs.")] = 50,
-    as_json: Json = False,
-) -> None:
+    limit: int = option(50, "Show at most this many runs.", min=1),
+) -> Answer:
     """Show the runs a spec would create, whether the cluster can run each, and a cost forecast."""
-    from service.cli.tables import exclusive_lines, forecast_lines, preview_table
+    from service.cli.tables import print_preview
 
-    text = spec_text(file, _with_reuse(assignments, reuse))
-    with connected() as client:
-        planned = client.preview(text, limit=limit)
-    if as_json:
-        print_json(planned)
-        return
-    screen = console()
-    screen.print(preview_table(planned.items))
-    left = planned.run_count - len(planned.items)
-    reused = f", {planned.reused_count:,} reused" if planned.reused_count else ""
-    say(f"{planned.run_count:,} runs in total{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
-    for line in exclusive_lines(planned.items):
-        say(line)
-    for reason in dict.fromkeys(run.not_reused for run in planned.items if run.not_reused):
-        note(f"not reused: {reason}")
-    if planned.forecast is not None:
-        for line in forecast_lines(planned.forecast):
-            say(line)
-        for warning in planned.forecast.warnings:
-            note(f"warning: {warning}")
-    if planned.start is not None:
-        say(f"{planned.start.hardware}: {planned.start.words}")
-    for line in planned.notes:
-        note(f"note: {line}")
-    if planned.cluster_age_s is None:
-        note("no scheduler has reported the cluster yet: capacity was not checked")
+    planned = client.preview(spec_text(file, _with_reuse(assignments, reuse)), limit=limit)
+    return Answer(planned, partial(print_preview, planned))
 
 
 def submit(
+    client: Client,
     file: File,
     assignments: Set = None,
     reuse: Reuse = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the experiment has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show live progress to the end.")] = False,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, help="With --wait: give up after this many seconds.")
-    ] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again with this key returns the same experiment.")
-    ] = None,
+    wait: bool = option(False, "Wait until the experiment has ended.", "--wait"),
+    follow: bool = option(False, "Show live progress to the end.", "--follow"),
+    timeout_s: float | None = option(
+        None, "With --wait: give up after this many seconds.", "--timeout", min=0.0
+    ),
+    idempotency_key: str | None = option(None, "Submitting again with this key returns the same experiment."),
     as_json: Json = False,
 ) -> None:
     """Submit an experiment."""
-    from service.cli.progress import exit_for, follow_experiment, wait_for
+    from service.cli.progress import exit_code, follow_experiment, wait_for
 
     text = spec_text(file, _with_reuse(assignments, reuse))
-    with connected() as client:
-        experiment = client.submit(text, idempotency_key=idempotency_key)
-        submitted = f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count:,} runs"
-        if reused := experiment.run_states.get(RunState.succeeded, 0):
-            submitted += f", {reused:,} reused"
-        if follow:
-            note(submitted)
-            ended: ExperimentStatus | Run = follow_experiment(client, experiment.id, as_json=as_json)
-        elif wait:
-            note(submitted)
-            ended = wait_for(client, Target(experiment.id, is_run=False), timeout_s=timeout_s)
-            answer(ended, as_json, f"experiment {ended.id} {ended.state}")
-        else:
-            answer(experiment, as_json, submitted, f"to watch it: stillhouse watch {experiment.id}")
-            return
-    exit_for(ended)
+    experiment = client.submit(text, idempotency_key=idempotency_key)
+    submitted = f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count:,} runs"
+    if reused := experiment.run_states.get(RunState.succeeded, 0):
+        submitted += f", {reused:,} reused"
+    if follow:
+        note(submitted)
+        raise typer.Exit(exit_code(follow_experiment(client, experiment.id, as_json=as_json)))
+    if wait:
+        note(submitted)
+        ended = wait_for(client, Target(experiment.id, is_run=False), timeout_s=timeout_s)
+        answer = Answer(ended, f"experiment {ended.id} {ended.state}", code=exit_code(ended))
+    else:
+        answer = Answer(experiment, submitted, f"to watch it: stillhouse watch {experiment.id}")
+    answer.print(as_json=as_json)
 
 
 def _with_reuse(assignments: list[str] | None, reuse: bool) -> list[str]:
@@ -162,12 +132,28 @@ def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
 
 
 def _parsed(source: str, text: bytes) -> dict[str, Any]:
-    from service.config.document import SpecError, parse
+    from service.config.document import parse
+
+    with spec_errors(source):
+        return parse(text)
+
+
+@contextmanager
+def spec_errors(source: str) -> Iterator[None]:
+    """Turns the problems of a spec into a `Failure`, each as a line that begins with its source."""
+    from service.config.document import SpecError
 
     try:
-        return parse(text)
+        yield
     except SpecError as error:
         raise Failure([f"{source}: {line}" for line in error.lines()], ExitCode.usage) from None
+
+
+def read_catalogue(settings: Settings) -> Mapping[str, Hardware]:
+    try:
+        return settings.catalogue()
+    except ValueError as error:
+        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
 
 
 def _assign(document: dict[str, Any], assignment: str) -> None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.connection import client_errors, read_settings
-from service.cli.terminal import ExitCode, Failure, Json, answer, console, note, print_json, say
+from service.cli.connection import client_errors, read_settings, shown_database
+from service.cli.terminal import Answer, ExitCode, Failure, Json, console, note, option, print_json, say
 
 if TYPE_CHECKING:
     from service.config.settings import Settings
@@ -34,9 +34,7 @@ EndWithParent = Annotated[
 
 
 def up(
-    cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs for a local Ray; unset = all of the machine.")
-    ] = None,
+    cpus: int | None = option(None, "CPUs for a local Ray; unset = all of the machine.", min=1),
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine: database, Ray with dashboard, API, scheduler.
@@ -65,7 +63,7 @@ def up(
                 say(f"Ray        {addresses.ray_dashboard_url}")
                 if addresses.ray_token:
                     say(f"           token, asked for once: {addresses.ray_token}")
-                say(f"database   {_shown_database(settings.resolved_database_url())}")
+                say(f"database   {shown_database(settings)}")
                 say(f"logs       {addresses.logs}")
                 if addresses.api_url != str(settings.url).rstrip("/"):
                     say(f"in another terminal: export STILLHOUSE_URL={addresses.api_url}")
@@ -91,23 +89,18 @@ def api(end_with_parent: EndWithParent = False) -> None:
 
 def scheduler(
     end_with_parent: EndWithParent = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check that one of this machine is alive; for health checks.")
-    ] = False,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            "--pool", help="Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`."
-        ),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray-address",
-            metavar="URL",
-            help="Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.",
-        ),
-    ] = None,
+    check: bool = option(
+        False, "Only check that one of this machine is alive; for health checks.", "--check"
+    ),
+    pool: str | None = option(
+        None, "Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`.", "--pool"
+    ),
+    ray_address: str | None = option(
+        None,
+        "Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.",
+        "--ray-address",
+        metavar="URL",
+    ),
 ) -> None:
     """Run only a scheduler, of one pool; several of a pool share its work by leases."""
     settings = read_settings(pool=pool, ray_dashboard_url=ray_address)
@@ -125,26 +118,18 @@ def scheduler(
 
 
 def demo(
-    texts: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Only write the generated texts to this folder.")
-    ] = None,
+    texts: Path | None = option(None, "Only write the generated texts to this folder.", metavar="FOLDER"),
     as_json: Json = False,
 ) -> None:
     """Take eight small runs from nothing to a comparison, in a temporary folder."""
     if texts is not None:
         _write_texts(texts)
-        answer({"texts": str(texts)}, as_json, f"texts written to {texts}")
+        Answer({"texts": str(texts)}, f"texts written to {texts}").print(as_json=as_json)
         return
     with _stop_requests() as stop:
         succeeded = _run_demo(stop, as_json=as_json)
     if not succeeded:
         raise typer.Exit(ExitCode.not_succeeded)
-
-
-def _shown_database(url: str) -> str:
-    from sqlalchemy.engine import make_url
-
-    return make_url(url).render_as_string(hide_password=True)
 
 
 def _check_scheduler(settings: Settings) -> None:

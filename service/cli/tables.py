@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.terminal import console, grid_table, print_facts, print_rows, say, say_dim
+from service.cli.terminal import console, grid_table, note, print_facts, print_rows, print_table, say, say_dim
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT
 from service.domain.events import EventKind
 from service.domain.formats import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from service.domain.shares import ProjectUse, Share
     from service.domain.start_forecasts import StartForecast
     from service.planner.forecast import Forecast, Span
-    from service.planner.preview import PlannedRun
+    from service.planner.preview import PlannedRun, Preview
     from service.scheduling.cluster import Pool
 
 _STYLES = {
@@ -220,7 +220,7 @@ def print_run(
     if summary:
         console().print()
         rows = [(name, figure(name, value)) for name, value in summary.items()]
-        console().print(grid_table(("figure", "value"), rows, right=("value",)))
+        print_table(("figure", "value"), rows, right=("value",))
     _print_events(events)
 
 
@@ -323,7 +323,7 @@ def print_queue(queue: QueueListing) -> None:
         pool = (experiment.pool if experiment is not None else "",) if several else ()
         rows.append((*pool, position, *what, start, reason))
     headings = (*(["pool"] if several else []), "#", "id", "name", "owner", "priority", "starts", "reason")
-    console().print(grid_table(headings, rows, right=("#", "id", "priority")))
+    print_table(headings, rows, right=("#", "id", "priority"))
 
 
 def _start(forecast: StartForecast | None) -> str:
@@ -355,7 +355,7 @@ def print_pools(pools: Sequence[Pool]) -> None:
         nodes = str(sum(node.alive for node in pool.nodes))
         rows.append((pool.pool, schedulers, ray, nodes, ", ".join(resources)))
     headings = ("pool", "schedulers", "Ray", "nodes", "resources")
-    console().print(grid_table(headings, rows, right=("nodes",)))
+    print_table(headings, rows, right=("nodes",))
 
 
 def print_shares(shares: Sequence[Share]) -> None:
@@ -376,7 +376,7 @@ def print_shares(shares: Sequence[Share]) -> None:
         for share in shares
     ]
     right = ("devices", "USD/h", "entitled", "used USD", "of all")
-    console().print(grid_table(("hardware", "who", *right, "waits"), rows, right=right))
+    print_table(("hardware", "who", *right, "waits"), rows, right=right)
 
 
 def print_use(use: ProjectUse) -> None:
@@ -384,7 +384,7 @@ def print_use(use: ProjectUse) -> None:
     used = [("all", use.used), *((each.user, each.used) for each in use.users)]
     rows = [(name, *(f"{getattr(part, unit):,.3f}" for unit in UNITS)) for name, part in used]
     units = list(UNITS.values())
-    console().print(grid_table((f"{use.project}, {use.month}", *units), rows, right=units))
+    print_table((f"{use.project}, {use.month}", *units), rows, right=units)
     for budget in use.budgets:
         unit = UNITS[budget.unit]
         say(
@@ -456,7 +456,30 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
     return grid_table(headings, rows, right=("#", "seed", "CPUs", "USD/h"))
 
 
-def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
+def print_preview(planned: Preview) -> None:
+    """Prints the runs that a spec would create, a forecast, and what to know before submitting."""
+    console().print(preview_table(planned.items))
+    left = planned.run_count - len(planned.items)
+    reused = f", {planned.reused_count:,} reused" if planned.reused_count else ""
+    say(f"{planned.run_count:,} runs in total{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
+    for line in _exclusive_lines(planned.items):
+        say(line)
+    for reason in dict.fromkeys(run.not_reused for run in planned.items if run.not_reused):
+        note(f"not reused: {reason}")
+    if planned.forecast is not None:
+        for line in _forecast_lines(planned.forecast):
+            say(line)
+        for warning in planned.forecast.warnings:
+            note(f"warning: {warning}")
+    if planned.start is not None:
+        say(f"{planned.start.hardware}: {planned.start.words}")
+    for line in planned.notes:
+        note(f"note: {line}")
+    if planned.cluster_age_s is None:
+        note("no scheduler has reported the cluster yet: capacity was not checked")
+
+
+def _exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
     """Returns what it costs to measure runs alone; nothing where none is."""
     shapes = {
         (run.hardware, run.cpus, run.at_a_time, run.at_a_time_shared): None
@@ -473,7 +496,7 @@ def _range(low: str, high: str) -> str:
     return high if low == high else f"{low}-{high}"
 
 
-def forecast_lines(forecast: Forecast) -> list[str]:
+def _forecast_lines(forecast: Forecast) -> list[str]:
     """Returns the cost of a whole grid, and what that rests on."""
     lines = []
     if forecast.runs:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
+
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """Declares an option of one command: `...` = it must be given; without names it has the parameter's."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:
+    return typer.Argument(default, help=help, **more)
+
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -78,13 +88,26 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def answer(value: Any, as_json: bool, *lines: str) -> None:
-    """Prints a value as JSON, or else the lines for people."""
-    if as_json:
-        print_json(value)
-    else:
-        for line in lines:
-            say(line)
+class Answer:
+    """What a command answers: a value for `--json`, and text for people.
+
+    Each text is a line, or a function that prints more than that.
+    """
+
+    def __init__(self, value: Any, *text: str | Callable[[], object], code: int = ExitCode.ok) -> None:
+        self.value = value
+        self.text = text
+        self.code = code
+
+    def print(self, *, as_json: bool) -> None:
+        """Prints one of the two, and exits where the code is not 0."""
+        if as_json:
+            print_json(self.value)
+        else:
+            for text in self.text:
+                say(text) if isinstance(text, str) else text()
+        if self.code:
+            raise typer.Exit(self.code)
 
 
 def print_json(value: Any) -> None:
@@ -141,12 +164,13 @@ def grid_table(
 
     Args:
         headings: one for each cell of a row.
-        rows: the cells, each a string or a rich text.
+        rows: the cells; all but rich texts are shown as strings, None as an empty one.
         right: headings of columns with numbers, which stand on the right and are never broken.
         cut: widths, by heading, at which longer cells are cut.
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for heading in headings:
@@ -156,8 +180,17 @@ def grid_table(
             heading, justify=justify, no_wrap=justify == "right" or width is not None, max_width=width
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
     return table
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], right: Collection[str] = ()) -> None:
+    """Prints `grid_table`."""
+    console().print(grid_table(headings, rows, right=right))
 
 
 def print_rows(
@@ -186,7 +219,7 @@ def print_rows(
         screen.print(table)
         return
     if lines is None:
-        lines = [_lines_of(headings, list(map(str, row)), lead) for row in rows]
+        lines = [_lines_of(headings, list(map(_cell, row)), lead) for row in rows]
     for line in lines:
         screen.print(Text(line), soft_wrap=True)
 
