@@ -22,6 +22,8 @@ from service.output.plots.plot import (
     Plot,
     Trace,
     axis_title,
+    bar_layout,
+    bars,
     capitalised,
     layout,
     rounded,
@@ -221,22 +223,17 @@ def score(answer: ScoreAnswer) -> Plot:
     shown = answer.ranking[:MOST_SCORED]
     names = [point_text(ranked.point) or "the only configuration" for ranked in shown]
     data: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": names,
-            "x": rounded(ranked.parts[criterion.metric] for ranked in shown),
-            "name": f"{title(criterion.metric)} (weight {criterion.weight:g})",
-            "marker": {"color": PALETTE[number % len(PALETTE)]},
-            "hovertemplate": "%{y}: %{x:.3g}<extra>%{fullData.name}</extra>",
-            "meta": {"metric": criterion.metric},
-        }
+        bars(
+            f"{title(criterion.metric)} (weight {criterion.weight:g})",
+            names,
+            [ranked.parts[criterion.metric] for ranked in shown],
+            {"color": PALETTE[number % len(PALETTE)]},
+        )
+        | {"meta": {"metric": criterion.metric}}
         for number, criterion in enumerate(answer.criteria)
         if criterion.weight
     ]
-    shape = layout("score (weighted shares of the largest value)", "", height=150 + 26 * len(shown))
-    shape |= {"barmode": "relative"}
-    shape["yaxis"]["autorange"] = "reversed"
+    shape = bar_layout("score (weighted shares of the largest value)", len(shown), mode="relative")
     more = len(answer.ranking) - len(shown)
     return Plot(
         "score",

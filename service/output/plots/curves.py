@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.analysis.answers import AnalysisError, BadQuestion, Selection
 from service.analysis.ranking import label_of
@@ -332,8 +333,7 @@ def _runs(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
     count = sum(map(len, curve_set.curves.values()))
     several = count > len(curve_set.curves)
     number = -1
-    for at, (label, curves) in enumerate(curve_set.curves.items()):
-        del label
+    for at, curves in enumerate(curve_set.curves.values()):
         for curve in curves:
             number += 1
             name = f"run:{curve.run.id} {point_text(curve.run.point)} seed={curve.run.seed}".replace(
@@ -384,51 +384,31 @@ class _Line:
     def _colour(self) -> str:
         return PALETTE[self.number % len(PALETTE)]
 
-    def line(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
-        marked = len(x) <= _FEW_POINTS
+    def _trace(self, part: str, x: Sequence[float], y: Sequence[float | None], **style: Any) -> Trace:
         return {
             "type": "scatter",
             "x": rounded(x),
             "y": rounded_or_gap(y),
-            "mode": "lines+markers" if marked else "lines",
-            "name": self.name,
-            "legendgroup": self.group,
-            "line": {
-                "color": self._colour,
-                "width": self.width,
-                "dash": DASHES[self.number // len(PALETTE) % len(DASHES)],
-            },
-            **({"marker": {"symbol": SYMBOLS[self.number % len(SYMBOLS)], "size": 7}} if marked else {}),
-            "meta": {"part": "line", "runs": self.runs},
-        }
-
-    def band(self, x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> Trace:
-        return {
-            "type": "scatter",
-            "x": rounded([*x, *reversed(x)]),
-            "y": rounded_or_gap([*high, *reversed(low)]),
-            "fill": "toself",
-            "fillcolor": faded(self._colour),
-            "line": {"width": 0},
             "mode": "lines",
             "name": self.name,
             "legendgroup": self.group,
-            "showlegend": False,
-            "hoverinfo": "skip",
-            "meta": {"part": "band", "runs": self.runs},
+            "meta": {"part": part, "runs": self.runs},
+            **({} if part == "line" else {"showlegend": False, "hoverinfo": "skip"}),
+            **style,
         }
+
+    def line(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
+        dash = DASHES[self.number // len(PALETTE) % len(DASHES)]
+        trace = self._trace("line", x, y, line={"color": self._colour, "width": self.width, "dash": dash})
+        if len(x) <= _FEW_POINTS:
+            marker = {"symbol": SYMBOLS[self.number % len(SYMBOLS)], "size": 7}
+            trace |= {"mode": "lines+markers", "marker": marker}
+        return trace
+
+    def band(self, x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> Trace:
+        around = ([*x, *reversed(x)], [*high, *reversed(low)])
+        return self._trace("band", *around, fill="toself", fillcolor=faded(self._colour), line={"width": 0})
 
     def faint(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
         """The line as measured, behind the smoothed one."""
-        return {
-            "type": "scatter",
-            "x": rounded(x),
-            "y": rounded_or_gap(y),
-            "mode": "lines",
-            "name": self.name,
-            "legendgroup": self.group,
-            "showlegend": False,
-            "hoverinfo": "skip",
-            "line": {"color": faded(self._colour, 0.3), "width": 1},
-            "meta": {"part": "measured", "runs": self.runs},
-        }
+        return self._trace("measured", x, y, line={"color": faded(self._colour, 0.3), "width": 1})

@@ -99,6 +99,32 @@ def layout(x: str, y: str, *, height: int) -> Layout:
     }
 
 
+def bar_layout(x: str, count: int, *, mode: str = "stack") -> Layout:
+    """`x` is the title of the axis along which the bars go, one above the other."""
+    shape = layout(x, "", height=150 + 26 * count)
+    shape["barmode"] = mode
+    shape["yaxis"]["autorange"] = "reversed"
+    return shape
+
+
+def bars(
+    name: str,
+    labels: Sequence[str],
+    lengths: Iterable[float],
+    marker: Mapping[str, Any],
+    hover: str = "%{y}: %{x:.3g}",
+) -> Trace:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": labels,
+        "x": rounded(lengths),
+        "name": name,
+        "marker": marker,
+        "hovertemplate": hover + "<extra>%{fullData.name}</extra>",
+    }
+
+
 def with_legend(layout: Layout, names: Sequence[str]) -> Layout:
     """Makes room for the legend above the plot and returns the layout; a line holds about 100 characters."""
     longest = max((len(name) for name in names), default=0) + 8

@@ -1,16 +1,15 @@
 """Every kind of plot, in one place: the report, the API and the page read this list.
 
-A new kind is one entry: its name, the options that it reads, which of its plots a report has, and the
-function that draws one.
+A new kind is one function that draws a plot, registered with its name, the options that it reads, and
+which of its plots a report has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +24,10 @@ from service.store import Store
 
 _MOST_LINES = 10_000
 """Most lines of parallel coordinates."""
+
+
+Draw = Callable[[Material, Options], Plot]
+OfReport = Callable[[Material], Iterable[Options]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,28 @@ class PlotKind:
     title: str
     about: str
     reads: tuple[str, ...]
-    draw: Callable[[Material, Options], Plot]
-    of_report: Callable[[Material], Iterable[Options]] = lambda material: ()
+    draw: Draw
+    of_report: OfReport
 
 
-def _curve(material: Material, options: Options) -> Plot:
-    if not options.metric and (names := material.point_names):
-        first = next((name for name in CURVES if name in names), names[0])
-        options = replace(options, metric=(first,))
-    return curves.draw(material.curves(options), options)
+FIGURES: dict[str, PlotKind] = {}
+"""By id, in the order of the report."""
+
+
+def _kind(
+    id: str, title: str, about: str, reads: tuple[str, ...] = (), of_report: OfReport = lambda material: ()
+) -> Callable[[Draw], Draw]:
+    """Registers the function that draws a kind of plot."""
+
+    def register(draw: Draw) -> Draw:
+        FIGURES[id] = PlotKind(id, title, about, reads, draw, of_report)
+        return draw
+
+    return register
+
+
+def _once(material: Material) -> Iterator[Options]:
+    yield Options()
 
 
 def _report_curves(material: Material) -> Iterator[Options]:
@@ -61,6 +77,37 @@ def _report_curves(material: Material) -> Iterator[Options]:
             yield Options(metric=(name,), unfinished=False)
 
 
+@_kind(
+    "curve",
+    "Curves",
+    "How a metric develops over steps, time, tokens, cost or energy.",
+    ("metric", "x", "by", "band", "smooth", "max_curves", "unfinished"),
+    _report_curves,
+)
+def _curve(material: Material, options: Options) -> Plot:
+    if not options.metric and (names := material.point_names):
+        first = next((name for name in CURVES if name in names), names[0])
+        options = replace(options, metric=(first,))
+    return curves.draw(material.curves(options), options)
+
+
+def _report_trade_offs(material: Material) -> Iterator[Options]:
+    answer = material.frontier()
+    names = [metric.name for metric in answer.metrics]
+    judged = names[-1]  # The task's headline comes last.
+    if judged not in answers.COSTS:
+        for name in answers.COSTS:
+            if name in names:
+                yield Options(metric=(name, judged), over=tuple(names))
+
+
+@_kind(
+    "tradeoff",
+    "Trade-off",
+    "Two or three figures against each other, and which configurations nothing beats.",
+    ("metric", "over"),
+    _report_trade_offs,
+)
 def _trade_off(material: Material, options: Options) -> Plot:
     if options.metric and not 2 <= len(options.metric) <= 3:
         raise BadQuestion(
@@ -79,16 +126,12 @@ def _trade_off(material: Material, options: Options) -> Plot:
     return answers.trade_off(answer, drawn, runs, judged_by_all=len(names) > len(drawn))
 
 
-def _report_trade_offs(material: Material) -> Iterator[Options]:
-    answer = material.frontier()
-    names = [metric.name for metric in answer.metrics]
-    judged = names[-1]  # The task's headline comes last.
-    if judged not in answers.COSTS:
-        for name in answers.COSTS:
-            if name in names:
-                yield Options(metric=(name, judged), over=tuple(names))
+def _report_effects(material: Material) -> Iterator[Options]:
+    if not isinstance(material.effects, Unanswered):
+        yield from (Options(metric=(item.model.metric,)) for item in material.effects.items)
 
 
+@_kind("effect", "Effects", "What each value of each axis changes.", ("metric",), _report_effects)
 def _effect(material: Material, options: Options) -> Plot:
     if len(options.metric) > 1:
         raise BadQuestion("metric", "effects are drawn of one figure; name one metric")
@@ -105,15 +148,7 @@ def _effect(material: Material, options: Options) -> Plot:
     return answers.effect(material.question.effects(metrics=options.metric).items[0])
 
 
-def _report_effects(material: Material) -> Iterator[Options]:
-    if not isinstance(material.effects, Unanswered):
-        yield from (Options(metric=(item.model.metric,)) for item in material.effects.items)
-
-
-def _score(material: Material, options: Options) -> Plot:
-    return answers.score(material.question.score(strategy=options.strategy, weights=options.weight or None))
-
-
+@_kind("parallel", "Parallel coordinates", "Axes and figures of every run side by side.", ("metric", "by"))
 def _parallel(material: Material, options: Options) -> Plot:
     question, table = material.question, material.run_table
     metrics = list(
@@ -133,27 +168,35 @@ def _parallel(material: Material, options: Options) -> Plot:
     return answers.of_runs(table, positions, metrics)
 
 
+@_kind("score", "Scores", "Configurations by a weighted sum of figures.", ("strategy", "weight"))
+def _score(material: Material, options: Options) -> Plot:
+    return answers.score(material.question.score(strategy=options.strategy, weights=options.weight or None))
+
+
+@_kind(
+    "confusion",
+    "Confusion matrix",
+    "Which labels of the test part the recommended configuration mixes up.",
+    of_report=_once,
+)
 def _confusion(material: Material, options: Options) -> Plot:
-    del options
     if material.by_label is None or not material.by_label.counts.confusion:
         raise AnalysisError("no run kept counts by label of its test part")
     return answers.confusion(material.by_label)
 
 
+@_kind("breakdown", "Time of a run", "Which parts a run's time has, by configuration.", of_report=_once)
 def _breakdown(material: Material, options: Options) -> Plot:
-    del options
     if not material.breakdown:
         raise AnalysisError("no run has reported where its time went yet")
     return times.breakdown(material.breakdown, material.run_table.finished)
 
 
-def _money(material: Material, options: Options) -> Plot:
-    del options
-    if not any(ledger.total.cost_usd for ledger in material.ledgers):
-        raise AnalysisError("nothing has been paid for yet")
-    return times.money(material.ledgers, material.run_table.runs)
+def _report_steps(material: Material) -> Iterator[Options]:
+    yield from (Options(run=id) for id in material.steps)
 
 
+@_kind("step", "One step", "What each worker did in one step of a run.", ("run",), _report_steps)
 def _step(material: Material, options: Options) -> Plot:
     runs = {run.id: run for run in material.run_table.runs}
     chosen = options.run if options.run is not None else next(iter(material.steps), None)
@@ -163,104 +206,19 @@ def _step(material: Material, options: Options) -> Plot:
     return times.step(runs[chosen], material.steps[chosen])
 
 
+@_kind("timeline", "Time line", "When each run ran.", of_report=_once)
 def _timeline(material: Material, options: Options) -> Plot:
-    del options
     started = [run for run in material.run_table.runs if run.started_s is not None]
     if not started:
         raise AnalysisError("no run has started yet")
     return times.timeline(started, material.made_at_s)
 
 
-def _once(material: Material) -> tuple[Options, ...]:
-    del material
-    return (Options(),)
-
-
-FIGURES: Mapping[str, PlotKind] = MappingProxyType(
-    {
-        kind.id: kind
-        for kind in (
-            PlotKind(
-                "curve",
-                "Curves",
-                "How a metric develops over steps, time, tokens, cost or energy.",
-                ("metric", "x", "by", "band", "smooth", "max_curves", "unfinished"),
-                _curve,
-                _report_curves,
-            ),
-            PlotKind(
-                "tradeoff",
-                "Trade-off",
-                "Two or three figures against each other, and which configurations nothing beats.",
-                ("metric", "over"),
-                _trade_off,
-                _report_trade_offs,
-            ),
-            PlotKind(
-                "effect",
-                "Effects",
-                "What each value of each axis changes.",
-                ("metric",),
-                _effect,
-                _report_effects,
-            ),
-            PlotKind(
-                "parallel",
-                "Parallel coordinates",
-                "Axes and figures of every run side by side.",
-                ("metric", "by"),
-                _parallel,
-            ),
-            PlotKind(
-                "score",
-                "Scores",
-                "Configurations by a weighted sum of figures.",
-                ("strategy", "weight"),
-                _score,
-            ),
-            PlotKind(
-                "confusion",
-                "Confusion matrix",
-                "Which labels of the test part the recommended configuration mixes up.",
-                (),
-                _confusion,
-                _once,
-            ),
-            PlotKind(
-                "breakdown",
-                "Time of a run",
-                "Which parts a run's time has, by configuration.",
-                (),
-                _breakdown,
-                _once,
-            ),
-            PlotKind(
-                "step",
-                "One step",
-                "What each worker did in one step of a run.",
-                ("run",),
-                _step,
-                lambda material: [Options(run=id) for id in material.steps],
-            ),
-            PlotKind(
-                "timeline",
-                "Time line",
-                "When each run ran.",
-                (),
-                _timeline,
-                _once,
-            ),
-            PlotKind(
-                "money",
-                "Money",
-                "What was paid for: work that counts, lost work, overhead and waiting.",
-                (),
-                _money,
-            ),
-        )
-    }
-)
-"""By id, in the order of the report."""
+@_kind("money", "Money", "What was paid for: work that counts, lost work, overhead and waiting.")
+def _money(material: Material, options: Options) -> Plot:
+    if not any(ledger.total.cost_usd for ledger in material.ledgers):
+        raise AnalysisError("nothing has been paid for yet")
+    return times.money(material.ledgers, material.run_table.runs)
 
 
 def kind_of(id: str) -> PlotKind:

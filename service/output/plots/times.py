@@ -12,7 +12,7 @@ from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger
 from service.domain.records import Run
 from service.output.ledger_words import PARTS
 from service.output.plots.material import TIME_PARTS
-from service.output.plots.plot import PALETTE, Plot, Trace, layout, rounded, with_legend
+from service.output.plots.plot import PALETTE, Plot, Trace, bar_layout, bars, layout, rounded, with_legend
 from service.output.run_files import TracedStep
 
 MOST_BARS = 100
@@ -57,21 +57,17 @@ def breakdown(seconds: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -
     scale = scale_for("total_time_s", [largest])
     names = [point_text(points[label]) or "all runs" for label in labels]
     data: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": names,
-            "x": rounded([seconds[label].get(part, 0.0) * scale.factor for label in labels]),
-            "name": part.removesuffix("_time_s").replace("_", " "),
-            "marker": _mark(part.removesuffix("_time_s")),
-            "hovertemplate": "%{y}: %{x:.3g} " + scale.unit + "<extra>%{fullData.name}</extra>",
-        }
+        bars(
+            part.removesuffix("_time_s").replace("_", " "),
+            names,
+            [seconds[label].get(part, 0.0) * scale.factor for label in labels],
+            _mark(part.removesuffix("_time_s")),
+            "%{y}: %{x:.3g} " + scale.unit,
+        )
         for part in TIME_PARTS
         if any(of.get(part) for of in seconds.values())
     ]
-    shape = layout(f"time ({scale.unit}), mean over seeds", "", height=150 + 26 * len(labels))
-    shape |= {"barmode": "stack"}
-    shape["yaxis"]["autorange"] = "reversed"
+    shape = bar_layout(f"time ({scale.unit}), mean over seeds", len(labels))
     left = len(seconds) - len(labels)
     return Plot(
         "breakdown",
@@ -97,24 +93,18 @@ def timeline(runs: Sequence[Run], now_s: float) -> Plot:
     data: list[Trace] = []
     for state in dict.fromkeys(str(run.state) for run in begun):
         of = [run for run in begun if str(run.state) == state]
+        start_s = [(run.started_s or 0.0) for run in of]
+        lengths = [
+            ((run.ended_s or now_s) - start) * scale.factor for run, start in zip(of, start_s, strict=True)
+        ]
+        marker = {"color": _STATES.get(state, PALETTE[4])}
+        hover = "%{y} %{text}<br>from %{base:.4g} " + scale.unit
         data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": [f"run:{run.id}" for run in of],
-                "base": rounded([((run.started_s or 0.0) - origin) * scale.factor for run in of]),
-                "x": rounded(
-                    [((run.ended_s or now_s) - (run.started_s or 0.0)) * scale.factor for run in of]
-                ),
+            bars(state, [f"run:{run.id}" for run in of], lengths, marker, hover)
+            | {
+                "base": rounded((start - origin) * scale.factor for start in start_s),
                 "text": [f"{point_text(run.point)} seed={run.seed}" for run in of],
                 "textposition": "none",
-                "name": state,
-                "marker": {"color": _STATES.get(state, PALETTE[4])},
-                "hovertemplate": "%{y} %{text}<br>from %{base:.4g} "
-                + scale.unit
-                + "<extra>"
-                + state
-                + "</extra>",
             }
         )
     dense = len(begun) > 60
@@ -143,24 +133,20 @@ def step(run: Run, traced: TracedStep) -> Plot:
     """Plots one step of a run: a row per worker, a bar per phase; waiting stands out."""
     data: list[Trace] = []
     for phase in dict.fromkeys([*_PHASES, *(bar.phase for bar in traced.bars)]):
-        bars = [bar for bar in traced.bars if bar.phase == phase]
-        if not bars:
+        bars_of = [bar for bar in traced.bars if bar.phase == phase]
+        if not bars_of:
             continue
+        marker = {"color": _PHASES.get(phase, PALETTE[6]), "line": {"width": 1}}
+        lengths = [bar.end_ms - bar.begin_ms for bar in bars_of]
+        hover = "%{y} %{text}<br>%{x:.4g} ms from %{base:.4g} ms"
         data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": [bar.row for bar in bars],
-                "base": rounded([bar.begin_ms for bar in bars]),
-                "x": rounded([bar.end_ms - bar.begin_ms for bar in bars]),
+            bars(phase.replace("_", " "), [bar.row for bar in bars_of], lengths, marker, hover)
+            | {
+                "base": rounded(bar.begin_ms for bar in bars_of),
                 "text": [
-                    "" if bar.micro_batch is None else f"micro-batch {bar.micro_batch + 1}" for bar in bars
+                    "" if bar.micro_batch is None else f"micro-batch {bar.micro_batch + 1}" for bar in bars_of
                 ],
                 "textposition": "none",
-                "name": phase.replace("_", " "),
-                "marker": {"color": _PHASES.get(phase, PALETTE[6]), "line": {"width": 1}},
-                "hovertemplate": "%{y} %{text}<br>%{x:.4g} ms from %{base:.4g} ms"
-                "<extra>%{fullData.name}</extra>",
             }
         )
     shape = layout("time since the start of the step (ms)", "worker", height=170 + 34 * len(traced.rows))
@@ -207,20 +193,10 @@ def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:
         values += list(outside.values()) if part == "overhead" else [0.0] * len(outside)
         if any(values):
             data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "y": names,
-                    "x": rounded(value * scale.factor for value in values),
-                    "name": name,
-                    "marker": mark,
-                    "hovertemplate": "%{y}: %{x:.4g} " + scale.unit + "<extra>%{fullData.name}</extra>",
-                }
+                bars(name, names, [v * scale.factor for v in values], mark, "%{y}: %{x:.4g} " + scale.unit)
             )
     paid = sum(ledger.total.cost_usd for ledger in ledgers)
-    shape = layout(f"cost ({scale.unit}), sum over seeds", "", height=150 + 26 * len(names))
-    shape |= {"barmode": "stack"}
-    shape["yaxis"]["autorange"] = "reversed"
+    shape = bar_layout(f"cost ({scale.unit}), sum over seeds", len(names))
     return Plot(
         "money",
         "What was paid for, summed over seeds and attempts: work that a result holds, work that was lost, "

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from service.analysis.answers import Claim
+from service.analysis.answers import (
+    Claim,
+    ComparisonAnswer,
+    EffectsAnswer,
+    FrontierAnswer,
+    Ratio,
+    ScoreAnswer,
+    SpeedupAnswer,
+    TestedPair,
+)
 from service.analysis.drift import drifts
 from service.analysis.ranking import label_of
 from service.domain.formats import (
@@ -29,6 +38,8 @@ from service.output.plots.plot import Plot
 from service.output.report.contents import MOST_ROWS, OF_SIGNS, ReportContents, description_of
 from trainers.tasks.info import NO_LOSS
 from trainers.telemetry.kernels import KERNEL_FIGURES
+
+Answer = TypeVar("Answer")
 
 MOST_IN_MATRIX = 12
 """Most labels of a confusion matrix that is written out; of more the most frequent confusions are."""
@@ -69,11 +80,38 @@ class Table:
 Block = Paragraph | Bullets | Code | Table | Plot
 
 
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: slice = slice(0)) -> Table:
+    """Cuts long tables; `numbers` are the columns of numbers."""
+    return Table(headings, rows[:MOST_ROWS], frozenset(range(len(headings))[numbers]))
+
+
 @dataclass(frozen=True, slots=True)
 class ReportSection:
     id: str
     title: str
     blocks: list[Block] = field(default_factory=list)
+
+
+_METHOD = Bullets(
+    [
+        "A configuration is one combination of axis values; its runs differ only in their seed. Only "
+        "runs that trained to full length count.",
+        "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
+        "t-test. Two-sided, at 5%, corrected over all pairs on a metric (Holm, Shaffer). The spread "
+        "between seeds is floored at the figure's resolution: agreement between seeds alone proves "
+        "nothing.",
+        "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
+        "otherwise it covers only further seeds on the same examples.",
+        "Equivalent means: two one-sided t-tests show the difference to be within the "
+        f"margin ({NO_LOSS:g} of accuracy).",
+        "The effect of an axis is the claim about two of its values, averaged within each seed over the "
+        "cells that every value has. Interactions are tested within seeds; those of time, cost and "
+        "energy on logarithms.",
+        "Cost is the price of the devices x the time they were held; energy is labelled as measured "
+        "or modelled, and the two are never combined in one number.",
+    ]
+)
+_NO_CAVEATS = "No known caveats apply to these numbers."
 
 
 def sections(contents: ReportContents) -> list[ReportSection]:
@@ -82,29 +120,33 @@ def sections(contents: ReportContents) -> list[ReportSection]:
     def plots(prefix: str) -> list[Block]:
         return [plot for plot in contents.figures if plot.id.startswith(prefix)]
 
+    def told(
+        answer: Answer | Unanswered, tell: Callable[[ReportContents, Answer], Iterable[Block]]
+    ) -> list[Block]:
+        return [Paragraph(answer.reason)] if isinstance(answer, Unanswered) else [*tell(contents, answer)]
+
+    by_time = [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)]
     every = [
-        ReportSection("answer", "Answer", list(_answer(contents))),
-        ReportSection("question", "Question", list(_question(contents))),
-        ReportSection("results", "Results", list(_results(contents))),
-        ReportSection("trade-offs", "The price of accuracy", [*_frontier(contents), *plots("tradeoff-")]),
-        ReportSection("verdicts", "Tested claims", list(_verdicts(contents))),
-        ReportSection("effects", "Effects by axis", [*_effects(contents), *plots("effect-")]),
-        ReportSection("speed-ups", "Speed-up over the baseline", list(_speedup(contents))),
-        ReportSection("scores", "Other weightings", list(_scores(contents))),
-        ReportSection("curves", "Learning curves", plots("curve-")),
-        ReportSection("bits", "Bits", list(_bits(contents))),
-        ReportSection("labels", "Results by label", [*_labels(contents), *plots("confusion")]),
+        ReportSection("answer", "Answer", [*_answer(contents)]),
+        ReportSection("question", "Question", [*_question(contents)]),
+        ReportSection("results", "Results", told(contents.comparison, _results)),
         ReportSection(
-            "time",
-            "Time breakdown",
-            [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)],
+            "trade-offs", "The price of accuracy", told(contents.frontier, _frontier) + plots("tradeoff-")
         ),
-        ReportSection("kernels", "Kernels", list(_kernels(contents))),
-        ReportSection("ledger", "Total cost", list(_ledger(contents))),
-        ReportSection("method", "Method", list(_method(contents))),
-        ReportSection("environment", "Environment", list(_environment(contents))),
-        ReportSection("caveats", "Caveats", list(_caveats(contents))),
-        ReportSection("reproduce", "How to reproduce this", list(_reproduce(contents))),
+        ReportSection("verdicts", "Tested claims", told(contents.verdicts, _verdicts)),
+        ReportSection("effects", "Effects by axis", told(contents.effects, _effects) + plots("effect-")),
+        ReportSection("speed-ups", "Speed-up over the baseline", told(contents.speedup, _speedup)),
+        ReportSection("scores", "Other weightings", told(contents.scores, _scores)),
+        ReportSection("curves", "Learning curves", plots("curve-")),
+        ReportSection("bits", "Bits", [*_bits(contents)]),
+        ReportSection("labels", "Results by label", [*_labels(contents), *plots("confusion")]),
+        ReportSection("time", "Time breakdown", by_time),
+        ReportSection("kernels", "Kernels", [*_kernels(contents)]),
+        ReportSection("ledger", "Total cost", [*_ledger(contents)]),
+        ReportSection("method", "Method", [_METHOD]),
+        ReportSection("environment", "Environment", [*_environment(contents)]),
+        ReportSection("caveats", "Caveats", [Bullets(contents.caveats or [_NO_CAVEATS])]),
+        ReportSection("reproduce", "How to reproduce this", [*_reproduce(contents)]),
     ]
     return [section for section in every if section.blocks]
 
@@ -118,10 +160,8 @@ def _answer(contents: ReportContents) -> Iterable[Block]:
     yield Paragraph(chosen.text)
     if chosen.excluded:
         short = _short_labels(contents)
-        yield Table(
-            ["not chosen", "why"],
-            [[short[label], reason] for label, reason in _cut(list(chosen.excluded.items()))],
-        )
+        rows = [[short[label], reason] for label, reason in chosen.excluded.items()]
+        yield _table(["not chosen", "why"], rows)
 
 
 def _question(contents: ReportContents) -> Iterable[Block]:
@@ -129,33 +169,26 @@ def _question(contents: ReportContents) -> Iterable[Block]:
     for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
         if description := description_of(spec):
             yield Paragraph(description)
+        took = ""
+        if experiment.ended_s and experiment.started_s:
+            took = f" after {duration(experiment.ended_s - experiment.started_s)}"
         yield Paragraph(
             f"Experiment {experiment.id}, “{experiment.name}”, by {experiment.owner}: "
-            f"{experiment.run_count:,} runs, submitted {utc(experiment.created_s)}, {experiment.state}"
-            + (
-                f" after {duration(experiment.ended_s - experiment.started_s)}."
-                if experiment.ended_s and experiment.started_s
-                else "."
-            )
+            f"{experiment.run_count:,} runs, submitted {utc(experiment.created_s)}, {experiment.state}{took}."
         )
     seeds = sorted({run.seed for run in run_table.runs})
     values = {
         axis: list(dict.fromkeys(axis_value(run.point.get(axis)) for run in run_table.runs))
         for axis in run_table.axes
     }
-    first = run_table.runs[0]
-    yield Table(
-        ["what", "values"],
-        [
-            ["task", first.task],
-            *([name, ", ".join(of)] for name, of in _fixed(contents).items()),
-            *([f"axis {axis}", ", ".join(of)] for axis, of in values.items()),
-            [
-                "seeds",
-                f"{len(seeds)}: {', '.join(map(str, seeds[:20]))}" + (", ..." if len(seeds) > 20 else ""),
-            ],
-        ],
-    )
+    listed = ", ".join(map(str, seeds[:20])) + (", ..." if len(seeds) > 20 else "")
+    rows = [
+        ["task", run_table.runs[0].task],
+        *([name, ", ".join(of)] for name, of in _fixed(contents).items()),
+        *([f"axis {axis}", ", ".join(of)] for axis, of in values.items()),
+        ["seeds", f"{len(seeds)}: {listed}"],
+    ]
+    yield Table(["what", "values"], rows)
 
 
 def _fixed(contents: ReportContents) -> dict[str, list[str]]:
@@ -177,33 +210,17 @@ def _fixed(contents: ReportContents) -> dict[str, list[str]]:
     }
 
 
-def _results(contents: ReportContents) -> Iterable[Block]:
-    answer = contents.comparison
-    if isinstance(answer, Unanswered):
-        yield Paragraph(answer.reason)
-        return
-    names = short_names(answer.axes)
+def _results(contents: ReportContents, answer: ComparisonAnswer) -> Iterable[Block]:
     scales = {
         metric.name: scale_for(
             metric.name, [s.mean for row in answer.rows if (s := row.figures[metric.name]) is not None]
         )
         for metric in answer.metrics
     }
-    headings = [
-        *names.values(),
-        "runs",
-        *(
-            f"{title(m.name)} ({scales[m.name].unit})" if scales[m.name].unit else title(m.name)
-            for m in answer.metrics
-        ),
-        "remarks",
-    ]
+    units = {name: f" ({scale.unit})" if scale.unit else "" for name, scale in scales.items()}
+    numbers = ["runs", *(title(name) + unit for name, unit in units.items())]
     rows = []
-    for position, row in enumerate(_cut(answer.rows)):
-        figures_of = [
-            scales[m.name].spread(row.figures[m.name]) + ("*" if answer.best.get(m.name) == position else "")
-            for m in answer.metrics
-        ]
+    for position, row in enumerate(answer.rows):
         remarks = [f"{count} {reason}" for reason, count in row.failures.items()]
         if row.incomplete:
             remarks.append(f"{row.incomplete} ended early")
@@ -211,16 +228,14 @@ def _results(contents: ReportContents) -> Iterable[Block]:
             remarks.append(f"{row.shared} shared a device")
         if row.disturbed:
             remarks.append(in_words(row.disturbed, row.finished, row.disturbed_by))
-        rows.append(
-            [
-                *(axis_value(row.point[axis]) for axis in answer.axes),
-                f"{row.finished}/{row.planned}",
-                *figures_of,
-                ", ".join(remarks),
-            ]
-        )
-    count = len(answer.axes)
-    yield Table(headings, rows, frozenset(range(count, count + 1 + len(answer.metrics))))
+        cells = [
+            scale.spread(row.figures[name]) + ("*" if answer.best.get(name) == position else "")
+            for name, scale in scales.items()
+        ]
+        axes = [axis_value(row.point[axis]) for axis in answer.axes]
+        rows.append([*axes, f"{row.finished}/{row.planned}", *cells, ", ".join(remarks)])
+    headings = [*short_names(answer.axes).values(), *numbers, "remarks"]
+    yield _table(headings, rows, slice(len(answer.axes), -1))
     several = any(s.sd is not None for row in answer.rows for s in row.figures.values() if s is not None)
     yield Paragraph(
         "Mean ± standard deviation between seeds. * marks the best mean; not tested for significance."
@@ -238,18 +253,12 @@ def _kernels(contents: ReportContents) -> Iterable[Block]:
     if not rows:
         return
     names = [name for name in KERNEL_FIGURES if any(name in row.figures for row in rows)]
-    yield Table(
-        ["configuration", "kernel", *(KERNEL_FIGURES[name].heading for name in names)],
-        [
-            [
-                point_text(row.point) or "all runs",
-                row.kernel,
-                *(kernel_figure(row.figures.get(name)) for name in names),
-            ]
-            for row in _cut(rows)
-        ],
-        frozenset(range(2, 2 + len(names))),
-    )
+    headings = [KERNEL_FIGURES[name].heading for name in names]
+    cells = [
+        [_name(row.point), row.kernel, *(kernel_figure(row.figures.get(name)) for name in names)]
+        for row in rows
+    ]
+    yield _table(["configuration", "kernel", *headings], cells, slice(2, None))
     yield Paragraph(
         "Profiled steps of the first worker, means over runs. Grid in blocks and block in threads, as "
         "launched for most of the kernel's time; counters are read in a step of their own."
@@ -265,29 +274,17 @@ def _bits(contents: ReportContents) -> Iterable[Block]:
     if not any("bits_per_weight" in summary for summary in summaries.values()):
         return
     rows = []
-    for runs in list(groups.values())[:MOST_ROWS]:
-        values: list[tuple[str, list[float]]] = [
-            (
-                name,
-                [
-                    number
-                    for run in runs
-                    if (number := finite(summaries.get(run.id, {}).get(name))) is not None
-                ],
-            )
-            for name in _OF_BITS
-        ]
+    for runs in groups.values():
+        values: dict[str, list[float]] = {}
+        for name in _OF_BITS:
+            numbers = [finite(summaries.get(run.id, {}).get(name)) for run in runs]
+            values[name] = [number for number in numbers if number is not None]
         for name in OF_SIGNS:
             series = [contents.curves.get(run.id, {}).get(name) for run in runs]
-            values.append((name, [float(points[-1].value) for points in series if points]))
-        shown = [
-            figure(name, sum(values_of) / len(values_of)) if values_of else "-" for name, values_of in values
-        ]
-        rows.append([point_text(runs[0].point) or "all runs", *shown])
-    names = (*_OF_BITS, *OF_SIGNS)
-    yield Table(
-        ["configuration", *(title(name) for name in names)], rows, frozenset(range(1, 1 + len(names)))
-    )
+            values[name] = [float(points[-1].value) for points in series if points]
+        shown = [figure(name, sum(of) / len(of)) if of else "-" for name, of in values.items()]
+        rows.append([_name(runs[0].point), *shown])
+    yield _table(["configuration", *map(title, (*_OF_BITS, *OF_SIGNS))], rows, slice(1, None))
     yield Paragraph(
         "Means over seeds. Stored bits of the encoder's weights and of all, embeddings included; memory as "
         "measured in the last evaluation; the last share of flipped and of undecided signs."
@@ -312,21 +309,16 @@ def _labels(contents: ReportContents) -> Iterable[Block]:
         )
         if true or predicted
     ]  # fmt: skip
-    yield Table(
-        ["label", "true", "predicted", "precision", "recall", "F1"], _cut(rows), frozenset(range(1, 6))
-    )
+    yield _table(["label", "true", "predicted", "precision", "recall", "F1"], rows, slice(1, None))
     if not counts.confusion:
         return
     if len(counts.labels) <= MOST_IN_MATRIX:
         yield Paragraph("Confusion matrix, true labels in rows and predicted labels in columns:")
-        yield Table(
-            ["true", *counts.labels],
-            [
-                [label, *(f"{count:,}" for count in row)]
-                for label, row in zip(counts.labels, counts.confusion, strict=True)
-            ],
-            frozenset(range(1, 1 + len(counts.labels))),
-        )
+        matrix = [
+            [label, *(f"{count:,}" for count in row)]
+            for label, row in zip(counts.labels, counts.confusion, strict=True)
+        ]
+        yield _table(["true", *counts.labels], matrix, slice(1, None))
         return
     wrong = sorted(
         (-count, true, predicted)
@@ -336,63 +328,39 @@ def _labels(contents: ReportContents) -> Iterable[Block]:
     )
     if wrong:
         yield Paragraph("Most frequent confusions:")
-        yield Table(
-            ["true", "predicted", "count", "share of true"],
-            [
-                [
-                    counts.labels[true],
-                    counts.labels[predicted],
-                    f"{-count:,}",
-                    _share(-count, counts.true[true]),
-                ]
-                for count, true, predicted in wrong[:MOST_IN_MATRIX]
-            ],
-            frozenset({2, 3}),
-        )
+        rows = [
+            [counts.labels[true], counts.labels[predicted], f"{-count:,}", _share(-count, counts.true[true])]
+            for count, true, predicted in wrong[:MOST_IN_MATRIX]
+        ]
+        yield _table(["true", "predicted", "count", "share of true"], rows, slice(2, None))
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "–"
 
 
-def _frontier(contents: ReportContents) -> Iterable[Block]:
-    answer = contents.frontier
-    if isinstance(answer, Unanswered):
-        yield Paragraph(answer.reason)
-        return
+def _frontier(contents: ReportContents, answer: FrontierAnswer) -> Iterable[Block]:
     names = ", ".join(title(metric.name) for metric in answer.metrics)
     yield Paragraph(
         f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are not "
         f"dominated on {names}."
     )
-    points = {member.label: member.point for member in answer.members}
-    yield Table(
-        ["on the frontier", *(title(metric.name) for metric in answer.metrics)],
-        [
-            [
-                point_text(m.point) or m.label,
-                *(figure(metric.name, m.values[metric.name]) for metric in answer.metrics),
-            ]
-            for m in _cut(answer.members)
-        ],
-        frozenset(range(1, 1 + len(answer.metrics))),
-    )
+    points = {member.label: member.point for member in (*answer.members, *answer.others)}
+    metrics = [metric.name for metric in answer.metrics]
+    rows = [
+        [point_text(m.point) or m.label, *(figure(name, m.values[name]) for name in metrics)]
+        for m in answer.members
+    ]
+    yield _table(["on the frontier", *map(title, metrics)], rows, slice(1, None))
     if answer.dominated:
-        others = {member.label: member.point for member in answer.others}
-        yield Table(
-            ["dominated", "by"],
-            [
-                [point_text(others[label]), "; ".join(point_text(points[by]) for by in dominators[:3])]
-                for label, dominators in _cut(list(answer.dominated.items()))
-            ],
-        )
+        rows = [
+            [point_text(points[label]), "; ".join(point_text(points[by]) for by in dominators[:3])]
+            for label, dominators in answer.dominated.items()
+        ]
+        yield _table(["dominated", "by"], rows)
 
 
-def _verdicts(contents: ReportContents) -> Iterable[Block]:
-    answer = contents.verdicts
-    if isinstance(answer, Unanswered):
-        yield Paragraph(answer.reason)
-        return
+def _verdicts(contents: ReportContents, answer: tuple[TestedPair, ...]) -> Iterable[Block]:
     yield Paragraph(
         "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
         "are of 95% each; p-values are corrected over all pairs of configurations on a metric, because the "
@@ -407,10 +375,11 @@ def _verdicts(contents: ReportContents) -> Iterable[Block]:
         rows = [_claim_row(pair.b_point, pair.claim) for pair in of if pair.claim is not None]
         if rows:
             yield Paragraph(f"{title(metric).capitalize()}:")
-            yield Table(["B", "verdict", "A - B", "interval", "p"], _cut(rows), frozenset({2, 3, 4}))
+            yield _table(["B", "verdict", "A - B", "interval", "p"], rows, slice(2, None))
     if untested:
         yield Paragraph("A claim needs at least two seeds with a result; missing for:")
-        yield Bullets([f"{point}: {', '.join(metrics)}" for point, metrics in _cut(list(untested.items()))])
+        lacking = [f"{point}: {', '.join(metrics)}" for point, metrics in untested.items()]
+        yield Bullets(lacking[:MOST_ROWS])
 
 
 def _claim_row(b_point: Mapping[str, Any], claim: Claim) -> list[str]:
@@ -434,11 +403,7 @@ def _signed(scale: Any, value: float) -> str:
     return f"{'+' if value > 0 else ''}{scale.text(value)}"
 
 
-def _effects(contents: ReportContents) -> Iterable[Block]:
-    answer = contents.effects
-    if isinstance(answer, Unanswered):
-        yield Paragraph(answer.reason)
-        return
+def _effects(contents: ReportContents, answer: EffectsAnswer) -> Iterable[Block]:
     for item in answer.items:
         yield Paragraph(
             f"{title(item.model.metric).capitalize()} (the axes explain {item.model.r_squared:.1%} of "
@@ -449,58 +414,40 @@ def _effects(contents: ReportContents) -> Iterable[Block]:
         yield Paragraph(f"{title(name)}: {reason}.")
 
 
-def _speedup(contents: ReportContents) -> Iterable[Block]:
-    answer = contents.speedup
-    if isinstance(answer, Unanswered):
-        yield Paragraph(answer.reason)
-        return
-    rows = []
-    for row in _cut(answer.rows):
-        cells = [point_text(row.point) or row.label]
-        for metric in answer.metrics:
-            ratio = row.ratios[metric.name]
-            if ratio is None:
-                cells.append("-")
-            elif ratio.low is None or ratio.high is None:
-                cells.append(f"{ratio.ratio:.2f}x")
-            else:
-                cells.append(f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})")
-        rows.append(cells)
-    baseline = _short_labels(contents)[answer.baseline]
+def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]:
+    metrics = [metric.name for metric in answer.metrics]
+    rows = [
+        [point_text(row.point) or row.label, *(_ratio(row.ratios[name]) for name in metrics)]
+        for row in answer.rows
+    ]
+    short = _short_labels(contents)
     yield Paragraph(
-        f"Factor relative to {baseline}, with 95% intervals; 2x is twice as fast, or half the cost."
+        f"Factor relative to {short[answer.baseline]}, with 95% intervals; 2x is twice as fast, or half the "
+        "cost."
     )
-    yield Table(
-        ["configuration", *(title(metric.name) for metric in answer.metrics)],
-        rows,
-        frozenset(range(1, 1 + len(answer.metrics))),
-    )
+    yield _table(["configuration", *map(title, metrics)], rows, slice(1, None))
     if answer.time_to is not None:
-        short = _short_labels(contents)
         yield Paragraph(
             f"Time until {title(answer.time_to.metric)} first reached {answer.time_to.target:.4g} at an "
             "evaluation, from the start of the run; a mean only if every seed reached it."
         )
-        yield Table(
-            ["configuration", "seeds that reached it", "mean time", "speed-up"],
-            [
-                [
-                    short[row.label],
-                    f"{row.reached}/{row.of}",
-                    duration(row.mean_s),
-                    f"{row.speedup:.2f}x" if row.speedup else "-",
-                ]
-                for row in _cut(answer.time_to.rows)
-            ],
-            frozenset({1, 2, 3}),
-        )
+        rows = []
+        for row in answer.time_to.rows:
+            factor = f"{row.speedup:.2f}x" if row.speedup else "-"
+            rows.append([short[row.label], f"{row.reached}/{row.of}", duration(row.mean_s), factor])
+        headings = ["configuration", "seeds that reached it", "mean time", "speed-up"]
+        yield _table(headings, rows, slice(1, None))
 
 
-def _scores(contents: ReportContents) -> Iterable[Block]:
-    answers = contents.scores
-    if isinstance(answers, Unanswered):
-        yield Paragraph(answers.reason)
-        return
+def _ratio(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.ratio:.2f}x"
+    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _scores(contents: ReportContents, answers: Mapping[str, ScoreAnswer]) -> Iterable[Block]:
     yield Paragraph(
         "The best weighted sum of max-normalised metrics, for different weights of time, cost, energy "
         "and occupancy. Accuracy is not included; the recommendation above treats it as a constraint."
@@ -508,45 +455,14 @@ def _scores(contents: ReportContents) -> Iterable[Block]:
     rows = []
     for name, answer in answers.items():
         weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
-        best = answer.ranking[0]
-        second = answer.ranking[1] if len(answer.ranking) > 1 else None
-        rows.append(
-            [
-                name.replace("_", " "),
-                weights,
-                f"{point_text(best.point)} ({best.score:.3f})",
-                f"{point_text(second.point)} ({second.score:.3f})" if second else "-",
-            ]
-        )
-    yield Table(["strategy", "weights", "best (score)", "second"], rows)
-
-
-def _method(contents: ReportContents) -> Iterable[Block]:
-    del contents
-    yield Bullets(
-        [
-            "A configuration is one combination of axis values; its runs differ only in their seed. Only "
-            "runs that trained to full length count.",
-            "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
-            "t-test. Two-sided, at 5%, corrected over all pairs on a metric (Holm, Shaffer). The spread "
-            "between seeds is floored at the figure's resolution: agreement between seeds alone proves "
-            "nothing.",
-            "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
-            "otherwise it covers only further seeds on the same examples.",
-            "Equivalent means: two one-sided t-tests show the difference to be within the "
-            f"margin ({NO_LOSS:g} of accuracy).",
-            "The effect of an axis is the claim about two of its values, averaged within each seed over the "
-            "cells that every value has. Interactions are tested within seeds; those of time, cost and "
-            "energy on logarithms.",
-            "Cost is the price of the devices x the time they were held; energy is labelled as measured "
-            "or modelled, and the two are never combined in one number.",
-        ]
-    )
+        ranked = [f"{point_text(each.point)} ({each.score:.3f})" for each in answer.ranking[:2]]
+        best, second = ranked if len(ranked) > 1 else (*ranked, "-")
+        rows.append([name.replace("_", " "), weights, best, second])
+    yield _table(["strategy", "weights", "best (score)", "second"], rows)
 
 
 def _drift(contents: ReportContents) -> Iterable[Block]:
-    trends = drifts(contents.run_table.references)
-    for experiment, of in trends:
+    for experiment, of in drifts(contents.run_table.references):
         yield Paragraph(f"Drift in experiment {experiment}: {of.sentence()}.")
 
 
@@ -564,17 +480,13 @@ def _ledger(contents: ReportContents) -> Iterable[Block]:
     # Runs that went through at once have nothing to tell beyond their row in the results.
     accounts = [run for ledger in ledgers for run in ledger.runs if run.total.retries or run.total.lost_s]
     if accounts:
-        yield Table(
-            ["run", "attempt", *ledger_words.HEADINGS],
-            _cut(
-                [
-                    [f"run:{run.run_id}", str(charge.attempt), *ledger_words.cells(charge)]
-                    for run in accounts
-                    for charge in run.charges
-                ]
-            ),
-            frozenset({1, 3, 4, 5, 6, 7}),
-        )
+        rows = [
+            [f"run:{run.run_id}", str(charge.attempt), *ledger_words.cells(charge)]
+            for run in accounts
+            for charge in run.charges
+        ]
+        headings = ["run", "attempt", *ledger_words.HEADINGS]
+        yield Table(headings, rows[:MOST_ROWS], frozenset({1, 3, 4, 5, 6, 7}))
     yield Paragraph(f"Devices are charged from placed to released, busy or not; {ledger_words.LEGEND}.")
 
 
@@ -602,44 +514,32 @@ def _fact(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _caveats(contents: ReportContents) -> Iterable[Block]:
-    yield Bullets(contents.caveats or ["No known caveats apply to these numbers."])
-
-
 def _reproduce(contents: ReportContents) -> Iterable[Block]:
     run_table = contents.run_table
     ids = " ".join(str(experiment.id) for experiment in run_table.experiments)
-    commits = list(
-        dict.fromkeys(
-            str(facts["git_commit"]) for facts, _ in run_table.environments if "git_commit" in facts
-        )
-    )
+    facts_of = [facts for facts, _ in run_table.environments]
+    commits = list(dict.fromkeys(str(facts["git_commit"]) for facts in facts_of if "git_commit" in facts))
     yield Paragraph(
         "Submit the spec again with the same version of the code, with the same data under the configured "
         "folders"
         + (f" (commit {commits[0][:12]})" if len(commits) == 1 else "")
         + ". `stillhouse export --bundle` packs all rows, points and facts with checksums."
     )
-    yield Code(
-        "\n".join(
-            [
-                *(
-                    f"stillhouse submit spec-{experiment.id}.yaml   # sha256 {experiment.spec_sha256[:16]}"
-                    for experiment in run_table.experiments
-                ),
-                f"stillhouse report {ids} -o report.html",
-                f"stillhouse export {run_table.experiments[0].id} --bundle experiment.zip",
-            ]
-        )
-    )
+    lines = [
+        f"stillhouse submit spec-{experiment.id}.yaml   # sha256 {experiment.spec_sha256[:16]}"
+        for experiment in run_table.experiments
+    ]
+    lines.append(f"stillhouse report {ids} -o report.html")
+    lines.append(f"stillhouse export {run_table.experiments[0].id} --bundle experiment.zip")
+    yield Code("\n".join(lines))
     for experiment, spec in zip(run_table.experiments, contents.specs, strict=True):
         yield Paragraph(f"spec-{experiment.id}.yaml:")
         yield Code(spec.rstrip())
 
 
 def _short_labels(contents: ReportContents) -> dict[str, str]:
-    return {label_of(run.point): point_text(run.point) or "all runs" for run in contents.run_table.runs}
+    return {label_of(run.point): _name(run.point) for run in contents.run_table.runs}
 
 
-def _cut(rows: Any) -> Any:
-    return rows[:MOST_ROWS]
+def _name(point: Mapping[str, Any]) -> str:
+    return point_text(point) or "all runs"
