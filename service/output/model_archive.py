@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
 import tarfile
@@ -30,7 +29,7 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
         OSError: the folder is not empty or cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    draft = _draft_of(folder)
     draft.mkdir()
     try:
         listing = _extract(chunks, draft)
@@ -39,6 +38,10 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _draft_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
 
 
 def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
@@ -81,29 +84,14 @@ def _write(stream: Any, path: Path) -> str:
     return digest.hexdigest()
 
 
-class _Reader(io.RawIOBase):
-    """Chunks as a file that is read once, in order."""
+class _Reader:
+    """Chunks as `tarfile` reads a stream: any number of bytes at a time, in order."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
-        self._left = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        parts: list[bytes] = []
-        wanted = size
-        while wanted:
-            if not self._left:
-                self._left = next(self._chunks, b"")
-                if not self._left:
-                    break
-            part = self._left if wanted < 0 else self._left[:wanted]
-            self._left = self._left[len(part) :]
-            parts.append(part)
-            wanted -= len(part) if wanted > 0 else 0
-        return b"".join(parts)
+    def read(self, size: int) -> bytes:
+        return next(self._chunks, b"")
 
 
 class NotPackable(Exception):
@@ -126,10 +114,7 @@ def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[
     encoder = quantising()
     if encoder is None or encoder.quantisation is None:
         raise NotPackable("this installation has no binary models")
-
-    whole, draft = (
-        folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.{part}") for part in ("whole", "partial")
-    )
+    whole, draft = _draft_of(folder), _draft_of(folder)
     try:
         fetch(whole)
         draft.mkdir()
@@ -137,8 +122,7 @@ def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[
         draft.rename(folder)  # Replaces an empty folder, and fails for one that is not.
         return listing
     except BadSpecError as error:
-        reason = str(error).removeprefix(f"{whole}: ")
-        raise NotPackable(reason) from None
+        raise NotPackable(str(error).removeprefix(f"{whole}: ")) from None
     finally:
         shutil.rmtree(whole, ignore_errors=True)
         shutil.rmtree(draft, ignore_errors=True)

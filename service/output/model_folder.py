@@ -171,28 +171,20 @@ def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
     document = json.loads(tokenizer)
     normalizer = document.get("normalizer") or {}
     special = _special_tokens(folder, document)
-    common = {"model_max_length": max_length, **special}
-    files = {
-        "tokenizer.json": tokenizer,
-        _SPECIAL_TOKENS: json.dumps(special, indent=1).encode(),
-    }
-    if normalizer.get("type") != "BertNormalizer" or document["model"]["type"] != "WordPiece":
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **common}
-        return {**files, _SETTINGS: json.dumps(config, indent=1).encode()}
-    vocabulary: Mapping[str, int] = document["model"]["vocab"]
-    config = {
-        "tokenizer_class": "BertTokenizerFast",
-        "do_lower_case": bool(normalizer.get("lowercase", True)),
-        "strip_accents": normalizer.get("strip_accents"),
-        "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
-        **common,
-    }
-    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
-    return {
-        **files,
-        _SETTINGS: json.dumps(config, indent=1).encode(),
-        "vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode(),
-    }
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    files = {"tokenizer.json": tokenizer, _SPECIAL_TOKENS: json.dumps(special, indent=1).encode()}
+    if normalizer.get("type") == "BertNormalizer" and document["model"]["type"] == "WordPiece":
+        config = {
+            "tokenizer_class": "BertTokenizerFast",
+            "do_lower_case": bool(normalizer.get("lowercase", True)),
+            "strip_accents": normalizer.get("strip_accents"),
+            "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
+        }
+        vocabulary: Mapping[str, int] = document["model"]["vocab"]
+        pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+        files["vocab.txt"] = "".join(f"{piece}\n" for piece in pieces).encode()
+    config |= {"model_max_length": max_length, **special}
+    return {**files, _SETTINGS: json.dumps(config, indent=1).encode()}
 
 
 def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
@@ -264,11 +256,8 @@ def _front_matter(source: CardSource) -> dict[str, Any]:
             if math.isfinite(value)  # The hub does not accept YAML's .nan.
         ]
         if metrics:
-            where = {
-                "type": dataset.removeprefix(HUB) or run.task,
-                "name": dataset or run.task,
-                "split": part,
-            }
+            name = dataset or run.task
+            where = {"type": name.removeprefix(HUB), "name": name, "split": part}
             results.append({"task": {"type": pipeline}, "dataset": where, "metrics": metrics})
     if results:
         front["model-index"] = [{"name": f"run-{run.id}", "results": results}]
@@ -321,17 +310,15 @@ def _what(source: CardSource) -> str:
     taught = f", distilled from `{run.teacher}`" if run.teacher else ""
     words = f"`{run.student}` trained on task `{run.task}` in {run.precision}{taught}. "
     where = f"These are the weights after step {source.step}"
-    if source.which == "best":
-        by = headline(run)
-        score = "" if source.score is None else f" of {source.score:.6g}"
-        told_of_test = ""
-        if run.test_score is not None:
-            examples = f" ({run.test_examples:,} examples)" if run.test_examples else ""
-            told_of_test = (
-                f" On the test part{examples}, which was scored once, `{by}` is {run.test_score:.6g}."
-            )
-        return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{told_of_test}"
-    return f"{words}{where}, the last the run saved."
+    if source.which != "best":
+        return f"{words}{where}, the last the run saved."
+    by = headline(run)
+    score = "" if source.score is None else f" of {source.score:.6g}"
+    test = ""
+    if run.test_score is not None:
+        examples = f" ({run.test_examples:,} examples)" if run.test_examples else ""
+        test = f" On the test part{examples}, which was scored once, `{by}` is {run.test_score:.6g}."
+    return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{test}"
 
 
 def _use(source: CardSource) -> str:
@@ -347,10 +334,8 @@ def _use(source: CardSource) -> str:
 
 def _figures(source: CardSource) -> Iterator[str]:
     if not source.summary:
-        yield (
-            f"The run was {source.run.state} at step {source.run.step} when this was exported, so there are "
-            "none yet."
-        )
+        state = f"{source.run.state} at step {source.run.step}"
+        yield f"The run was {state} when this was exported, so there are none yet."
         return
     steps = source.summary.get("steps")
     if steps != source.step:
@@ -386,13 +371,11 @@ def _reproduction(source: CardSource) -> str:
     document = {**source.spec, "seeds": [run.seed]}
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
     packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
+    device = facts.get("gpu") or facts.get("cpu") or "not known"
     rows = [
         ("spec of the experiment, SHA-256", f"`{source.spec_sha256}`"),
         ("seed", str(run.seed)),
-        (
-            "hardware",
-            f"{run.workers} x {run.hardware} ({facts.get('gpu') or facts.get('cpu') or 'not known'})",
-        ),
+        ("hardware", f"{run.workers} x {run.hardware} ({device})"),
         ("Python", str(facts.get("python", "not known"))),
         ("packages", packages or "not known"),
     ]

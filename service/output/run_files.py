@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from service.config.settings import Settings
 from service.domain.records import Run
@@ -42,12 +42,17 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
             return path.read_bytes()
     except OSError as error:
         raise NoTrace(f"run {run_id}: {error.filename} cannot be read ({error.strerror or error})") from None
-    steps = json.loads(store.run_config(run_id))["telemetry"]["trace_steps"]
+    raise _untraced(store, run, f"{TRACE} in {folder}", "trace")
+
+
+def _untraced(store: Store, run: Run, file: str, verb: Literal["trace", "profile"]) -> NoTrace:
+    """Returns why a run has left no such file."""
+    steps = json.loads(store.run_config(run.id))["telemetry"][f"{verb}_steps"]
     if not steps:
-        raise NoTrace(f"run {run_id} traces no steps; submit it with telemetry.trace_steps, such as 5")
+        return NoTrace(f"run {run.id} {verb}s no steps; submit it with telemetry.{verb}_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} is {run.state} and left no {TRACE} in {folder}")
-    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} traced steps yet")
+        return NoTrace(f"run {run.id} is {run.state} and left no {file}")
+    return NoTrace(f"run {run.id} is {run.state} and has not reached its {steps} {verb}d steps yet")
 
 
 def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
@@ -68,16 +73,9 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
             f"run {run_id}: the kernel trace of worker {rank} in {folder} cannot be read ({error})"
         ) from None
     if traces:
-        raise NoTrace(
-            f"run {run_id} has no kernel trace of worker {rank}; it has those of "
-            f"{', '.join(map(str, traces))}"
-        )
-    steps = json.loads(store.run_config(run_id))["telemetry"]["profile_steps"]
-    if not steps:
-        raise NoTrace(f"run {run_id} profiles no steps; submit it with telemetry.profile_steps, such as 5")
-    if run.state in TERMINAL_RUN_STATES:
-        raise NoTrace(f"run {run_id} is {run.state} and left no kernel trace in {folder}")
-    raise NoTrace(f"run {run_id} is {run.state} and has not reached its {steps} profiled steps yet")
+        known = ", ".join(map(str, traces))
+        raise NoTrace(f"run {run_id} has no kernel trace of worker {rank}; it has those of {known}")
+    raise _untraced(store, run, f"kernel trace in {folder}", "profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +110,22 @@ def typical_step(document: Mapping[str, Any]) -> TracedStep:
     try:
         events = document["traceEvents"]
         rows = {e["pid"]: str(e["args"]["name"]) for e in events if e["name"] == "process_name"}
-        spans = [e for e in events if e["ph"] == "X" and e["cat"] == "phase"]
-        times: dict[int, tuple[float, float]] = {}
-        for event in spans:
-            begin, end = times.get(event["args"]["step"], (float("inf"), 0.0))
-            times[event["args"]["step"]] = (
-                min(begin, event["ts"]),
-                max(end, event["ts"] + event["dur"]),
-            )
-        order = sorted(times, key=lambda step: times[step][1] - times[step][0])
+        of_step: dict[int, list[Any]] = {}
+        for event in events:
+            if event["ph"] == "X" and event["cat"] == "phase":
+                of_step.setdefault(event["args"]["step"], []).append(event)
+        begins_us = {step: min(e["ts"] for e in spans) for step, spans in of_step.items()}
+        ends_us = {step: max(e["ts"] + e["dur"] for e in spans) for step, spans in of_step.items()}
+        order = sorted(of_step, key=lambda step: ends_us[step] - begins_us[step])
         chosen = order[(len(order) - 1) // 2]
-        begin_us = times[chosen][0]
-        bars = tuple(
-            Bar(
-                rows[e["pid"]],
-                str(e["name"]),
-                (e["ts"] - begin_us) / 1e3,
-                (e["ts"] + e["dur"] - begin_us) / 1e3,
-                e["args"].get("micro_batch"),
-            )
-            for e in spans
-            if e["args"]["step"] == chosen
-        )
+        bars = []
+        for e in of_step[chosen]:
+            begin_ms = (e["ts"] - begins_us[chosen]) / 1e3
+            end_ms = (e["ts"] + e["dur"] - begins_us[chosen]) / 1e3
+            bars.append(Bar(rows[e["pid"]], str(e["name"]), begin_ms, end_ms, e["args"].get("micro_batch")))
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"not a trace from this service ({type(error).__name__}: {error})") from None
-    return TracedStep(int(chosen), tuple(rows[pid] for pid in sorted(rows)), bars)
+    return TracedStep(int(chosen), tuple(rows[pid] for pid in sorted(rows)), tuple(bars))
 
 
 def traced_step(settings: Settings, run: Run) -> TracedStep | None:
@@ -255,15 +244,9 @@ def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[Sav
             saved_s = (path / manifest.MANIFEST).stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             size, saved_s = None, None
+        is_best = best is not None and best.path == path
+        problem = manifest.glance(path)
         checkpoints.append(
-            SavedCheckpoint(
-                attempt=checkpoint.attempt,
-                step=checkpoint.step,
-                best=best is not None and best.path == path,
-                saved_s=saved_s,
-                size_bytes=size,
-                problem=manifest.glance(path),
-                path=str(path),
-            )
+            SavedCheckpoint(checkpoint.attempt, checkpoint.step, is_best, saved_s, size, problem, str(path))
         )
     return checkpoints

@@ -5,8 +5,9 @@ The section of an answer that cannot be given says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -22,16 +23,14 @@ from service.analysis.answers import (
     TestedPair,
 )
 from service.analysis.ranking import STRATEGIES
-from service.analysis.run_table import RunTable, UnitScores, no_scores, read_curves, read_kernels
+from service.analysis.run_table import RunTable, read_curves, read_kernels
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
 from service.output.plots.material import ByLabel, Material, Unanswered, answered
 from service.output.plots.plot import Plot
 from service.output.plots.registry import figures_of_report
-from service.output.run_files import TracedStep
 from service.store import Store
-from trainers.checkpoints.predictions import LabelCounts
 
 OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
 """Metrics of low-bit models; the report shows the final value of each."""
@@ -43,23 +42,9 @@ MOST_ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """Content of a report.
-
-    Attributes:
-        specs: Text of each experiment's spec as submitted.
-        recommendation, comparison, frontier, effects, speedup: Answers, or why there is none.
-        verdicts: The recommended configuration against each other one.
-        scores: An answer per named strategy.
-        curves: Points by run id and name, of the metrics that tables and the speed-up need.
-        figures: Plots in the order of the report.
-        caveats: In words.
-        ledgers: Of the experiments, all their runs included.
-        by_label: Counts by label of the recommended configuration, else of the first; None = the task has no
-            labels, or no run kept them here.
-    """
-
     run_table: RunTable
     specs: tuple[str, ...]
+    """Text of each experiment's spec as submitted."""
     made_at_s: float
     recommendation: Recommendation | Unanswered
     comparison: ComparisonAnswer | Unanswered
@@ -67,38 +52,30 @@ class ReportContents:
     effects: EffectsAnswer | Unanswered
     speedup: SpeedupAnswer | Unanswered
     verdicts: tuple[TestedPair, ...] | Unanswered
+    """The recommended configuration against each other one."""
     scores: Mapping[str, ScoreAnswer] | Unanswered
+    """By named strategy."""
     curves: Mapping[int, Mapping[str, Sequence[PointRow]]]
+    """Points by run id and name, of the metrics that tables and the speed-up need."""
     figures: tuple[Plot, ...]
     caveats: tuple[str, ...]
-    ledgers: tuple[Ledger, ...] = ()
-    by_label: ByLabel | None = None
+    ledgers: tuple[Ledger, ...]
+    """Of the experiments, all their runs included."""
+    by_label: ByLabel | None
+    """Of the recommended configuration, else of the first; None = no labels, or no run kept its counts here."""
 
 
 def gather(
-    store: Store,
-    experiment_ids: Sequence[int],
-    selection: Selection = EVERYTHING,
-    *,
-    traced: Callable[[Run], TracedStep | None] = lambda run: None,
-    unit_scores: UnitScores = no_scores,
-    label_counts: Callable[[Run], LabelCounts | None] = lambda run: None,
+    store: Store, experiment_ids: Sequence[int], selection: Selection = EVERYTHING, **files: Any
 ) -> ReportContents:
-    """Reads and answers everything.
-
-    Args:
-        traced: Returns a traced step of a run, if it has one.
-        unit_scores: Reads a run's scores of the test part's units.
-        label_counts: Reads a run's counts by label.
+    """Reads and answers everything; `files` are those of `Material`.
 
     Raises:
         NotFound: there is no such experiment.
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    material = Material(
-        store, experiment_ids, selection, traced=traced, unit_scores=unit_scores, label_counts=label_counts
-    )
+    material = Material(store, experiment_ids, selection, **files)
     question = material.question
     run_table, judged, validated = material.run_table, question.judged_by.name, question.validated_by.name
     names = (validated, *(name for name in OF_SIGNS if name in material.point_names))
@@ -141,16 +118,13 @@ def _caveats(
     going = [run for run in runs if run.ended_s is None]
     if going:
         caveats.append(f"{_count(going)} not ended yet: figures may still change")
+    stopped = "were stopped early: left out of means and claims, because their times are incomplete"
     for state, outcome in (
         (RunState.failed, "failed and have no result"),
         (RunState.cancelled, "were cancelled"),
-        (
-            RunState.stopped,
-            "were stopped early: left out of means and claims, because their times are incomplete",
-        ),
+        (RunState.stopped, stopped),
     ):
-        of = [run for run in runs if run.state is state]
-        if of:
+        if of := [run for run in runs if run.state is state]:
             caveats.append(f"{_count(of)} {outcome}")
     retried = [run for run in finished if run.own_failures + run.infrastructure_failures]
     if retried:
