@@ -98,7 +98,7 @@ def _print_version(wanted: bool) -> None:
 def _root(
     version: bool = option(False, "Print the version.", "--version", callback=_print_version, is_eager=True),
 ) -> None:
-    del version
+    pass
 
 
 _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {

@@ -104,7 +104,6 @@ def _with_reuse(assignments: list[str] | None, reuse: bool) -> list[str]:
 
 def schema(as_json: Json = False) -> None:
     """Print the JSON Schema of a spec, for editors and other tools."""
-    del as_json  # It is JSON either way.
     from service.specs.experiment import json_schema
 
     print_json(json_schema())

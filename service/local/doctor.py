@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import metadata
 
 from service.config.settings import Settings
@@ -37,12 +38,17 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    subject: str
     health: Health
+    subject: str
     detail: str
     """One line."""
     fix: str = ""
     """What to do; empty = nothing."""
+
+
+_ok = partial(Finding, Health.ok)
+_note = partial(Finding, Health.note)
+_broken = partial(Finding, Health.broken)
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -64,16 +70,15 @@ def examine(settings: Settings) -> Iterator[Finding]:
         except Exception as error:
             # A diagnosis must not end at the first thing that is wrong; the error is the finding.
             line = (str(error).splitlines() or [""])[0]
-            yield Finding(subject, Health.broken, f"{type(error).__name__}: {line}")
+            yield _broken(subject, f"{type(error).__name__}: {line}")
 
 
 def _python(settings: Settings) -> Iterator[Finding]:
-    del settings
     version = platform.python_version()
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
-        yield Finding("python", Health.ok, f"{version} at {sys.executable}")
+        yield _ok("python", f"{version} at {sys.executable}")
     else:
-        yield Finding("python", Health.broken, f"{version} at {sys.executable}", "use Python 3.11 to 3.13")
+        yield _broken("python", f"{version} at {sys.executable}", "use Python 3.11 to 3.13")
 
 
 def _data_folder(settings: Settings) -> Iterator[Finding]:
@@ -84,22 +89,18 @@ def _data_folder(settings: Settings) -> Iterator[Finding]:
         with tempfile.NamedTemporaryFile(dir=folder):
             free_gib = shutil.disk_usage(folder).free / 2**30
     except OSError as error:
-        yield Finding("data folder", Health.broken, f"{folder}: {error.strerror or error}", fix)
+        yield _broken("data folder", f"{folder}: {error.strerror or error}", fix)
         return
     if free_gib < _LEAST_FREE_GIB:
-        yield Finding(
-            "data folder", Health.note, f"{folder}: {free_gib:.1f} GiB free", "free space for checkpoints"
-        )
+        yield _note("data folder", f"{folder}: {free_gib:.1f} GiB free", "free space for checkpoints")
     else:
-        yield Finding("data folder", Health.ok, f"{folder}: writable, {free_gib:.0f} GiB free")
+        yield _ok("data folder", f"{folder}: writable, {free_gib:.0f} GiB free")
 
 
 def _catalogue(settings: Settings) -> Iterator[Finding]:
     path = settings.data_dir / "hardware.yaml"
     if path.exists():
-        yield Finding(
-            "hardware.yaml", Health.ok, f"{len(settings.catalogue())} entries, including those of {path}"
-        )
+        yield _ok("hardware.yaml", f"{len(settings.catalogue())} entries, including those of {path}")
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
@@ -113,22 +114,20 @@ def _database(settings: Settings) -> Iterator[Finding]:
 
         warning = version_warning()
         if warning is None:
-            yield Finding("sqlite", Health.ok, sqlite3.sqlite_version)
+            yield _ok("sqlite", sqlite3.sqlite_version)
         else:
-            yield Finding("sqlite", Health.note, warning, "use PostgreSQL or a newer Python build")
+            yield _note("sqlite", warning, "use PostgreSQL or a newer Python build")
         if url.database and not os.path.exists(url.database):
-            yield Finding(
-                "database", Health.note, f"{shown}: does not exist yet", "`stillhouse up` creates it"
-            )
+            yield _note("database", f"{shown}: does not exist yet", "`stillhouse up` creates it")
             return
     from service.db import migrate
 
     problems = migrate.check(settings)
     if problems:
-        yield Finding("database", Health.broken, f"{shown}: {problems[0]}", "run `stillhouse db check`")
+        yield _broken("database", f"{shown}: {problems[0]}", "run `stillhouse db check`")
         return
     whole = "intact" if is_file else "reachable"
-    yield Finding("database", Health.ok, f"{shown}: {whole}, migrations current")
+    yield _ok("database", f"{shown}: {whole}, migrations current")
     if not is_file:  # SQLite has no clock but this machine's.
         yield _clock(settings)
     yield from _running_sums(settings)
@@ -145,11 +144,10 @@ def _clock(settings: Settings) -> Finding:
     finally:
         database.close()
     if abs(ahead_s) <= _LARGEST_SKEW_S:
-        return Finding("clock", Health.ok, f"within {_LARGEST_SKEW_S:g} s of the database's")
+        return _ok("clock", f"within {_LARGEST_SKEW_S:g} s of the database's")
     word = "ahead of" if ahead_s > 0 else "behind"
-    return Finding(
+    return _note(
         "clock",
-        Health.note,
         f"{abs(ahead_s):.1f} s {word} the database's: dates and durations of runs are wrong; leases are not",
         "synchronise this machine and the database's (systemd-timesyncd, chrony)",
     )
@@ -163,72 +161,63 @@ def _running_sums(settings: Settings) -> Iterator[Finding]:
         wrong = [id for id in experiments if store.wrong_usage(id)]
     if wrong:
         named = ", ".join(map(str, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
-        yield Finding(
+        yield _broken(
             "running sums",
-            Health.broken,
             f"what experiments {named} have used differs from their attempts and measurements",
             "run `stillhouse db recount`",
         )
     elif experiments:
-        yield Finding("running sums", Health.ok, f"of {len(experiments)} experiments equal what they add up")
+        yield _ok("running sums", f"of {len(experiments)} experiments equal what they add up")
 
 
 def _compiler(settings: Settings) -> Iterator[Finding]:
-    del settings
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler:
-        yield Finding("compiler", Health.ok, compiler)
+        yield _ok("compiler", compiler)
     else:
-        yield Finding(
+        yield _note(
             "compiler",
-            Health.note,
             "no C++ compiler: kernels compiled on first use are unavailable",
             "install g++ (Debian: apt-get install g++)",
         )
 
 
 def _torch(settings: Settings) -> Iterator[Finding]:
-    del settings
     try:
         import torch
     except (ImportError, OSError) as error:
         line = (str(error).splitlines() or [""])[0]
-        yield Finding("torch", Health.broken, f"cannot be imported: {line}", "run `make install` again")
+        yield _broken("torch", f"cannot be imported: {line}", "run `make install` again")
         return
-    yield Finding(
-        "torch", Health.ok, f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs"
-    )
+    yield _ok("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs")
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(number)
-            yield Finding(
+            yield _ok(
                 f"cuda:{number}",
-                Health.ok,
                 f"{device.name}, {device.total_memory / 2**30:.0f} GiB, "
                 f"compute capability {device.major}.{device.minor}, CUDA {torch.version.cuda}",
             )
     elif torch.version.cuda is None:
-        yield Finding("cuda", Health.note, "this torch is built without CUDA: runs use the CPU")
+        yield _note("cuda", "this torch is built without CUDA: runs use the CPU")
     else:
-        yield Finding(
+        yield _note(
             "cuda",
-            Health.note,
             f"torch is built for CUDA {torch.version.cuda}, but no device is available: runs use the CPU",
             "check `nvidia-smi`; V100 and older need a CUDA 12 build of torch",
         )
 
 
 def _optimizers(settings: Settings) -> Iterator[Finding]:
-    del settings
     for info in OPTIMIZERS.values():
         subject = f"optimizer {info.name}"
         if info.availability is None:
-            yield Finding(subject, Health.ok, f"on every device: {', '.join(info.implementations)}")
+            yield _ok(subject, f"on every device: {', '.join(info.implementations)}")
             continue
         try:
             rows = info.availability()
         except ImportError as error:
-            yield Finding(subject, Health.note, f"unknown without torch: {error}")
+            yield _note(subject, f"unknown without torch: {error}")
             continue
         for device, of_device in itertools.groupby(rows, key=lambda row: row.device):
             by_reason: dict[tuple[bool, str], list[str]] = {}
@@ -239,19 +228,19 @@ def _optimizers(settings: Settings) -> Iterator[Finding]:
                 for (available, reason), names in by_reason.items()
             )
             any_runs = any(available for available, _ in by_reason)
-            yield Finding(f"{subject} {device}", Health.ok if any_runs else Health.note, "; ".join(parts))
+            finding = _ok if any_runs else _note
+            yield finding(f"{subject} {device}", "; ".join(parts))
 
 
 def _ray(settings: Settings) -> Iterator[Finding]:
-    del settings
     try:
         version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        yield Finding("ray", Health.broken, "is not installed", "run `make install` again")
+        yield _broken("ray", "is not installed", "run `make install` again")
         return
     address = os.environ.get("RAY_ADDRESS")
     where = f"using RAY_ADDRESS={address}" if address else "`stillhouse up` starts its own"
-    yield Finding("ray", Health.ok, f"{version}; {where}")
+    yield _ok("ray", f"{version}; {where}")
 
 
 def _service(settings: Settings) -> Iterator[Finding]:
@@ -262,16 +251,11 @@ def _service(settings: Settings) -> Iterator[Finding]:
     try:
         answer = httpx.get(f"{url}/readyz", headers=headers, timeout=3.0)
     except httpx.HTTPError:
-        yield Finding(
-            "service",
-            Health.note,
-            f"not reachable at {url}",
-            "start it with `stillhouse up`, or set STILLHOUSE_URL",
+        yield _note(
+            "service", f"not reachable at {url}", "start it with `stillhouse up`, or set STILLHOUSE_URL"
         )
         return
     if answer.status_code == 200:
-        yield Finding("service", Health.ok, f"ready at {url}")
+        yield _ok("service", f"ready at {url}")
     else:
-        yield Finding(
-            "service", Health.note, f"{url}/readyz returned {answer.status_code}: {answer.text[:200]}"
-        )
+        yield _note("service", f"{url}/readyz returned {answer.status_code}: {answer.text[:200]}")

@@ -32,7 +32,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import psutil
@@ -110,7 +110,6 @@ class LocalRay:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token_path),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ADDRESS": address,
         }
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
@@ -133,7 +132,6 @@ class LocalRay:
             "RAY_raylet_start_wait_time_s": f"{_START_TIMEOUT_S:.0f}",
             "PYTHONWARNINGS": "ignore",
         }
-        own.pop("RAY_ADDRESS")
         # Every job inherits the head's environment; a token or a database's password is not for them.
         inherited = {
             name: value
@@ -150,6 +148,7 @@ class LocalRay:
                 start_new_session=True,  # Ctrl-C in the terminal is for us; we end Ray in order.
             )
         url = f"http://127.0.0.1:{dashboard_port}"
+        environment["RAY_ADDRESS"] = address
         local = cls(address, url, MappingProxyType(environment), token, head, folder)
         try:
             local._wait_until_ready(log_path, port, include_dashboard)
@@ -214,9 +213,7 @@ class LocalRay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -229,14 +226,11 @@ def _short_folder() -> Path:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _keep_alive(arguments: list[str]) -> int:

@@ -19,7 +19,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pydantic import SecretStr
@@ -38,19 +37,14 @@ class ServiceStartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Addresses of the running service.
-
-    Attributes:
-        ray_token: token that the dashboard asks for once; None on a cluster that was already running.
-        ray_was_there: the cluster was named by `RAY_ADDRESS` and is left running.
-        logs: folder with the log of each part.
-    """
-
     api_url: str
     ray_dashboard_url: str
     ray_token: str | None
+    """Token that the dashboard asks for once; None on a cluster that was already running."""
     ray_was_there: bool
+    """The cluster was named by `RAY_ADDRESS` and is left running."""
     logs: Path
+    """Folder with the log of each part."""
 
 
 @dataclass
@@ -77,9 +71,8 @@ class LocalService:
         """Starts nothing yet.
 
         Args:
-            settings: port 0 = any free port.
             num_cpus: CPUs that a local Ray hands out; None = those of the machine.
-            report: receives one line at each stage of starting and stopping.
+            report: receives one line at each stage of starting.
         """
         self._settings = settings
         self._num_cpus = num_cpus
@@ -103,8 +96,7 @@ class LocalService:
     def _start(self) -> Addresses:
         settings = self._settings
         self._logs.mkdir(parents=True, exist_ok=True)
-        port = settings.port or _free_port(settings.host)
-        _check_port(settings.host, port)
+        port = _port(settings)
         self._migrate()
         self._report("starting Ray ...")
         ray_was_there = os.environ.get("RAY_ADDRESS") not in (None, "", "local", "auto")
@@ -166,9 +158,8 @@ class LocalService:
         for part in self._parts:
             code = part.process.poll()
             if code is not None:
-                ended = (
-                    f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                )
+                killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else None
+                ended = killed or f"ended with code {code}"
                 return f"the {part.name} {ended}; the end of {part.log}:\n{part.tail()}"
         if self._ray is not None and not self._ray.alive:
             return "the local Ray stopped unexpectedly; running experiments continue at the next start"
@@ -177,8 +168,7 @@ class LocalService:
     def stop(self) -> None:
         """Ends every part that was started: the scheduler first, Ray last. Safe to call twice."""
         while self._parts:
-            part = self._parts[-1]
-            _end(part.process)
+            _end(self._parts[-1].process)
             self._parts.pop()
         if self._ray is not None:
             self._ray.stop()
@@ -187,9 +177,7 @@ class LocalService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -228,24 +216,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _check_port(host: str, port: int) -> None:
-    # A taken port is reported before anything is started.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _port(settings: Settings) -> int:
+    """Returns the port to bind, a free one for 0; a taken one is reported before anything is started."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((settings.host, settings.port))
         except OSError as error:
             raise ServiceStartError(
-                f"{host}:{port} cannot be bound ({error.strerror}); "
+                f"{settings.host}:{settings.port} cannot be bound ({error.strerror}); "
                 "set STILLHOUSE_PORT to another port, or 0 for any free one"
             ) from None
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

@@ -62,7 +62,7 @@ class ReportContents:
     ledgers: tuple[Ledger, ...]
     """Of the experiments, all their runs included."""
     by_label: ByLabel | None
-    """Of the recommended configuration, else of the first; None = no labels, or no run kept its counts here."""
+    """Of the recommended configuration, else of the first; None = no run kept counts by label here."""
 
 
 def gather(
