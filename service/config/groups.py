@@ -87,6 +87,5 @@ def group_table(data_dir: Path) -> GroupTable:
         raise ValueError(f"{path}: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
+        field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{path}: {field}: {message} (got {first['input']!r:.80})") from None

@@ -97,10 +97,8 @@ class Hardware(DeviceRates):
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
         """Returns the rates of one worker; `shared` = other runs may use the device at the same time."""
         if self.too_old_for is not None:
-            raise ValueError(
-                f"hardware '{self.name}' is listed for comparison only: {self.too_old_for} does not "
-                "support it"
-            )
+            why = f"{self.too_old_for} does not support it"
+            raise ValueError(f"hardware '{self.name}' is listed for comparison only: {why}")
         return DevicePricing(
             **self.model_dump(include=set(DeviceRates.model_fields)),
             hardware=self.name,

@@ -84,18 +84,17 @@ class Courier:
         addressed = self._store.address_notifications()
         deliveries = self._store.take_deliveries(AT_ONCE, HELD_S)
         arrived = asyncio.run(self._attempt_all(deliveries)) if deliveries else []
-        ids: dict[bool, list[int]] = {True: [], False: []}
+        ids: dict[str, list[int]] = {"delivered": [], "failed": []}
         for delivery, well in zip(deliveries, arrived, strict=True):
-            ids[well].append(delivery.id)
             outcome = "delivered" if well else "failed"
-            self._figures.count(
-                "stillhouse_message_deliveries_total", channel=delivery.channel, outcome=outcome
-            )
+            ids[outcome].append(delivery.id)
+            name = "stillhouse_message_deliveries_total"
+            self._figures.count(name, channel=delivery.channel, outcome=outcome)
         now = self._store.monotonic()
         if now - self._forgotten_s >= FORGET_EVERY_S:
             self._store.forget_deliveries(KEPT_S)
             self._forgotten_s = now
-        return Round(addressed, tuple(ids[True]), tuple(ids[False]))
+        return Round(addressed, tuple(ids["delivered"]), tuple(ids["failed"]))
 
     async def _attempt_all(self, deliveries: list[Outgoing]) -> list[bool]:
         return list(await asyncio.gather(*map(self._attempt, deliveries)))
@@ -106,13 +105,8 @@ class Courier:
             answer = await CHANNELS[outgoing.channel].send(outgoing, self._settings)
         except Undeliverable as error:
             failure = error
-            logger.warning(
-                "message %s to subscription %d did not arrive (attempt %d): %s",
-                outgoing.message_id,
-                outgoing.subscription_id,
-                outgoing.attempt,
-                error,
-            )
+            message = (outgoing.message_id, outgoing.subscription_id, outgoing.attempt)
+            logger.warning("message %s to subscription %d did not arrive (attempt %d): %s", *message, error)
         except Exception as error:
             # A mistake of ours with one message must not keep the others from their receivers.
             failure = Undeliverable(f"{type(error).__name__}: {error}")

@@ -32,9 +32,8 @@ class Mail:
         if len(target) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(target):
             raise BadSubscription("target", f"{target[:100]!r} is not an e-mail address")
         if settings.smtp_host is None:
-            raise BadSubscription(
-                "target", "this server sends no e-mail; an operator sets STILLHOUSE_SMTP_HOST"
-            )
+            why = "this server sends no e-mail; an operator sets STILLHOUSE_SMTP_HOST"
+            raise BadSubscription("target", why)
         return target
 
     def new_secret(self) -> None:
@@ -77,10 +76,8 @@ def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
     if data.get("project"):
         lines.append(f"project     {data['project']}")
     lines.append(f"at          {content['timestamp']}")
-    lines += [
-        "",
-        f"You subscribed to this; stop it with: stillhouse notify remove {outgoing.subscription_id}",
-    ]
+    stop = f"stillhouse notify remove {outgoing.subscription_id}"
+    lines += ["", f"You subscribed to this; stop it with: {stop}"]
     mail.set_content("\n".join(lines))
     return mail
 
@@ -88,12 +85,11 @@ def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
 def _send(mail: EmailMessage, settings: Settings) -> None:
     assert settings.smtp_host is not None
     context = ssl.create_default_context()
+    address = (settings.smtp_host, settings.smtp_port)
     if settings.smtp_security is MailSecurity.tls:
-        server: smtplib.SMTP = smtplib.SMTP_SSL(
-            settings.smtp_host, settings.smtp_port, timeout=TIMEOUT_S, context=context
-        )
+        server: smtplib.SMTP = smtplib.SMTP_SSL(*address, timeout=TIMEOUT_S, context=context)
     else:
-        server = smtplib.SMTP(settings.smtp_host, settings.smtp_port, timeout=TIMEOUT_S)
+        server = smtplib.SMTP(*address, timeout=TIMEOUT_S)
     with server:
         if settings.smtp_security is MailSecurity.starttls:
             server.starttls(context=context)

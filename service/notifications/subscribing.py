@@ -48,13 +48,11 @@ def subscribe(
         raise BadSubscription("project", f"project {project!r} does not exist")
     if chosen.personal and subscriber is not None and not subscriber.administrator:
         if subscriber.email is None:
-            raise BadSubscription(
-                "target", f"{owner} has no e-mail address; an administrator adds it to the user"
-            )
+            why = f"{owner} has no e-mail address; an administrator adds it to the user"
+            raise BadSubscription("target", why)
         if stored.lower() != subscriber.email.lower():
-            raise BadSubscription(
-                "target", f"mail goes to your own address, {subscriber.email}; administrators may name others"
-            )
+            why = f"mail goes to your own address, {subscriber.email}; administrators may name others"
+            raise BadSubscription("target", why)
     secret = chosen.new_secret()
     subscription = store.subscribe(
         owner, channel, stored, list(topics), project=project, secret=secret, actor=actor

@@ -51,10 +51,8 @@ class Webhook:
         host = _host(_split(target))
         allowed = AllowedHosts.read(settings.webhook_hosts)
         if not allowed.takes_name(host):
-            raise BadSubscription(
-                "target",
-                f"webhooks may not go to {host!r}; an operator allows hosts with STILLHOUSE_WEBHOOK_HOSTS",
-            )
+            how = "an operator allows hosts with STILLHOUSE_WEBHOOK_HOSTS"
+            raise BadSubscription("target", f"webhooks may not go to {host!r}; {how}")
         literal = literal_address(host)
         if literal is not None and not allowed.takes_address(host, literal):
             raise BadSubscription("target", _refused(host))
@@ -146,9 +144,8 @@ def _without_secrets(text: str, outgoing: Outgoing) -> str:
 
 def _split(target: str) -> SplitResult:
     if len(target) > LONGEST_URL or not target.isascii() or not target.isprintable() or " " in target:
-        raise BadSubscription(
-            "target", f"a webhook's URL has up to {LONGEST_URL} printable ASCII characters and no spaces"
-        )
+        limits = f"up to {LONGEST_URL} printable ASCII characters and no spaces"
+        raise BadSubscription("target", f"a webhook's URL has {limits}")
     try:
         url = urlsplit(target)
         port = url.port
@@ -157,9 +154,8 @@ def _split(target: str) -> SplitResult:
     if url.scheme not in _PORTS or not url.hostname or port == 0:
         raise BadSubscription("target", _NOT_A_URL)
     if url.username is not None:
-        raise BadSubscription(
-            "target", "a webhook's URL takes no user and password; messages are signed instead"
-        )
+        why = "a webhook's URL takes no user and password; messages are signed instead"
+        raise BadSubscription("target", why)
     return url
 
 
