@@ -16,10 +16,10 @@ from service.cli.terminal import (
     Json,
     argument,
     console,
-    grid_table,
     note,
     option,
     print_json,
+    print_table,
     say,
 )
 
@@ -296,32 +296,20 @@ def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
 
 
 def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
-    layers = [
-        (
-            layer.name,
-            f"{layer.forward_ms:.2f} ms",
-            f"{layer.backward_ms:.2f} ms",
-            f"{layer.gradient_bytes / (1 << 20):.2f} MiB",
-        )
-        for layer in step.layers
-    ]
+    layers = []
+    for layer in step.layers:
+        both = (f"{layer.forward_ms:.2f} ms", f"{layer.backward_ms:.2f} ms")
+        layers.append((layer.name, *both, f"{layer.gradient_bytes / (1 << 20):.2f} MiB"))
     layers.append(("the rest of a step", f"{step.rest_ms:.2f} ms", "", ""))
-    screen = console()
     numbers = ("forward", "backward", "gradients")
-    screen.print(grid_table(("layer", *numbers), layers, right=numbers))
-    screen.print()
-    rows = [
-        (
-            str(each.workers),
-            f"{each.step_ms:.1f} ms",
-            f"{each.communication_ms:.1f} ms",
-            f"{each.exposed_ms:.1f} ms",
-            f"{each.speed_up:.2f}",
-        )
-        for each in estimates
-    ]
+    print_table(("layer", *numbers), layers, right=numbers)
+    console().print()
+    rows = []
+    for each in estimates:
+        times = (f"{ms:.1f} ms" for ms in (each.step_ms, each.communication_ms, each.exposed_ms))
+        rows.append((each.workers, *times, f"{each.speed_up:.2f}"))
     columns = ("workers", "step", "exchange", "exposed", "speed-up")
-    screen.print(grid_table(columns, rows, right=columns))
+    print_table(columns, rows, right=columns)
     for line in notes:
         note(line)
 

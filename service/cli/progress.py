@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service.cli.connection import Target
-from service.cli.tables import score_text, state_text, step_text
+from service.cli.tables import axis_columns, score_text, state_text, step_text
 from service.cli.terminal import ExitCode, Failure, console, grid_table, json_text, note, say
 from service.client import (
     Client,
@@ -28,7 +28,7 @@ from service.client import (
     RunChanged,
     RunEnded,
 )
-from service.domain.formats import axis_value, clock, counts_text, duration, point_text, short_names, title
+from service.domain.formats import clock, counts_text, duration, point_text, title
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.records import ExperimentStatus, Run
 from service.domain.states import (
@@ -50,18 +50,15 @@ _ACTIVE = (RunState.running, RunState.starting)
 
 @dataclass
 class Board:
-    """The state of a followed experiment; does no I/O.
-
-    Attributes:
-        runs: by number, in grid order.
-        latest: last value of each metric, by run number and metric name.
-        said: last line of the log of each run that prepares, by run number.
-    """
+    """The state of a followed experiment; does no I/O."""
 
     experiment: ExperimentStatus
     runs: dict[int, Run] = field(default_factory=dict)
+    """By number, in grid order."""
     latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """Last value of each metric, by run number and metric name."""
     said: dict[int, str] = field(default_factory=dict)
+    """Last line of the log of each run that prepares, by run number."""
 
     def take_runs(self, runs: Iterable[Run]) -> None:
         self.runs.update((run.id, run) for run in runs)
@@ -123,15 +120,14 @@ class Board:
         return table
 
     def _table_with(self, runs: list[Run], *, with_axes: bool, bar_width: int) -> Table:
-        names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+        axes, axis_cells = axis_columns(runs)
         shared = shared_headline(runs)
         judged = title(shared) if shared else "score"
-        axes = names if with_axes else {}
         rows = [
             (
                 f"run:{run.id}",
-                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in axes),
-                str(run.seed),
+                *(axis_cells(run) if with_axes else []),
+                run.seed,
                 *([_bar(run, bar_width)] if bar_width else []),
                 step_text(run),
                 _phase(run),
@@ -141,7 +137,7 @@ class Board:
             for run in runs
         ]
         bar = ["progress"] if bar_width else []
-        headings = ("run", *axes.values(), "seed", *bar, "step", "state", "loss", judged)
+        headings = ("run", *(axes if with_axes else []), "seed", *bar, "step", "state", "loss", judged)
         return grid_table(headings, rows, right={"seed", "step", "loss", judged})
 
     def preparing(self, run: Run) -> str | None:
@@ -205,15 +201,10 @@ def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = Fal
 
 def _follow_as_json(client: Client, experiment_id: int) -> ExperimentStatus:
     for message in client.follow(experiment_id):
-        if isinstance(message, Happened):
-            say(json_text({"event": message.event}))
-        elif isinstance(message, RunChanged):
-            say(json_text({"run": message.run, "latest": message.latest, "line": message.line}))
-        elif isinstance(message, ExperimentChanged):
-            say(json_text({"experiment": message.experiment}))
-        elif isinstance(message, Ended):
+        if isinstance(message, Ended):
             say(json_text({"ended": message.experiment}))
             return message.experiment
+        say(json_text(message))
     raise Failure(f"the service closed the stream of experiment {experiment_id}", ExitCode.unreachable)
 
 

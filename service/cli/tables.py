@@ -61,32 +61,37 @@ def state_text(state: Any) -> Text:
 
 
 def print_experiments(experiments: Sequence[ExperimentStatus]) -> None:
-    rows = [
-        (
-            str(experiment.id),
-            experiment.name,
-            experiment.owner,
-            state_text(experiment.state),
-            f"{sum(experiment.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)}/"
-            f"{experiment.run_count}",
-            ago(experiment.created_s),
-        )
-        for experiment in experiments
-    ]
+    rows = []
+    for each in experiments:
+        done = sum(each.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)
+        runs, submitted = f"{done}/{each.run_count}", ago(each.created_s)
+        rows.append((each.id, each.name, each.owner, state_text(each.state), runs, submitted))
     print_rows(("id", "name", "owner", "state", "runs", "submitted"), rows, right=("id",))
+
+
+def axis_columns(
+    runs: Sequence[Run | PlannedRun],
+) -> tuple[list[str], Callable[[Run | PlannedRun], list[str]]]:
+    """Returns the headings of the axes of some runs, and a function for a run's cells under them."""
+    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+
+    def cells(run: Run | PlannedRun) -> list[str]:
+        return [axis_value(run.point[axis]) if axis in run.point else "" for axis in names]
+
+    return [*names.values()], cells
 
 
 def print_runs(runs: Sequence[Run], *, with_experiment: bool = False) -> None:
     """Prints a row per run with its latest figures; one that reuses another names that one as its state."""
-    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    axes, axis_cells = axis_columns(runs)
     shared = shared_headline(runs)
     judged = title(shared) if shared else "score"
     rows = [
         (
             f"run:{run.id}" + (" ref." if run.is_reference else ""),
-            *([str(run.experiment_id)] if with_experiment else []),
-            *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
-            str(run.seed),
+            *([run.experiment_id] if with_experiment else []),
+            *axis_cells(run),
+            run.seed,
             state_text(run.state) if run.reused_from is None else Text(f"= run:{run.reused_from}", "green"),
             step_text(run),
             figure("total_time_s", run.total_time_s),
@@ -95,18 +100,12 @@ def print_runs(runs: Sequence[Run], *, with_experiment: bool = False) -> None:
         for run in runs
     ]
     experiment = ["exp."] if with_experiment else []
-    headings = ("run", *experiment, *names.values(), "seed", "state", "step", "time", judged)
+    headings = ("run", *experiment, *axes, "seed", "state", "step", "time", judged)
     print_rows(headings, rows, right=("exp.", "seed", "step", "time", judged))
 
 
 def score_text(run: Run, latest: Mapping[str, float] | None = None, *, named: bool) -> str:
-    """Formats the run's headline figure, with its name where a table has several.
-
-    Args:
-        run: the run.
-        latest: last value of each of its metrics, where they are known.
-        named: whether to include the name.
-    """
+    """Formats the run's headline figure from its metrics' last values, with its name if `named`."""
     value = score(run, latest)
     if value is None:
         return "-"
@@ -125,20 +124,10 @@ def step_text(run: Run) -> str:
 def print_experiment(
     experiment: ExperimentDetail, runs: Sequence[Run], events: Sequence[Event], *, every_event: bool = False
 ) -> None:
-    """Prints an experiment from submission to end: its state, its runs, what happened.
-
-    Args:
-        experiment: with its totals.
-        runs: all of them; a long list is cut, with a note.
-        events: all of them.
-        every_event: include routine events of every run.
-    """
-    console().print(
-        Text.assemble(
-            (f"experiment {experiment.id}", "bold"), f"  {experiment.name}  ", state_text(experiment.state)
-        )
-    )
-    print_facts([(name, text) for name, text in _experiment_facts(experiment, runs) if text])
+    """Prints an experiment from submission to end: its state, its runs, what happened."""
+    name = (f"experiment {experiment.id}", "bold")
+    console().print(Text.assemble(name, f"  {experiment.name}  ", state_text(experiment.state)))
+    print_facts((name, text) for name, text in _experiment_facts(experiment, runs) if text)
     if runs:
         console().print()
         print_runs(runs[:_RUNS_IN_STORY])
@@ -170,14 +159,11 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
     else:
         yield "ray job", experiment.submission_id
     totals = experiment.totals
-    overhead = (
-        f", including {figure('cost_usd', totals.overhead_usd)} of overhead" if totals.overhead_usd else ""
-    )
-    yield (
-        "used",
-        f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}, "
-        f"{duration(totals.device_hours * 3600)} of device time{overhead}",
-    )
+    used = f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}"
+    used += f", {duration(totals.device_hours * 3600)} of device time"
+    if totals.overhead_usd:
+        used += f", including {figure('cost_usd', totals.overhead_usd)} of overhead"
+    yield "used", used
     for resource in dict.fromkeys(run.waits_for for run in runs if run.waits_for is not None):
         yield "no room", f"runs are waiting for {resource}"
     if experiment.failure_message:
@@ -209,11 +195,8 @@ def print_run(
     run: Run, attempts: Sequence[Attempt], events: Sequence[Event], summary: Mapping[str, Any]
 ) -> None:
     """Prints a run from its first attempt to its figures."""
-    console().print(
-        Text.assemble(
-            (f"run:{run.id}", "bold"), f"  of experiment {run.experiment_id}  ", state_text(run.state)
-        )
-    )
+    name = (f"run:{run.id}", "bold")
+    console().print(Text.assemble(name, f"  of experiment {run.experiment_id}  ", state_text(run.state)))
     print_facts(_run_facts(run, attempts))
     for attempt in attempts:
         console().print(_attempt_line(attempt))
@@ -228,10 +211,8 @@ def _run_facts(run: Run, attempts: Sequence[Attempt]) -> Iterator[tuple[str, str
     distilled = f", distilled from {run.teacher}," if run.teacher else ""
     strategy = strategy_text(run.strategy, attempts)
     yield "point", f"{point_text(run.point) or 'no axes'} seed={run.seed}"
-    yield (
-        "trains",
-        f"{run.student}{distilled} on {run.task}, {run.precision}, batch {run.global_batch_size}",
-    )
+    batch = f"batch {run.global_batch_size}"
+    yield "trains", f"{run.student}{distilled} on {run.task}, {run.precision}, {batch}"
     yield "with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {strategy}"
     phase = f", {run.phase}" if run.phase and not run.ended_s else ""
     yield "progress", f"step {step_text(run)}{phase}"
@@ -288,9 +269,8 @@ def _attempt_line(attempt: Attempt) -> Text:
             for name in ("total_time_s", "cost_usd", "score")
             if isinstance(value := attempt.summary.get(name), int | float)
         ]
-        line.append(
-            f"\n           remeasured since; this attempt: {', '.join(figures) or 'no figures'}", style="dim"
-        )
+        shown = ", ".join(figures) or "no figures"
+        line.append(f"\n           remeasured since; this attempt: {shown}", style="dim")
     return line
 
 
@@ -317,10 +297,8 @@ def print_queue(queue: QueueListing) -> None:
     several = any(experiment and experiment.pool != DEFAULT_POOL for experiment, *_ in waiting)
     rows = []
     for experiment, position, start, reason in waiting:
-        what = ("", "", "", "")
-        if experiment is not None:
-            what = (str(experiment.id), experiment.name, experiment.owner, str(experiment.priority))
-        pool = (experiment.pool if experiment is not None else "",) if several else ()
+        pool = [getattr(experiment, "pool", None)] if several else []
+        what = [getattr(experiment, name, None) for name in ("id", "name", "owner", "priority")]
         rows.append((*pool, position, *what, start, reason))
     headings = (*(["pool"] if several else []), "#", "id", "name", "owner", "priority", "starts", "reason")
     print_table(headings, rows, right=("#", "id", "priority"))
@@ -360,21 +338,21 @@ def print_pools(pools: Sequence[Pool]) -> None:
 
 def print_shares(shares: Sequence[Share]) -> None:
     """Prints the shares of each kind of device: a project per row, and below it its users."""
-    rows = [
-        (
-            ""
-            if share.user
-            else f"{'' if share.pool == DEFAULT_POOL else f'{share.pool}: '}{share.hardware}",
-            f"  {share.user}" if share.user else share.project or "other projects",
-            f"{share.held_devices:g}",
-            f"{share.held_usd_per_hour:.2f}",
-            f"{share.entitled_usd_per_hour:.2f}",
-            f"{share.used_usd:.2f}",
-            f"{share.used_part:.0%}",
-            "yes" if share.waits else "",
+    rows = []
+    for each in shares:
+        pool = "" if each.pool == DEFAULT_POOL else f"{each.pool}: "
+        whose = (pool + each.hardware, each.project or "other projects")
+        rows.append(
+            (
+                *(("", f"  {each.user}") if each.user else whose),
+                f"{each.held_devices:g}",
+                f"{each.held_usd_per_hour:.2f}",
+                f"{each.entitled_usd_per_hour:.2f}",
+                f"{each.used_usd:.2f}",
+                f"{each.used_part:.0%}",
+                "yes" if each.waits else "",
+            )
         )
-        for share in shares
-    ]
     right = ("devices", "USD/h", "entitled", "used USD", "of all")
     print_table(("hardware", "who", *right, "waits"), rows, right=right)
 
@@ -434,26 +412,23 @@ def _figure(value: float | None) -> str:
 
 def preview_table(runs: Sequence[PlannedRun]) -> Table:
     """Returns the runs that a spec would create, with what each reserves."""
-    names = short_names(list(dict.fromkeys(axis for run in runs for axis in run.point)))
+    axes, axis_cells = axis_columns(runs)
     rows = []
     for run in runs:
         here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
         if run.reused_from is not None:
             here = Text(f"reuses run:{run.reused_from}", style="green")
         few, many = run.min_workers, run.workers
-        rows.append(
-            (
-                str(run.index),
-                *(axis_value(run.point[axis]) if axis in run.point else "" for axis in names),
-                str(run.seed),
-                run.hardware if many == 1 else f"{_range(str(few), str(many))} x {run.hardware}",
-                _range(str(run.cpus // many * few), str(run.cpus)),
-                _range(f"{run.min_price_usd_per_hour:.2f}", f"{run.price_usd_per_hour:.2f}"),
-                here,
-            )
-        )
-    headings = ("#", *names.values(), "seed", "hardware", "CPUs", "USD/h", "runs here")
+        devices = run.hardware if many == 1 else f"{_range(few, many)} x {run.hardware}"
+        cpus = _range(run.cpus // many * few, run.cpus)
+        price = _range(f"{run.min_price_usd_per_hour:.2f}", f"{run.price_usd_per_hour:.2f}")
+        rows.append((run.index, *axis_cells(run), run.seed, devices, cpus, price, here))
+    headings = ("#", *axes, "seed", "hardware", "CPUs", "USD/h", "runs here")
     return grid_table(headings, rows, right=("#", "seed", "CPUs", "USD/h"))
+
+
+def _range(low: object, high: object) -> str:
+    return str(high) if low == high else f"{low}-{high}"
 
 
 def print_preview(planned: Preview) -> None:
@@ -490,10 +465,6 @@ def _exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
         f"measure: exclusive: a run on {hardware} holds {cpus} CPUs, {alone} at a time instead of {shared}"
         for hardware, cpus, alone, shared in shapes
     ]
-
-
-def _range(low: str, high: str) -> str:
-    return high if low == high else f"{low}-{high}"
 
 
 def _forecast_lines(forecast: Forecast) -> list[str]:

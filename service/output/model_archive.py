@@ -48,7 +48,8 @@ def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
     listing: dict[str, Any] | None = None
     missing: dict[str, Any] = {}
     try:
-        with tarfile.open(fileobj=_Reader(chunks), mode="r|") as archive:
+        incoming: Any = _Reader(chunks)
+        with tarfile.open(fileobj=incoming, mode="r|") as archive:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() else None
                 if stream is None or Path(member.name).name != member.name or member.name in ("", ".", ".."):
