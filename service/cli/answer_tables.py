@@ -57,25 +57,19 @@ def print_comparison(answer: ComparisonAnswer) -> None:
     headings = {
         name: f"{title(name)}\n{scale.unit}" if scale.unit else title(name) for name, scale in scales.items()
     }
-    rows = []
+    rows, lines = [], []
     for position, row in enumerate(answer.rows):
         cells = []
+        lines.append(f"{_configuration(row.point)} ({row.finished} of {row.planned} runs)")
         for name, scale in scales.items():
             best = answer.best.get(name) == position
-            text = scale.spread(row.figures[name]) + ("*" if best else " ")
-            cells.append(Text(text, style="bold green" if best else ""))
+            text = scale.spread(row.figures[name])
+            cells.append(Text(text + ("*" if best else " "), style="bold green" if best else ""))
+            lines.append(f"  {title(name)} {text} {scale.unit}".rstrip() + " *" * best)
         axes = [axis_value(row.point[axis]) for axis in answer.axes]
         rows.append((*axes, f"{row.finished}/{row.planned}", *cells))
-    names = list(short_names(answer.axes).values())
     numbers = ["runs", *headings.values()]
-    lines = []
-    for row, shown in zip(answer.rows, rows, strict=True):
-        lines.append(f"{_configuration(row.point)} ({row.finished} of {row.planned} runs)")
-        for heading, cell in zip(headings.values(), shown[len(names) + 1 :], strict=True):
-            name, _, unit = heading.partition("\n")
-            text = str(cell).rstrip(" ")
-            lines.append(f"  {name} {text.removesuffix('*')} {unit}".rstrip() + " *" * text.endswith("*"))
-    print_rows([*names, *numbers], rows, right=numbers, lines=lines)
+    print_rows([*short_names(answer.axes).values(), *numbers], rows, right=numbers, lines=lines)
     for line in _comparison_notes(answer):
         say_dim(line)
 
@@ -108,11 +102,8 @@ def print_claims(pairs: Sequence[TestedPair]) -> None:
         for pair in of_metric:
             if (claim := pair.claim) is None:
                 continue
-            a, b, difference = (
-                _configuration(pair.a_point),
-                _configuration(pair.b_point),
-                _difference(claim),
-            )
+            a, b = _configuration(pair.a_point), _configuration(pair.b_point)
+            difference = _difference(claim)
             p_value = f"{claim.p_equivalent if claim.verdict == 'equivalent' else claim.p_value:.2g}"
             verdict = Text(_verdict(claim), style=_VERDICT_STYLES[claim.verdict])
             rows.append((a, b, verdict, difference, p_value))
@@ -217,14 +208,10 @@ _DEFINED_BY = {
 def _print_score(answer: ScoreAnswer) -> None:
     names = [criterion.metric for criterion in answer.criteria]
     numbers = ["score", *map(title, names)]
-    rows = [
-        (
-            _configuration(scored.point),
-            f"{scored.score:.3f}",
-            *(f"{scored.parts[name]:+.3f}" for name in names),
-        )
-        for scored in answer.ranking
-    ]
+    rows = []
+    for scored in answer.ranking:
+        parts = (f"{scored.parts[name]:+.3f}" for name in names)
+        rows.append((_configuration(scored.point), f"{scored.score:.3f}", *parts))
     print_rows(("configuration", *numbers), rows, right=numbers)
     weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
     say_dim(f"weights: {weights}; lower is better")
@@ -250,15 +237,11 @@ def _print_speedup(answer: SpeedupAnswer) -> None:
     say_dim(f"factor relative to {answer.baseline}, with 95% intervals from two seeds on")
     if answer.time_to is not None:
         points = {row.label: row.point for row in answer.rows}
-        rows = [
-            (
-                _configuration(points.get(to.label, {})),
-                f"{to.reached}/{to.of}",
-                duration(to.mean_s),
-                f"{to.speedup:.2f}x" if to.speedup else "-",
-            )
-            for to in answer.time_to.rows
-        ]
+        rows = []
+        for to in answer.time_to.rows:
+            factor = f"{to.speedup:.2f}x" if to.speedup else "-"
+            name = _configuration(points.get(to.label, {}))
+            rows.append((name, f"{to.reached}/{to.of}", duration(to.mean_s), factor))
         console().print()
         numbers = ("reached target", "mean time", "speed-up")
         print_rows(("configuration", *numbers), rows, right=numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from service.cli.terminal import ExitCode, Failure, Json, argument, console, opt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trainers.tasks.inspection import Contents, PartContents
+    from trainers.tasks.inspection import Contents
 
 _LABELS, _FILES = 12, 8
 """Labels of a column, and files, that are listed."""
@@ -160,24 +161,15 @@ def _parts_table(contents: Contents) -> Table:
     table.add_row("usable", *(f"{part.usable:,}" for part in parts))
     table.add_row("empty texts", *(f"{part.empty:,}" for part in parts))
     table.add_row("duplicates", *(f"{part.duplicates:,}" for part in parts))
-    for percent in _percentiles(parts):
+    percentiles = next((list(part.lengths.tokens) for part in parts if part.lengths), [])
+    for unit, percent in itertools.product(("tokens", "words"), percentiles):
         shown = "longest" if percent == 100 else f"p{percent}"
-        table.add_row(f"tokens {shown}", *(_length(part, "tokens", percent) for part in parts))
-    for percent in _percentiles(parts):
-        shown = "longest" if percent == 100 else f"p{percent}"
-        table.add_row(f"words {shown}", *(_length(part, "words", percent) for part in parts))
+        lengths = (f"{getattr(part.lengths, unit)[percent]:,}" if part.lengths else "-" for part in parts)
+        table.add_row(f"{unit} {shown}", *lengths)
     for length in next((part.lengths.cut for part in parts if part.lengths), {}):
         shares = (f"{part.lengths.cut[length]:.1%}" if part.lengths else "-" for part in parts)
         table.add_row(f"{'cut at' if contents.proposals[0].cuts else 'longer than'} {length}", *shares)
     return table
-
-
-def _percentiles(parts: Any) -> list[int]:
-    return next((list(part.lengths.tokens) for part in parts if part.lengths), [])
-
-
-def _length(part: PartContents, unit: str, percent: int) -> str:
-    return f"{getattr(part.lengths, unit)[percent]:,}" if part.lengths else "-"
 
 
 def _label_lines(contents: Contents) -> Iterator[str]:

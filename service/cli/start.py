@@ -141,13 +141,10 @@ def _check_scheduler(settings: Settings) -> None:
     node = socket.gethostname()
     try:
         with closing(Store.open(settings)) as store:
-            alive = [
-                each
-                for each in Queue(store).schedulers_alive()
-                if (each.node, each.pool) == (node, settings.pool)
-            ]
+            schedulers = Queue(store).schedulers_alive()
     except StoreError as error:
         raise Failure(str(error), ExitCode.unreachable) from None
+    alive = [each for each in schedulers if (each.node, each.pool) == (node, settings.pool)]
     if not alive:
         named = "" if settings.pool == DEFAULT_POOL else f" of pool '{settings.pool}'"
         raise Failure(f"no scheduler{named} on {node} has sent a heartbeat recently", ExitCode.not_succeeded)

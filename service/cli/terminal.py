@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 
-
-def option(default: Any, help: str, *names: str, **more: Any) -> Any:
-    """Declares an option of one command: `...` = it must be given; without names it has the parameter's."""
-    return typer.Option(default, *names, help=help, **more)
-
-
-def argument(default: Any, help: str, **more: Any) -> Any:
-    return typer.Argument(default, help=help, **more)
-
-
 _WIDTH_WITHOUT_TERMINAL = 100
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that a terminal acts on, except line breaks and tabs."""
@@ -60,6 +50,15 @@ class ExitCode(IntEnum):
     """`--timeout` passed before the end was reached."""
     interrupted = 130
     """Ctrl-C; what runs in the service continues."""
+
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """Declares an option of one command: `...` = it must be given; without names it has the parameter's."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:
+    return typer.Argument(default, help=help, **more)
 
 
 class Failure(typer.TyperException):
