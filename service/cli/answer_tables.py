@@ -210,8 +210,8 @@ def _print_score(answer: ScoreAnswer) -> None:
     numbers = ["score", *map(title, names)]
     rows = []
     for scored in answer.ranking:
-        parts = (f"{scored.parts[name]:+.3f}" for name in names)
-        rows.append((_configuration(scored.point), f"{scored.score:.3f}", *parts))
+        cells = (f"{scored.parts[name]:+.3f}" for name in names)
+        rows.append((_configuration(scored.point), f"{scored.score:.3f}", *cells))
     print_rows(("configuration", *numbers), rows, right=numbers)
     weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
     say_dim(f"weights: {weights}; lower is better")

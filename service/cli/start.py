@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -10,10 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -46,7 +44,7 @@ def up(
 
     settings = read_settings()
     service = LocalService(settings, num_cpus=cpus, report=note)
-    with _stop_requests() as stop:
+    with _StopRequests() as stop:
         try:
             addresses = service.start()
             stop.interrupts = False
@@ -126,7 +124,7 @@ def demo(
         _write_texts(texts)
         Answer({"texts": str(texts)}, f"texts written to {texts}").print(as_json=as_json)
         return
-    with _stop_requests() as stop:
+    with _StopRequests() as stop:
         succeeded = _run_demo(stop, as_json=as_json)
     if not succeeded:
         raise typer.Exit(ExitCode.not_succeeded)
@@ -152,35 +150,27 @@ def _check_scheduler(settings: Settings) -> None:
 
 
 class _StopRequests:
-    """Ctrl-C, SIGTERM and a closed terminal, as an event or as an exception.
-
-    Attributes:
-        event: set once a stop was requested.
-        interrupts: raise KeyboardInterrupt at once, for work that cannot poll the event; a second Ctrl-C
-            always does.
-    """
+    """Ctrl-C, SIGTERM and a closed terminal, as an event or as an exception."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
+        """Set once a stop was requested."""
         self.interrupts = True
+        """Raise KeyboardInterrupt at once, where work cannot poll the event; a second Ctrl-C always does."""
 
-    def handle(self, number: int, _: object) -> None:
+    def _handle(self, number: int, _: object) -> None:
         again = self.event.is_set() and number == signal.SIGINT
         self.event.set()
         if self.interrupts or again:
             raise KeyboardInterrupt
 
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
 
-@contextlib.contextmanager
-def _stop_requests() -> Iterator[_StopRequests]:
-    requests = _StopRequests()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, requests.handle)
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
 

@@ -141,7 +141,20 @@ class Material:
 
     @cached_property
     def breakdown(self) -> Mapping[str, Mapping[str, float]]:
-        return breakdown(self.run_table)
+        """Mean seconds of each part of a run's time by configuration, over the runs that have it."""
+        seconds: dict[str, dict[str, list[float]]] = {}
+        columns = {part: self.run_table.column(part).tolist() for part in TIME_PARTS}
+        for position, run in enumerate(self.run_table.runs):
+            if run.state is RunState.succeeded:
+                parts = seconds.setdefault(label_of(run.point), {})
+                for part, column in columns.items():
+                    if math.isfinite(column[position]):
+                        parts.setdefault(part, []).append(column[position])
+        return {
+            label: {part: sum(values) / len(values) for part, values in parts.items()}
+            for label, parts in seconds.items()
+            if parts
+        }
 
     @cached_property
     def steps(self) -> Mapping[int, TracedStep]:
@@ -169,18 +182,3 @@ class Material:
         if not counted:
             return None
         return ByLabel(runs[0].point, tuple(counted), LabelCounts.added_up(list(counted.values())))
-
-
-def breakdown(run_table: RunTable) -> dict[str, dict[str, float]]:
-    """Mean seconds of each part of a run's time by configuration, over the runs that have it."""
-    seconds: dict[str, dict[str, list[float]]] = {}
-    columns = {part: run_table.column(part).tolist() for part in TIME_PARTS}
-    for position, run in enumerate(run_table.runs):
-        if run.state is RunState.succeeded:
-            for part, column in columns.items():
-                if math.isfinite(column[position]):
-                    seconds.setdefault(label_of(run.point), {}).setdefault(part, []).append(column[position])
-    return {
-        label: {part: sum(values) / len(values) for part, values in parts.items()}
-        for label, parts in seconds.items()
-    }

@@ -254,10 +254,6 @@ def figures_of_report(material: Material) -> list[Plot]:
     return plots
 
 
-def listed() -> list[PlotInfo]:
-    return [PlotInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()]
-
-
 def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
     ids = list(dict.fromkeys(experiment_ids))
     axes: dict[str, None] = {}
@@ -265,7 +261,7 @@ def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
         _, canonical = store.experiment_spec(id)
         axes |= dict.fromkeys(json.loads(canonical)["search"]["axes"])
     return Choices(
-        listed(),
+        [PlotInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()],
         [_drawable(name) for name in store.point_names(ids)],
         [_drawable(name) for name in store.figure_names(ids)],
         list(axes),

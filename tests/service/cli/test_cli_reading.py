@@ -262,7 +262,7 @@ def test_hardware_shows_the_catalogue_and_the_sources_of_an_entry(house: House) 
     assert "A10G" in listed
     sheet = " ".join(house.run("hardware", "A100").stdout.split())
     assert "NVIDIA A100 Tensor Core GPU data sheet" in sheet
-    assert "published study, table 3.6" in sheet
+    assert "table 4.16: cost / time of its three runs" in sheet
     assert "no data sheet" in house.run("hardware", "cpu").stdout
     assert house.json("hardware", "V100")["name"] == "V100-PCIE-16GB"
     missing = house.run("hardware", "A1000")
