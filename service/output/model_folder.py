@@ -203,29 +203,26 @@ def _sha256(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CardSource:
-    """Everything that a card is written from.
-
-    Attributes:
-        which: `best` or `last`, of the run's checkpoints.
-        step: Of the checkpoint.
-        score: Headline score of the best checkpoint; None when unknown.
-        spec: The run's spec without axes, as a document.
-        spec_sha256: Hash of the experiment's canonical spec.
-        summary: Figures by name; empty until the run has ended.
-        facts: Facts of the last attempt that trained.
-        model_type: As in the model's `config.json`.
-    """
+    """Everything that a card is written from."""
 
     run: Run
     which: str
+    """`best` or `last`, of the run's checkpoints."""
     step: int
+    """Of the checkpoint."""
     score: float | None
+    """Headline score of the best checkpoint; None when unknown."""
     spec: Mapping[str, Any]
+    """The run's spec without axes, as a document."""
     spec_sha256: str
+    """Hash of the experiment's canonical spec."""
     summary: Mapping[str, float | int | str | None]
+    """Figures by name; empty until the run has ended."""
     measurements: Sequence[MeasurementRow]
     facts: Mapping[str, Any]
+    """Facts of the last attempt that trained."""
     model_type: str
+    """As in the model's `config.json`."""
 
 
 def model_card(source: CardSource) -> str:

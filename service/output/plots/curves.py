@@ -84,28 +84,25 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveSet:
-    """Curves that are drawn together, by label of the configuration in grid order.
-
-    Attributes:
-        wanted: Lines that there would be if every chosen run had the metric.
-        chosen: Chosen configurations or runs, by experiment: one that two have counts twice.
-        of: Number of configurations or runs to choose from, counted likewise.
-        width: Steps per bucket.
-        exact: Values are means of all points of a bucket.
-        without_x: Runs whose place on the axis is not known.
-        cut: Runs of the chosen configurations beyond what is read at once.
-    """
+    """Curves that are drawn together, by label of the configuration in grid order."""
 
     metric: str
     curves: Mapping[str, list[Curve]]
     wanted: int
+    """Lines that there would be if every chosen run had the metric."""
     chosen: int
+    """Chosen configurations or runs, by experiment: one that two have counts twice."""
     of: int
+    """Number of configurations or runs to choose from, counted likewise."""
     unit: str
     width: int
+    """Steps per bucket."""
     exact: bool
+    """Values are means of all points of a bucket."""
     without_x: int
+    """Runs whose place on the axis is not known."""
     cut: int
+    """Runs of the chosen configurations beyond what is read at once."""
 
 
 def read(store: Store, experiment_ids: Sequence[int], selection: Selection, options: Options) -> CurveSet:
@@ -277,41 +274,23 @@ def _notes(curve_set: CurveSet, drawn: int, count: int, *, single: bool) -> Iter
 
 def _cells(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
     for number, curves in enumerate(curve_set.curves.values()):
-        mean = _mean(curves)
-        if not mean.x:
+        x, y, low, high = _mean(curves, options.band)
+        if not x:
             continue
         name = point_text(curves[0].run.point) or "all runs"
-        several = any(low != high for low, high in zip(mean.low, mean.high, strict=True))
+        several = low != high
         band = f", {_BANDS_IN_SHORT[options.band]}" if several else ""
-        line = _Line(
-            number, f"{name} (n={len(curves)}{band})", f"cell-{number}", [curve.run.id for curve in curves]
-        )
+        runs = [curve.run.id for curve in curves]
+        line = _Line(number, f"{name} (n={len(curves)}{band})", f"cell-{number}", runs)
         if several:
-            low, high = (mean.low, mean.high) if options.band is Band.range else mean.deviating()
-            yield line.band(mean.x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
+            yield line.band(x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
         if options.smooth and len(curve_set.curves) <= _MOST_FAINT:
-            yield line.faint(mean.x, mean.y)
-        yield line.line(mean.x, _smoothed(mean.y, options.smooth))
+            yield line.faint(x, y)
+        yield line.line(x, _smoothed(y, options.smooth))
 
 
-@dataclass(frozen=True, slots=True)
-class _Mean:
-    x: list[float]
-    y: list[float]
-    sd: list[float]
-    low: list[float]
-    high: list[float]
-
-    def deviating(self) -> tuple[list[float], list[float]]:
-        """The ends of a band of one standard deviation to each side."""
-        return (
-            [mean - sd for mean, sd in zip(self.y, self.sd, strict=True)],
-            [mean + sd for mean, sd in zip(self.y, self.sd, strict=True)],
-        )
-
-
-def _mean(curves: Sequence[Curve]) -> _Mean:
-    """Mean and spread over runs where at least half of them have a value."""
+def _mean(curves: Sequence[Curve], band: Band) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Returns places, means and the ends of the band, where at least half of the runs have a value."""
     at: dict[int, list[tuple[float, float]]] = {}
     for curve in curves:
         for x, bucket in zip(curve.x, curve.buckets, strict=True):
@@ -319,14 +298,14 @@ def _mean(curves: Sequence[Curve]) -> _Mean:
                 at.setdefault(bucket.number, []).append((x, bucket.mean))
     enough = max(1, math.ceil(len(curves) / 2))
     places = [at[number] for number in sorted(at) if len(at[number]) >= enough]
+    x_means = [statistics.fmean(x for x, _ in place) for place in places]
     values = [[y for _, y in place] for place in places]
-    return _Mean(
-        [statistics.fmean(x for x, _ in place) for place in places],
-        [statistics.fmean(ys) for ys in values],
-        [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in values],
-        [min(ys) for ys in values],
-        [max(ys) for ys in values],
-    )
+    means = [statistics.fmean(ys) for ys in values]
+    if band is Band.range:
+        return x_means, means, [min(ys) for ys in values], [max(ys) for ys in values]
+    sds = [statistics.stdev(ys) if len(ys) > 1 else 0.0 for ys in values]
+    ends = [(mean - sd, mean + sd) for mean, sd in zip(means, sds, strict=True)]
+    return x_means, means, [low for low, _ in ends], [high for _, high in ends]
 
 
 def _runs(curve_set: CurveSet, options: Options) -> Iterator[Trace]:

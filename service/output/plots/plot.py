@@ -206,31 +206,28 @@ class Band(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The chosen options; each kind of plot reads some of them.
-
-    Attributes:
-        metric: Figures that are drawn; none = those of the report.
-        over: Figures over which the frontier is found; none = those that are drawn.
-        by: What a line or a point stands for; None = the kind's own choice.
-        smooth: Weight of earlier values in the exponentially weighted mean; 0 = as measured.
-        max_curves: Most lines; None = the kind's own choice.
-        unfinished: Include runs that have not ended, or not well.
-        strategy: Named weighting of scores.
-        weight: The user's own weights by metric.
-        run: Run of which a step is drawn.
-    """
+    """The chosen options; each kind of plot reads some of them."""
 
     metric: tuple[str, ...] = ()
+    """Figures that are drawn; none = those of the report."""
     over: tuple[str, ...] = ()
+    """Figures over which the frontier is found; none = those that are drawn."""
     x: XAxis = XAxis.step
     by: By | None = None
+    """What a line or a point stands for; None = the kind's own choice."""
     band: Band = Band.sd
     smooth: float = 0.0
+    """Weight of earlier values in the exponentially weighted mean; 0 = as measured."""
     max_curves: int | None = None
+    """Most lines; None = the kind's own choice."""
     unfinished: bool = True
+    """Include runs that have not ended, or not well."""
     strategy: str | None = None
+    """Named weighting of scores."""
     weight: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """The user's own weights by metric."""
     run: int | None = None
+    """Run of which a step is drawn."""
 
     def given(self) -> list[str]:
         """Names of the options that differ from their defaults."""

@@ -32,22 +32,17 @@ OfReport = Callable[[Material], Iterable[Options]]
 
 @dataclass(frozen=True, slots=True)
 class PlotKind:
-    """A kind of plot.
-
-    Attributes:
-        id: Word for addresses.
-        about: What it answers, in one sentence.
-        reads: Names of the options that it reads.
-        draw: Returns one plot; raises `AnalysisError` where there is nothing to draw.
-        of_report: Options of each plot of this kind in a report.
-    """
-
     id: str
+    """Word for addresses."""
     title: str
     about: str
+    """What it answers, in one sentence."""
     reads: tuple[str, ...]
+    """Names of the options that it reads."""
     draw: Draw
+    """Returns one plot; raises `AnalysisError` where there is nothing to draw."""
     of_report: OfReport
+    """Options of each plot of this kind in a report."""
 
 
 FIGURES: dict[str, PlotKind] = {}
