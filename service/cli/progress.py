@@ -273,8 +273,6 @@ def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
             if time.monotonic() - shown_s >= _LINE_EVERY_S:
                 shown_s = time.monotonic()
                 say(f"{clock(time.time())} {board.line(message.run)}")
-        elif not isinstance(message, NewPoints | RunEnded):
-            continue
         if isinstance(message, RunEnded):
             if not as_json:
                 say(board.line(message.run))

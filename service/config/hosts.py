@@ -29,17 +29,14 @@ _ISATAP = 0x5EFE
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Hosts that webhooks may go to, as listed by the operator.
-
-    Attributes:
-        names: exact names; their addresses may be private, because the operator named them.
-        suffixes: endings of names (`.example.com`), or empty for every name: public addresses only.
-        networks: addresses that any allowed name may have.
-    """
+    """Hosts that webhooks may go to, as listed by the operator."""
 
     names: frozenset[str]
+    """Exact names; their addresses may be private, because the operator named them."""
     suffixes: tuple[str, ...]
+    """Endings of names (`.example.com`), or empty for every name: public addresses only."""
     networks: tuple[Network, ...]
+    """Addresses that any allowed name may have."""
 
     @classmethod
     def read(cls, text: str) -> Self:

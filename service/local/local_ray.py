@@ -54,20 +54,16 @@ class RayStartError(RuntimeError):
 
 @dataclass
 class LocalRay:
-    """A Ray cluster to use: one started here, or the one that `RAY_ADDRESS` names.
-
-    Attributes:
-        address: `host:port` of the head (GCS), for `ray.init`.
-        dashboard_url: address for people, and for submitting jobs.
-        environment: variables that a process needs to reach this Ray; `start` has put them into
-            `os.environ` already, so child processes have them.
-        token: token that the dashboard asks for once; None on a cluster that was not started here.
-    """
+    """A Ray cluster to use: one started here, or the one that `RAY_ADDRESS` names."""
 
     address: str
+    """`host:port` of the head (GCS), for `ray.init`."""
     dashboard_url: str
+    """Address for people, and for submitting jobs."""
     environment: Mapping[str, str]
+    """Variables that a process needs to reach this Ray; `start` has put them into `os.environ` already."""
     token: str | None = None
+    """Token that the dashboard asks for once; None on a cluster that was not started here."""
     _head: subprocess.Popen[bytes] | None = None
     _folder: Path = Path("/nonexistent")
     _before: dict[str, str | None] = field(default_factory=dict)

@@ -5,9 +5,8 @@ The section of an answer that cannot be given says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
@@ -23,14 +22,16 @@ from service.analysis.answers import (
     TestedPair,
 )
 from service.analysis.ranking import STRATEGIES
-from service.analysis.run_table import RunTable, read_curves, read_kernels
+from service.analysis.run_table import RunTable, UnitScores, no_scores, read_curves, read_kernels
 from service.domain.ledger import Ledger
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
 from service.output.plots.material import ByLabel, Material, Unanswered, answered
 from service.output.plots.plot import Plot
 from service.output.plots.registry import figures_of_report
+from service.output.run_files import TracedStep
 from service.store import Store
+from trainers.checkpoints.predictions import LabelCounts
 
 OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
 """Metrics of low-bit models; the report shows the final value of each."""
@@ -66,16 +67,24 @@ class ReportContents:
 
 
 def gather(
-    store: Store, experiment_ids: Sequence[int], selection: Selection = EVERYTHING, **files: Any
+    store: Store,
+    experiment_ids: Sequence[int],
+    selection: Selection = EVERYTHING,
+    *,
+    traced: Callable[[Run], TracedStep | None] = lambda run: None,
+    unit_scores: UnitScores = no_scores,
+    label_counts: Callable[[Run], LabelCounts | None] = lambda run: None,
 ) -> ReportContents:
-    """Reads and answers everything; `files` are those of `Material`.
+    """Reads and answers everything; the functions are those of `Material`.
 
     Raises:
         NotFound: there is no such experiment.
         FilterError: the filter cannot be understood.
         AnalysisError: there is no run, or the runs are of different tasks or data.
     """
-    material = Material(store, experiment_ids, selection, **files)
+    material = Material(
+        store, experiment_ids, selection, traced=traced, unit_scores=unit_scores, label_counts=label_counts
+    )
     question = material.question
     run_table, judged, validated = material.run_table, question.judged_by.name, question.validated_by.name
     names = (validated, *(name for name in OF_SIGNS if name in material.point_names))
