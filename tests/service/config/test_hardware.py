@@ -110,7 +110,7 @@ def test_a_short_name_and_its_entry_are_not_two_values_of_an_axis() -> None:
         )  # fmt: skip
 
 
-# Chen and Sköld (2023), tables 4.2 and 4.7 to 4.9, and table 4.16: devices, time in s, cost in USD as printed.
+# Chen and Sköld (2023), tables 4.2 and 4.7 to 4.9, and table 4.16: devices, time in s, printed cost in USD.
 V100_RUNS = (
     (1, 2286.85, 1.75), (1, 2034.45, 1.55), (1, 813.34, 0.62), (1, 535.45, 0.41), (2, 457.55, 0.70),
     (4, 281.41, 0.86),
