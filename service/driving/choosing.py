@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from service.config.document import SpecError
-from service.config.hardware import Hardware, find
+from service.config.hardware import find
 from service.domain.events import EventKind
 from service.domain.formats import point_text
 from service.domain.grid import Point
@@ -22,7 +22,7 @@ from service.scheduling.run_plan import Shape
 from service.search.protocol import Outcome, Suggestion
 from service.specs.experiment import ExperimentSpec
 from service.specs.models import NoModel, Reference, checkpoint_of, reference
-from service.store import Conflict, NotFound, QueuedRun, Store
+from service.store import Conflict, NotFound, QueuedRun
 from trainers.checkpoints.manifest import verify
 from trainers.config import Precision
 from trainers.errors import FailureClass
@@ -35,12 +35,10 @@ LIST_EVERY_S = 5.0
 
 @dataclass(slots=True)
 class Group:
-    """Queued runs of which either all could start now, or none.
+    """Queued runs of which either all could start now, or none; by id, in the order of measurement.
 
-    Attributes:
-        sample: a run of the group when its cell was first read; use only what is constant in a cell.
-        started: whether they had attempts that trained.
-        runs: by id, in the order of measurement.
+    `sample` is one of them when its cell was first read: use only what is constant in a cell. `started`: they
+    had attempts that trained.
     """
 
     sample: Run
@@ -159,16 +157,8 @@ class Suggestions:
     They are stored without values, which are suggested from stored results when a run is about to start.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        experiment_id: int,
-        attempt: int,
-        spec: ExperimentSpec,
-        catalogue: Mapping[str, Hardware],
-    ) -> None:
-        self._store, self._id, self._attempt = store, experiment_id, attempt
-        self._spec, self._catalogue = spec, catalogue
+    def __init__(self, context: SweepContext) -> None:
+        self._context, self._store, self._spec = context, context.store, context.spec
         self._values: dict[tuple[int, int], float | None] = {}
         self._refused: dict[str, str | None] = {}
 
@@ -198,8 +188,8 @@ class Suggestions:
         point = self._spec.search.suggest(earlier, better)
         spec, _ = self._resolved(point)
         self._store.set_point(
-            self._id,
-            self._attempt,
+            self._context.experiment_id,
+            self._context.attempt,
             range(number * seeds, (number + 1) * seeds),
             point,
             spec,
@@ -208,9 +198,9 @@ class Suggestions:
 
     def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
         try:
-            return self._spec.at(point, self._catalogue, infeasible=True), None
+            return self._spec.at(point, self._context.catalogue, infeasible=True), None
         except SpecError as error:
-            return self._spec.at({}, self._catalogue, infeasible=True), str(error)
+            return self._spec.at({}, self._context.catalogue, infeasible=True), str(error)
 
     def _outcome(self, group: Sequence[Run]) -> Suggestion:
         """Returns a suggestion's outcome over its seeds."""
@@ -219,11 +209,8 @@ class Suggestions:
             return Suggestion(point, Outcome.running)
         if any(run.failure_class in _BAD or run.state is RunState.stopped for run in group):
             return Suggestion(point, Outcome.bad)
-        values = [
-            value
-            for run in group
-            if run.state is RunState.succeeded and (value := self._value(run)) is not None
-        ]
+        succeeded = [self._value(run) for run in group if run.state is RunState.succeeded]
+        values = [value for value in succeeded if value is not None]
         if not values:
             return Suggestion(point, Outcome.unknown)
         mean = math.fsum(values) / len(values)
@@ -274,9 +261,7 @@ class RunChooser:
         self._context, self._live, self._room, self._budget = context, live, room, budget
         self._allowances = allowances
         self._sources = SourceModels(context)
-        self._suggestions = Suggestions(
-            context.store, context.experiment_id, context.attempt, context.spec, context.catalogue
-        )
+        self._suggestions = Suggestions(context)
         self._queued = QueuedRuns(context, live, self._decides)
         self._relist = True
         self._noted: set[str] = set()

@@ -47,7 +47,7 @@ from trainers.reporting import StopReason
 logger = logging.getLogger(__name__)
 
 PASS_ON_S = 0.2
-"""How often it is checked whether anything has to be sent."""
+"""How often it is checked whether stop requests have to be sent."""
 REPEAT_S = 1.0
 """Time after which the same requests are sent again, also if the last call failed."""
 BEAT_S = 0.7
@@ -188,26 +188,15 @@ class Driver:
         # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
         # a group when the machine has two. The job's address says which is meant.
         address = os.environ.get("RAY_ADDRESS")
-        ray.init(
-            logging_level="warning",
-            log_to_driver=True,
-            runtime_env={
-                "env_vars": {
-                    MARK: mark_of(address or "", self._id),
-                    **({"RAY_ADDRESS": address} if address else {}),
-                }
-            },
-        )
+        variables = {MARK: mark_of(address or "", self._id)} | ({"RAY_ADDRESS": address} if address else {})
+        ray.init(logging_level="warning", log_to_driver=True, runtime_env={"env_vars": variables})
         _, canonical = wait_out(lambda: self._store.experiment_spec(self._id), "the sweep")
         actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
         # Imports Ray Tune, which takes about as long as the actor does to start.
         importlib.import_module("service.driving.ray_tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         self._wait_until_stored(actor)
-        wait_out(
-            lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt),
-            "the sweep",
-        )
+        wait_out(lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt), "the sweep")
         self._stops = StopRequests(actor.request_stops)
         self._sweep = wait_out(
             lambda: Sweep(
@@ -287,11 +276,8 @@ class Driver:
     def _hear(self, requests: Requests) -> None:
         if self._stops is None or self._sweep is None:
             return  # The next beat brings them again.
-        everything: StopReason | None = None
-        if requests.cancel:
-            everything = StopReason.cancel
-        elif requests.pause:
-            everything = StopReason.pause
+        paused = StopReason.pause if requests.pause else None
+        everything = StopReason.cancel if requests.cancel else paused
         self._sweep.stopping = everything
         if everything is None:
             self._stopping_since_s = None

@@ -99,16 +99,12 @@ class Allowances:
         self._by_hardware = by_hardware
 
     def fits(self, hardware: str, shape: Shape) -> bool:
-        """Returns whether one more run may hold its devices.
-
-        With nothing held, any allowance above zero lets one run start, even one that is larger: devices are
-        allowed in the sizes the scheduler knows, and a run measured alone takes a whole node.
-        """
+        """Returns whether one more run may hold its devices."""
         allowance = self._by_hardware.get(hardware)
         if allowance is None:
             return True
         held = sum(live.turn.shape.devices for live in self._live if live.run.hardware == hardware)
-        return allowance.covers(held + shape.devices) or (allowance.devices > 0 and not held)
+        return _covers(allowance, held, shape)
 
     @property
     def nothing(self) -> str | None:
@@ -125,10 +121,8 @@ class Allowances:
             live = [each for each in self._live if each.run.hardware == hardware]
             held = 0.0
             for each in sorted(live, key=lambda each: self._order(each, allowance)):
-                devices = each.turn.shape.devices
-                allowed = allowance.covers(held + devices) or (allowance.devices > 0 and not held)
-                if allowed or not _interruptible(each, allowance):
-                    held += devices
+                if _covers(allowance, held, each.turn.shape) or not _interruptible(each, allowance):
+                    held += each.turn.shape.devices
                 else:
                     excess.append(each)
         return excess
@@ -141,6 +135,15 @@ class Allowances:
         """Sort key; first those that stay: uninterruptible, with an attempt, recent, early in the queue."""
         worked = may_yield(self._clock(), live.since_s, 0.0)
         return _interruptible(live, allowance), live.assignment is None, worked, live.turn.number
+
+
+def _covers(allowance: DeviceAllowance, held: float, shape: Shape) -> bool:
+    """Returns whether a run fits into an allowance next to what is held.
+
+    With nothing held, any allowance above zero lets one run start, even one that is larger: devices are
+    allowed in the sizes the scheduler knows, and a run measured alone takes a whole node.
+    """
+    return allowance.covers(held + shape.devices) or (allowance.devices > 0 and not held)
 
 
 def _interruptible(live: LiveTurn, allowance: DeviceAllowance) -> bool:

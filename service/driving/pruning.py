@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
@@ -127,20 +126,18 @@ class EarlyStops:
         if self._restored:
             return
         assert self._judge is not None
-        ended = [run for run in self._ended() if run.id not in live and run.total_steps is not None]
+        ended = [
+            run
+            for run in self._store.all_runs(self._id)
+            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
+            if run.id not in live and run.total_steps is not None
+        ]
         metric = self._spec.search.metric
         self._judge.restore(
             {run.id: self._series(run.id, metric) for run in ended},
             {run.id: run.total_steps or 0 for run in ended},
         )
         self._restored = True
-
-    def _ended(self) -> list[Run]:
-        return [
-            run
-            for run in self._store.all_runs(self._id)
-            if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
-        ]
 
     def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
         points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])

@@ -40,12 +40,8 @@ class ExperimentActor:
             experiment=experiment_id,
             experiment_attempt=attempt,
         )
-        self._recorder = Recorder(
-            lambda: Store.open(settings),
-            spool_folder(settings, experiment_id),
-            experiment_id,
-            attempt,
-        )
+        folder = spool_folder(settings, experiment_id)
+        self._recorder = Recorder(lambda: Store.open(settings), folder, experiment_id, attempt)
         self._mailbox = Mailbox()
         freeze_loaded()
 

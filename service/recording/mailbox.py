@@ -74,12 +74,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended, according to its worker.
+    """How an attempt ended, according to its worker: at its length, stopped at a step boundary, or failed.
 
-    Attributes:
-        kind: trained to its length, stopped at a step boundary, or failed.
-        summary: final figures, for `completed` and `stopped`.
-        failure: class and one line, for `failed`.
+    `summary` has the final figures unless it failed; `failure` is class and one line.
     """
 
     kind: Literal["completed", "stopped", "failed"]
@@ -143,18 +140,14 @@ class Mailbox:
 
     def ready(self, group: str) -> tuple[WorkerAddress, ...]:
         """Returns the workers of a group that wait for orders, by rank."""
-        ready = self._ready.get(group, {})
-        return tuple(ready[rank] for rank in sorted(ready))
+        return _by_rank(self._ready.get(group, {}))
 
     def serve(
         self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
     ) -> WorkOrder | None:
-        """Takes a worker's last delivery; returns the order after `number`, once there is one.
+        """Takes rank 0's last delivery, repeated until an order follows; returns the order after `number`.
 
-        Args:
-            worker: counts as ready from its first call on.
-            done: last delivery of rank 0, repeated until an order follows; None from others.
-            number: the last order that this worker carried out.
+        A worker counts as ready from its first call on. `number` is the last order that it carried out.
         """
         self._ready.setdefault(group, {})[worker.rank] = worker
         if done is not None:
@@ -166,11 +159,13 @@ class Mailbox:
         """Adds a worker to its group; returns those that have arrived, by rank."""
         workers = self._arrived.setdefault(group, {})
         workers[worker.rank] = worker
-        return tuple(workers[rank] for rank in sorted(workers))
+        return _by_rank(workers)
 
     def forget(self, group: str) -> None:
         """Removes a group that has ended."""
-        self._ready.pop(group, None)
-        self._arrived.pop(group, None)
-        self._orders.pop(group, None)
-        self._deliveries.pop(group, None)
+        for groups in (self._ready, self._arrived, self._orders, self._deliveries):
+            groups.pop(group, None)
+
+
+def _by_rank(workers: Mapping[int, WorkerAddress]) -> tuple[WorkerAddress, ...]:
+    return tuple(workers[rank] for rank in sorted(workers))

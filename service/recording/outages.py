@@ -31,7 +31,7 @@ class Repeated:
 
     def __init__(
         self,
-        step: Callable[[], None],
+        step: Callable[[], object],
         every_s: float,
         name: str,
         *,

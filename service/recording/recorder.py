@@ -25,23 +25,8 @@ from pydantic import TypeAdapter
 
 from service.domain.events import EventKind
 from service.domain.process_metrics import MetricBuffer
-from service.recording.spool import (
-    Spool,
-    SpoolReader,
-    append_line,
-    left_behind,
-    rejected_file,
-    spooled_bytes,
-)
-from service.store import (
-    Conflict,
-    NotFound,
-    OutOfRange,
-    RecordBatch,
-    StaleAttempt,
-    Store,
-    StoreError,
-)
+from service.recording.spool import Spool, SpoolReader, append_line, left_behind, rejected_file, spooled_bytes
+from service.store import Conflict, NotFound, OutOfRange, RecordBatch, StaleAttempt, Store, StoreError
 from service.store.base import storable
 from trainers.reporting import StopReason
 
@@ -97,11 +82,9 @@ _REPORT = TypeAdapter(Report)
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The rows of a report are committed or on the recorder's disk.
+    """The rows of a report are safe; `stop` is why the run should end at its next step boundary.
 
-    Attributes:
-        stop: why the run should end at its next step boundary; None = continue.
-        stale: another attempt is current; end and write nothing.
+    `stale`: another attempt is current; end and write nothing.
     """
 
     stop: StopReason | None = None

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,12 +69,10 @@ def mark_of(cluster: str, experiment_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process.
+    """One process, with the CPU time of its own and of its ended children (`reaped_s`).
 
     Attributes:
         started: clock ticks since the machine started; distinguishes processes that reuse a number.
-        cpu_s: CPU time of its own.
-        reaped_s: CPU time of its ended children.
         owner: mark of its experiment, or `SERVICE`; None = foreign.
     """
 
@@ -86,12 +85,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine at one moment.
+    """The machine at one moment, monotonic; of `processes`, those known to be foreign may be left out.
 
-    Attributes:
-        at_s: monotonic seconds.
-        busy_s: CPU time of all processes since the machine started; None = unknown.
-        processes: by number; those known to be foreign may be left out.
+    `busy_s`: CPU time of all processes since the machine started; None = unknown.
     """
 
     at_s: float
@@ -101,13 +97,13 @@ class Machine:
 
     def under(self, roots: Iterable[int]) -> frozenset[int]:
         """Returns processes and all their descendants."""
-        children: dict[int, list[int]] = {}
+        children: defaultdict[int, list[int]] = defaultdict(list)
         for pid, process in self.processes.items():
-            children.setdefault(process.parent, []).append(pid)
+            children[process.parent].append(pid)
         family = set(roots)
         waiting = list(family)
         while waiting:
-            fresh = [pid for pid in children.get(waiting.pop(), ()) if pid not in family]
+            fresh = [pid for pid in children[waiting.pop()] if pid not in family]
             family.update(fresh)
             waiting += fresh
         return frozenset(family)
@@ -247,17 +243,17 @@ def _spent(before: Machine, after: Machine, ours: frozenset[int]) -> Iterable[tu
         now = after.processes.get(pid)
         return was if was is not None and now is not None and was.started == now.started else None
 
-    gone: dict[int, list[tuple[int, Process]]] = {}
+    gone: defaultdict[int, list[tuple[int, Process]]] = defaultdict(list)
     for pid, process in before.processes.items():
         if same(pid) is None:
-            gone.setdefault(process.parent, []).append((pid, process))
+            gone[process.parent].append((pid, process))
     for pid, process in after.processes.items():
         if process.owner is None and pid not in ours:
             continue
         was = same(pid)
         yield process.owner, pid in ours, process.cpu_s - (was.cpu_s if was else 0.0)
         # A parent is told the whole time of a child that ended: what it had used before is no news.
-        ended = gone.get(pid, [])
+        ended = gone[pid]
         reaped_s = process.reaped_s - (was.reaped_s if was else 0.0)
         fresh_s = reaped_s - sum(child.cpu_s + child.reaped_s for _, child in ended)
         if fresh_s > 0.0:

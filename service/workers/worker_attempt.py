@@ -309,14 +309,8 @@ def train_one(
     """Trains one assignment in this process; all its reports, errors included, are safe when this returns."""
     from trainers.entrypoint import train
 
-    sink = RecorderSink(
-        actor.report,
-        assignment.run_id,
-        assignment.attempt,
-        rank=rank,
-        workers=workers,
-        on_stale=_end_process,
-    )
+    run_id, attempt = assignment.run_id, assignment.attempt
+    sink = RecorderSink(actor.report, run_id, attempt, rank=rank, workers=workers, on_stale=_end_process)
     watch = watcher(sink.of_machine, assignment.shape.device, rank, workers)
     try:
         try:
@@ -388,11 +382,8 @@ def _lost_a_peer(error: BaseException) -> bool:
     """Whether an error only shows that another worker, or the way to it, is gone."""
     cause = _task_cause(error) or error
     lost = isinstance(cause, RuntimeError | ConnectionError | PipelineError)
-    return lost and failure_of(cause)[0] is FailureClass.infrastructure and not _of_ray(cause)
-
-
-def _of_ray(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] == "ray"
+    of_ray = type(cause).__module__.partition(".")[0] == "ray"
+    return lost and not of_ray and failure_of(cause)[0] is FailureClass.infrastructure
 
 
 def _task_cause(error: Any) -> BaseException | None:

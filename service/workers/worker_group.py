@@ -213,11 +213,7 @@ def _own_address(rank: int) -> WorkerAddress:
 
 def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Repeated:
     """Repeats a worker's arrival: a restarted actor has forgotten it, and its peers would wait in vain."""
-
-    def arrive() -> None:
-        actor.arrive(group, own)
-
-    return Repeated(arrive, _ARRIVE_AGAIN_S, "arrival")
+    return Repeated(lambda: actor.arrive(group, own), _ARRIVE_AGAIN_S, "arrival")
 
 
 def _meet(
