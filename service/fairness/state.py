@@ -22,8 +22,7 @@ DRAINED_AFTER_S = 43_200.0
 """Time after which free devices are kept for it also where others' runs end when they end."""
 PROMOTED_AFTER_S = 86_400.0
 """Time without a start after which low priority counts as normal."""
-PROMOTED_TO = 50
-"""Class `normal`."""
+PROMOTED_TO = 50  # normal
 OVERDUE_AFTER_S = 172_800.0
 """Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
 USEFUL_S = 1800.0

@@ -16,8 +16,7 @@ from trainers.reporting import Clock, StopReason
 class Turn:
     """A run whose turn has come: it waits for a place in the cluster, and gets an attempt only there.
 
-    `number` counts turns in the sweep, `attempt` is the run's next one; processes of an `isolated` turn serve
-    no other run.
+    `number` counts turns in the sweep; processes of an `isolated` turn serve no other run.
     """
 
     number: int
@@ -129,7 +128,6 @@ class Mailbox:
         self._grants = dict(grants)
 
     def granted(self, trial: str) -> Grant | None:
-        """Returns the driver's answer to a trial, once there is one."""
         return self._grants.get(trial)
 
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
@@ -162,7 +160,6 @@ class Mailbox:
         return _by_rank(workers)
 
     def forget(self, group: str) -> None:
-        """Removes a group that has ended."""
         for groups in (self._ready, self._arrived, self._orders, self._deliveries):
             groups.pop(group, None)
 

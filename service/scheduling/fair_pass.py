@@ -46,7 +46,7 @@ class FairPass:
 
     @property
     def budgets_left(self) -> Mapping[tuple[str, str], float]:
-        """Returns the part of each budget that is left, by project and unit, as of the last look."""
+        """Returns the part of each budget that is left, by project and unit."""
         return self._reader.budgets.left
 
     def divide(self, cluster: ClusterSnapshot, active: Sequence[Experiment], places: int) -> list[int]:

@@ -39,15 +39,11 @@ class JobRefused(Exception):
 
 class JobState(StrEnum):
     pending = "PENDING"
-    """Ray starts it."""
     running = "RUNNING"
-    """Its process runs, as far as Ray knows."""
     succeeded = "SUCCEEDED"
-    """Its process ended with code 0."""
     failed = "FAILED"
-    """Its process ended otherwise, or Ray lost it."""
+    """Its process ended with another code than 0, or Ray lost it."""
     stopped = "STOPPED"
-    """Ended by `stop`."""
 
     @property
     def ended(self) -> bool:
@@ -78,7 +74,7 @@ class RayJobs(Protocol):
         ...
 
     def status(self, submission_id: str) -> RayJob | None:
-        """Returns what became of a job; None = Ray knows none of that id."""
+        """Returns None if Ray knows no job of that id."""
         ...
 
     def stop(self, submission_id: str) -> None:
@@ -287,7 +283,7 @@ class FakeRayJobs:
         self.after_submit: Callable[[], None] = lambda: None
         """Called when a job has been taken, before `submit` returns: raise here to die there."""
         self.submitted: list[str] = []
-        """Submission ids in the order in which jobs were really started."""
+        """Submission ids in the order in which jobs were started, each once."""
         self._jobs: dict[str, _FakeJob] = {}
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:

@@ -11,20 +11,17 @@ from service.store import Store
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 5.0
-"""Time between two looks for what people have deleted."""
-PRUNE_EVERY_S = 3600.0
-"""Time between two looks for points that have become old."""
+EVERY_S, PRUNE_EVERY_S = 5.0, 3600.0
+"""Time between two looks for what people have deleted, and for points that have become old."""
 PAUSE_S = 0.01
 """Time between two transactions, in which others write."""
 _DAY_S = 86_400.0
 
 
 class Upkeep:
-    """Removes what people have deleted, and downsamples points older than the settings keep them.
+    """Several processes may run it at the same time, and one may die at any moment.
 
-    Several processes may do this at the same time, and one may die at any moment: what is left to do is read
-    from the database. `pause_s` is the time between two transactions.
+    What is left to do is read from the database.
     """
 
     def __init__(self, store: Store, settings: Settings, *, pause_s: float = PAUSE_S) -> None:
