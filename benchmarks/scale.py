@@ -46,9 +46,10 @@ from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.db import migrate, schema
 from service.db.engine import Database
-from service.driving.driver import RENEWALS, LeaseRenewal
+from service.driving.driver import RENEWALS, lease_renewal
 from service.driving.sweep import Sweep
 from service.recording.mailbox import Ending, Ready, Turn
+from service.recording.outages import Repeated
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import FakeRayJobs
@@ -206,8 +207,8 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
     return {"heartbeat_commits_per_s_100_active": commits / took_s}
 
 
-def _renewal(store: Store, experiment_id: int, lease_s: float) -> LeaseRenewal:
-    return LeaseRenewal(
+def _renewal(store: Store, experiment_id: int, lease_s: float) -> Repeated:
+    return lease_renewal(
         lambda: store.renew_lease(experiment_id, 1, lease_s),
         lambda: store.requests(experiment_id, 1),
         lease_s / RENEWALS,

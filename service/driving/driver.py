@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Self
 
 from service.config import logs
 from service.config.process import freeze_loaded
@@ -114,38 +113,28 @@ class StopRequests:
         self._send(*wanted)
 
 
-class LeaseRenewal:
-    """Renews the lease in a thread, while its context is open; passes on people's requests at every beat."""
+def lease_renewal(
+    renew: Callable[[], Requests],
+    read: Callable[[], Requests],
+    every_s: float,
+    heard: Callable[[Requests], None],
+    lost: Callable[[], None],
+) -> Repeated:
+    """Returns a thread that renews the lease, and passes on people's requests at every beat."""
+    renewed_s = float("-inf")
 
-    def __init__(
-        self,
-        renew: Callable[[], Requests],
-        read: Callable[[], Requests],
-        every_s: float,
-        heard: Callable[[Requests], None],
-        lost: Callable[[], None],
-    ) -> None:
-        self._renew, self._read, self._every_s = renew, read, every_s
-        self._renewed_s = float("-inf")
-        self._heard = heard
-        # Training continues through an outage; whether the lease held is seen when the database is back.
-        self._repeated = Repeated(self._beat, BEAT_S, "lease renewal", on_stale=lost)
-
-    def __enter__(self) -> Self:
-        self._repeated.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._repeated.stop()
-
-    def _beat(self) -> None:
+    def beat() -> None:
+        nonlocal renewed_s
         now = time.monotonic()
-        if now - self._renewed_s >= self._every_s:
-            requests = self._renew()
-            self._renewed_s = now
+        if now - renewed_s >= every_s:
+            requests = renew()
+            renewed_s = now
         else:
-            requests = self._read()
-        self._heard(requests)
+            requests = read()
+        heard(requests)
+
+    # Training continues through an outage; whether the lease held is seen when the database is back.
+    return Repeated(beat, BEAT_S, "lease renewal", on_stale=lost)
 
 
 class Driver:
@@ -252,8 +241,8 @@ class Driver:
             logger.warning("the experiment's actor does not respond; it ends with this job: %s", error)
         shutil.rmtree(self._folder / "ray", ignore_errors=True)
 
-    def _renewal(self) -> LeaseRenewal:
-        return LeaseRenewal(
+    def _renewal(self) -> Repeated:
+        return lease_renewal(
             self._renew,
             lambda: self._store.requests(self._id, self._attempt),
             self._settings.lease_s / RENEWALS,

@@ -11,7 +11,7 @@ import pytest
 from service.config.settings import Settings
 from service.domain.states import ExperimentState
 from service.driving import driver
-from service.driving.driver import LeaseRenewal
+from service.driving.driver import lease_renewal
 from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
 from service.store import Requests, StaleAttempt, Store, StoreUnavailable
@@ -54,7 +54,7 @@ def test_requests_are_read_without_renewing_the_lease() -> None:
         return NOTHING
 
     hear = lambda requests: told.set() if requests == PAUSE else None  # noqa: E731
-    with LeaseRenewal(renew, beating(NOTHING, NOTHING, PAUSE), 3600.0, hear, lambda: None):
+    with lease_renewal(renew, beating(NOTHING, NOTHING, PAUSE), 3600.0, hear, lambda: None):
         assert told.wait(5)
     assert len(renewed) == 1
 
@@ -63,7 +63,7 @@ def test_requests_are_handed_on() -> None:
     told = threading.Event()
     cancel = Requests(True, False, frozenset())
     hear = lambda requests: told.set() if requests == cancel else None  # noqa: E731
-    with LeaseRenewal(beating(NOTHING, cancel), unasked, 0.0, hear, lambda: None):
+    with lease_renewal(beating(NOTHING, cancel), unasked, 0.0, hear, lambda: None):
         assert told.wait(5)
 
 
@@ -79,20 +79,20 @@ def test_a_withdrawal_is_handed_on_when_the_request_was_heard_in_part() -> None:
         if stopping[:-1]:
             withdrawn.set()
 
-    with LeaseRenewal(beating(PAUSE, NOTHING), unasked, 0.0, hear, lambda: None):
+    with lease_renewal(beating(PAUSE, NOTHING), unasked, 0.0, hear, lambda: None):
         assert withdrawn.wait(5)
 
 
 def test_a_database_that_is_away_does_not_end_the_heartbeat() -> None:
     told = threading.Event()
     beat = beating(StoreUnavailable("locked"), OSError("odd"), PAUSE)
-    with LeaseRenewal(beat, unasked, 0.0, lambda requests: told.set(), lambda: None):
+    with lease_renewal(beat, unasked, 0.0, lambda requests: told.set(), lambda: None):
         assert told.wait(5)
 
 
 def test_a_stale_attempt_is_called_off() -> None:
     lost = threading.Event()
-    with LeaseRenewal(beating(StaleAttempt("over")), unasked, 0.0, lambda requests: None, lost.set):
+    with lease_renewal(beating(StaleAttempt("over")), unasked, 0.0, lambda requests: None, lost.set):
         assert lost.wait(5)
 
 
