@@ -7,7 +7,6 @@ priority, then fair share (the owner with the fewest experiments starting or run
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -459,21 +458,23 @@ def pools_of(
     alive: dict[str, list[str]] = {pool: [] for pool in (DEFAULT_POOL, *clusters)}
     for scheduler in schedulers:
         alive.setdefault(scheduler.pool, []).append(scheduler.name)
-    unknown = ClusterSnapshot(math.inf, False, None, ())
-    return [
-        Pool(
-            pool,
-            tuple(alive[pool]),
-            at_s=clusters[pool].at_s if pool in clusters else None,
-            age_s=max(0.0, now_s - clusters[pool].at_s) if pool in clusters else None,
-            reachable=cluster.reachable,
-            dashboard_url=cluster.dashboard_url,
-            nodes=cluster.nodes,
-            totals=cluster.totals,
+    pools = []
+    for pool in sorted(alive, key=order_of_pool):
+        seen = clusters.get(pool)
+        cluster = seen or ClusterSnapshot(now_s, False, None, ())
+        pools.append(
+            Pool(
+                pool,
+                tuple(alive[pool]),
+                at_s=None if seen is None else seen.at_s,
+                age_s=None if seen is None else max(0.0, now_s - seen.at_s),
+                reachable=cluster.reachable,
+                dashboard_url=cluster.dashboard_url,
+                nodes=cluster.nodes,
+                totals=cluster.totals,
+            )
         )
-        for pool in sorted(alive, key=order_of_pool)
-        for cluster in [clusters.get(pool, unknown)]
-    ]
+    return pools
 
 
 def _waiting_at_work(connection: Connection) -> list[tuple[Experiment, str]]:

@@ -77,9 +77,9 @@ class PlacementWatch:
         self._repeated.stop()
         now = self._clock()
         with self._lock:
-            for id, placement in list(self._held.items()):
+            for placement in list(self._held.values()):
                 if placement.released_s is None:
-                    self._change(replace(placement, released_s=now, seen_s=now), id)
+                    self._change(replace(placement, released_s=now, seen_s=now))
         wait_out(self._store, "the end of placements")
 
     def ready(self, ready: Ready) -> None:
@@ -104,7 +104,7 @@ class PlacementWatch:
         with self._lock:
             for id, group in groups.items():
                 if id not in self._held and (placement := self._priced(group, now)) is not None:
-                    self._change(placement, id)
+                    self._change(placement)
             for id, placement in list(self._held.items()):
                 if placement.released_s is not None:
                     continue  # The database was unavailable since.
@@ -114,7 +114,7 @@ class PlacementWatch:
                 elif now - placement.seen_s >= SEEN_S:
                     known = replace(known, seen_s=now)
                 if known != placement:
-                    self._change(known, id)
+                    self._change(known)
         try:
             self._store()
         except StoreOutage as error:
@@ -139,9 +139,9 @@ class PlacementWatch:
                 )
         return None  # It holds no devices: the trial that opens a worker group.
 
-    def _change(self, placement: Placement, id: str) -> None:
-        self._held[id] = placement
-        self._unstored.add(id)
+    def _change(self, placement: Placement) -> None:
+        self._held[placement.id] = placement
+        self._unstored.add(placement.id)
 
     def _store(self) -> None:
         with self._lock:
