@@ -13,7 +13,7 @@ import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,9 @@ class DryRun:
 
     def compile(self, size: int) -> None:
         """Compiles the training graphs now: batches with padding, and those without."""
-        for batch in self._variants(self._longest(size)):
-            self._pass(batch)
+        batch = self._longest(size)
+        for variant in (replace(batch, attention_mask=None), _with_mask(batch)):
+            self._pass(variant)
             self._module.zero_grad(set_to_none=True)
 
     def rehearse(self, size: int) -> None:
@@ -113,10 +114,6 @@ class DryRun:
         self._module.zero_grad(set_to_none=True)
         self._objective.begin_step(0, 1)
         kind_of(self._device).backend.synchronize(self._device)
-
-    def _variants(self, batch: Batch) -> Iterator[Batch]:
-        yield replace(batch, attention_mask=None)
-        yield _with_mask(batch)
 
     def _longest(self, size: int) -> Batch:
         rows = np.resize(np.argsort(-self._data.lengths, kind="stable")[:size], size)

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from trainers.telemetry.timeline import TRAINING, Phase, Sent, Timeline
+from trainers.telemetry.timeline import TRAINING, Phase, Timeline
 from trainers.telemetry.usage import Usage
 
 
@@ -73,12 +73,6 @@ class Progress:
         if math.isfinite(loss_sum):
             self.epoch_loss += loss_sum
             self.epoch_samples += samples
-
-    def count_sent(self, sent: Sent, *, timed: bool) -> None:
-        """Adds a step's exchange of gradients; hidden time only if the step's time counts."""
-        self.bytes_sent += sent.bytes
-        if timed:
-            self.hidden_communication_s += sent.hidden_s
 
     def judge(
         self, scores: dict[str, float], headline: str, *, higher_is_better: bool, attempt: int = 0

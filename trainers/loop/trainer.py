@@ -269,7 +269,9 @@ class Trainer:
         self.stopping = stop_reason(totals)
         if not is_finite(totals):
             self.model.replica.discard()
-        self.progress.count_sent(launched.sent(), timed=launched.timed)
+        sent = launched.sent()
+        self.progress.bytes_sent += sent.bytes
+        self.progress.hidden_communication_s += sent.hidden_s if launched.timed else 0.0
         if (step + 1) % self.config.log_every_steps == 0:
             own: dict[str, float] = {}
             if launched.reports_underflow:

@@ -70,10 +70,7 @@ Boundary = Callable[[Phase, float, float], None]
 which its side of the boundary began and ended."""
 
 
-def _unheard(phase: Phase, at_s: float) -> None: ...
-
-
-def _unbounded(ended: Phase, began_s: float, ended_s: float) -> None: ...
+def _unheard(*_times: object) -> None: ...
 
 
 class Timeline:
@@ -87,7 +84,7 @@ class Timeline:
         self.entered = (Phase.warm_up, began_s)
         """The phase that the host is in, and since when by `time.perf_counter()`."""
         self._listener: Listener = _unheard
-        self._boundary: Boundary = _unbounded
+        self._boundary: Boundary = _unheard
 
     @property
     def until_s(self) -> float:
