@@ -9,7 +9,9 @@ from fastapi import Depends, Header, Path, Query, Request
 
 from api.access import MAX_ID, Caller, current_user
 from api.intake import Checks
-from api.stream import Streams
+from api.project_view import ClusterView, ProjectView
+from api.stream import Streams, parse_number
+from api.throttle import Throttle
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
@@ -18,42 +20,22 @@ from service.store import Store
 MAX_PAGE_SIZE = 1000
 
 
-async def _store(request: Request) -> Store:
-    store: Store = request.app.state.store
-    return store
+def _state(name: str) -> Any:
+    async def read(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(read)
 
 
-async def _queue(request: Request) -> Queue:
-    queue: Queue = request.app.state.queue
-    return queue
-
-
-async def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
-async def _catalogue(request: Request) -> Mapping[str, Hardware]:
-    catalogue: Mapping[str, Hardware] = request.app.state.catalogue
-    return catalogue
-
-
-async def _streams(request: Request) -> Streams:
-    streams: Streams = request.app.state.streams
-    return streams
-
-
-async def _checks(request: Request) -> Checks:
-    checks: Checks = request.app.state.checks
-    return checks
-
-
-StoreDep = Annotated[Store, Depends(_store)]
-QueueDep = Annotated[Queue, Depends(_queue)]
-SettingsDep = Annotated[Settings, Depends(_settings)]
-CatalogueDep = Annotated[Mapping[str, Hardware], Depends(_catalogue)]
-StreamsDep = Annotated[Streams, Depends(_streams)]
-ChecksDep = Annotated[Checks, Depends(_checks)]
+StoreDep = Annotated[Store, _state("store")]
+QueueDep = Annotated[Queue, _state("queue")]
+SettingsDep = Annotated[Settings, _state("settings")]
+CatalogueDep = Annotated[Mapping[str, Hardware], _state("catalogue")]
+StreamsDep = Annotated[Streams, _state("streams")]
+ChecksDep = Annotated[Checks, _state("checks")]
+ClusterDep = Annotated[ClusterView, _state("cluster")]
+ProjectsDep = Annotated[ProjectView, _state("projects")]
+ThrottleDep = Annotated[Throttle, _state("throttle")]
 CurrentUser = Annotated[Caller, Depends(current_user)]
 """Who sent the request, which the rule of its route has let through."""
 
@@ -87,6 +69,24 @@ ExperimentOrderBy = Annotated[
 ]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
 PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]
+
+
+async def _runs(filter: Filter = None, order_by: OrderBy = None) -> dict[str, Any]:
+    return {"filter": filter, "order_by": order_by}
+
+
+ChosenRuns = Annotated[dict[str, Any], Depends(_runs)]
+"""Filter and order of a list of runs, as arguments of `Store.runs`."""
+
+
+async def _page(
+    chosen: ChosenRuns, page_size: PageSize = 100, page_token: PageToken = None
+) -> dict[str, Any]:
+    return {**chosen, "page_size": page_size, "page_token": page_token}
+
+
+PageOfRuns = Annotated[dict[str, Any], Depends(_page)]
+"""The same, and which page of them."""
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -103,6 +103,14 @@ LastEventId = Annotated[
 ]
 
 
+async def _last_number(last_event_id: LastEventId = None) -> int | None:
+    return None if last_event_id is None else parse_number(last_event_id)
+
+
+AfterNumber = Annotated[int | None, Depends(_last_number)]
+"""Number of the last event received; None = there is none."""
+
+
 EXAMPLE = """\
 name: precision-by-batch
 task: {name: imdb, path: imdb, max_length: 128}
@@ -113,17 +121,18 @@ search:
 seeds: [0, 1]
 """
 
+SPEC_SCHEMA = {"$ref": "#/components/schemas/ExperimentSpec"}
 SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The spec, in YAML or JSON, detected from the content. At most 1 MiB.",
         "content": {
             "application/yaml": {
-                "schema": {"$ref": "#/components/schemas/ExperimentSpec"},
+                "schema": SPEC_SCHEMA,
                 "example": EXAMPLE,
             },
             "application/json": {
-                "schema": {"$ref": "#/components/schemas/ExperimentSpec"},
+                "schema": SPEC_SCHEMA,
                 "example": {
                     "name": "one-run",
                     "task": {"name": "imdb", "path": "imdb"},
@@ -141,3 +150,16 @@ async def _body(request: Request) -> bytes:
 
 
 SpecBody = Annotated[bytes, Depends(_body)]
+
+TEXT, BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
+
+
+def answered(description: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[int | str, dict[str, Any]]:
+    """Returns OpenAPI's `responses` of an answer that is not a record: schemas by media type."""
+    content = {media_type: {"schema": schema} for media_type, schema in contents.items()}
+    return {200: {"description": description, "content": content}}
+
+
+def attached(name: str) -> dict[str, str]:
+    """Returns the header that makes a browser save an answer under a name."""
+    return {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -18,6 +18,7 @@ import orjson
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
+from api.deps import BINARY, TEXT, answered, attached
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.formats import TableFormat
 from service.domain.records import Page, Run
@@ -37,14 +38,13 @@ MEDIA_TYPES = {
 }
 """What each is called in a Content-Type."""
 
-DECLARED: dict[str, Any] = {
-    "description": "The table.",
-    "content": {
-        "text/csv": {"schema": {"type": "string"}},
-        "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
-        "application/jsonl": {"schema": {"type": "string"}},
+ANSWERED = answered(
+    "The table.",
+    {
+        MEDIA_TYPES[form]: BINARY if form is TableFormat.parquet else TEXT
+        for form in (TableFormat.csv, TableFormat.parquet, TableFormat.jsonl)
     },
-}
+)
 """OpenAPI of the answer."""
 
 Row = dict[str, Any]
@@ -61,31 +61,24 @@ def answer(
     format: TableFormat,
     name: str,
     *,
-    experiment_id: int | None,
-    filter: str | None,
-    order_by: str | None,
+    experiment_id: int | None = None,
     visible: Visibility = EVERYTHING,
+    **chosen: Any,
 ) -> StreamingResponse:
     """Returns the export as a streamed answer; the first page is read at once, so that a bad filter is told.
 
     Args:
         store: Store with the runs.
         format: Format of the table.
-        name: the file's name without suffix.
-        experiment_id: runs of this experiment only; None = all.
-        filter: conditions in MLflow's grammar.
-        order_by: order of the rows.
-        visible: projects that the reader sees.
+        name: The file's name without suffix.
+        experiment_id: Runs of this experiment only; None = all.
+        visible: Projects that the reader sees.
+        chosen: `filter` and `order_by` of the rows.
     """
 
     def read(token: str | None) -> Page[Run]:
         return store.runs(
-            experiment_id=experiment_id,
-            filter=filter,
-            order_by=order_by,
-            page_size=_PAGE_SIZE,
-            page_token=token,
-            visible=visible,
+            experiment_id=experiment_id, page_size=_PAGE_SIZE, page_token=token, visible=visible, **chosen
         )
 
     axes = None
@@ -93,11 +86,7 @@ def answer(
         _, canonical = store.experiment_spec(experiment_id)
         axes = list(json.loads(canonical)["search"]["axes"])
     chunks = _WRITERS[format](_pages(read(None), read, axes), axes)
-    return StreamingResponse(
-        chunks,
-        media_type=MEDIA_TYPES[format],
-        headers={"Content-Disposition": f'attachment; filename="{name}.{format}"'},
-    )
+    return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))
 
 
 def _pages(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,7 +21,7 @@ from starlette.routing import Match
 from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.login.returning import login_instead
-from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, respond
+from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, invalid, respond
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError
 from service.config.logs import about
@@ -39,6 +40,8 @@ from service.db.errors import (
     Unconfirmed,
     UnusableDatabase,
 )
+from service.output.run_files import NoPredictions, NoTrace
+from service.specs.models import NoModel
 
 _logger = logging.getLogger(__name__)
 
@@ -55,26 +58,43 @@ _STORE_PROBLEMS: dict[type[StoreError], str] = {
     StoreFull: "storage-full",
 }
 
+_GONE = "the client disconnected while sending the request"
 _HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
+
+
+_FILE_PROBLEMS: dict[type[Exception], str] = {
+    NoModel: "no-model",
+    NoTrace: "no-trace",
+    NoPredictions: "no-predictions",
+}
 
 
 def install(app: FastAPI) -> None:
     """Makes the application answer every error with a problem document."""
-    app.add_exception_handler(ProblemError, _on_problem)
-    app.add_exception_handler(SpecError, _on_spec_error)
-    app.add_exception_handler(StoreError, _on_store_error)
-    app.add_exception_handler(AnalysisError, _on_analysis_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(ProblemError, _answered(lambda error: error))
+    app.add_exception_handler(SpecError, _answered(from_spec_error))
+    app.add_exception_handler(StoreError, _answered(from_store_error))
+    app.add_exception_handler(AnalysisError, _answered(_from_analysis_error))
+    for kind in _FILE_PROBLEMS:
+        app.add_exception_handler(kind, _answered(_from_missing_file))
+    app.add_exception_handler(RequestValidationError, _answered(_from_invalid_request))
+    app.add_exception_handler(ClientDisconnect, _answered(lambda _: ProblemError("malformed-request", _GONE)))
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_mistake)
+
+
+def _answered(problem_of: Callable[[Any], ProblemError]) -> Callable[[Request, Any], Awaitable[Response]]:
+    async def answer(request: Request, error: Any) -> Response:
+        problem = problem_of(error)
+        return login_instead(request, problem) or respond(problem, request.url.path)
+
+    return answer
 
 
 def from_store_error(error: StoreError) -> ProblemError:
     """Returns the problem of something that the store refused or could not do."""
     if isinstance(error, BadValue):
-        problem = Problem("invalid-value", f"body.{error.field}", error.message)
-        return ProblemError("invalid-body", str(problem), errors=[problem])
+        return invalid("invalid-body", f"body.{error.field}", error.message)
     slug = next((_STORE_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _STORE_PROBLEMS), None)
     if slug is None:
         raise error
@@ -90,48 +110,29 @@ def from_store_error(error: StoreError) -> ProblemError:
     return ProblemError(slug, f"{ours}; the server's log says why", headers=headers)
 
 
-async def _on_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return login_instead(request, error) or respond(error, request.url.path)
-
-
-async def _on_spec_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SpecError)
-    return respond(from_spec_error(error), request.url.path)
-
-
-async def _on_store_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StoreError)
-    return respond(from_store_error(error), request.url.path)
-
-
-async def _on_analysis_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AnalysisError)
+def _from_analysis_error(error: AnalysisError) -> ProblemError:
     if isinstance(error, BadQuestion):
-        problem = Problem("invalid-value", f"query.{error.parameter}", str(error))
-        return respond(ProblemError("invalid-parameter", str(problem), errors=[problem]), request.url.path)
-    slug = "not-comparable" if isinstance(error, NotComparable) else "no-answer"
-    return respond(ProblemError(slug, str(error)), request.url.path)
+        return invalid("invalid-parameter", f"query.{error.parameter}", str(error))
+    return ProblemError("not-comparable" if isinstance(error, NotComparable) else "no-answer", str(error))
 
 
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _from_missing_file(error: Exception) -> ProblemError:
+    return ProblemError(_FILE_PROBLEMS[type(error)], str(error))
+
+
+def _from_invalid_request(error: RequestValidationError) -> ProblemError:
     problems = [_parameter_problem(entry) for entry in error.errors()]
-    slug = (
-        "invalid-body" if any(entry["loc"][0] == "body" for entry in error.errors()) else "invalid-parameter"
-    )
-    return respond(ProblemError(slug, str(problems[0]), errors=problems), request.url.path)
+    in_body = any(entry["loc"][0] == "body" for entry in error.errors())
+    return ProblemError("invalid-body" if in_body else "invalid-parameter", str(problems[0]), errors=problems)
 
 
 def _parameter_problem(entry: dict[str, Any]) -> Problem:
-    place, *names = (str(part) for part in entry["loc"])
-    path = ".".join((place, *names))
-    message = str(entry["msg"])
-    shown = repr(entry.get("input"))
+    path, message, shown = ".".join(map(str, entry["loc"])), str(entry["msg"]), repr(entry.get("input"))
+    if entry["type"] == "missing":
+        return Problem("missing-field", path, message)
     if len(shown) > 80:
         shown = shown[:77] + "..."
-    kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
-    return Problem(kind, path, message if kind == "missing-field" else f"{shown}: {message}")
+    return Problem("invalid-value", path, f"{shown}: {message}")
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -163,13 +164,6 @@ def _allowed(request: Request) -> list[str]:
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
     ]
     return ["GET", "HEAD", *methods[1:]] if methods[:1] == ["GET"] else methods
-
-
-async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return respond(
-        ProblemError("malformed-request", "the client disconnected while sending the request"),
-        request.url.path,
-    )
 
 
 async def _on_mistake(request: Request, error: Exception) -> Response:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import RouteContext, iter_route_contexts
 
+from api.access import On, rule_of
 from api.examples import EXAMPLES
-from api.problems import MEDIA_TYPE
+from api.parameters import query_names
+from api.problems import EVERYWHERE, MEDIA_TYPE, SPEC_PROBLEMS, ProblemDocument, declared
 from api.stream import CHANGES_EVENTS, EXPERIMENT_EVENTS, RUN_EVENTS
+from service.domain.access import Action
 from service.domain.serialization import NUMBER_SCHEMA, adapter
-from service.specs.experiment import json_schema
+from service.specs.experiment import ExperimentSpec
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -68,11 +72,11 @@ def build(app: FastAPI) -> dict[str, Any]:
         tags=app.openapi_tags,
         routes=app.routes,
     )
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for status, answer in operation["responses"].items():
-                _move_problem(status, answer)
+    for route in iter_route_contexts(app.routes):
+        for method in route.methods or () if route.include_in_schema else ():
+            _declare_problems(route, document["paths"][route.path_format][method.lower()]["responses"])
     schemas = document["components"]["schemas"]
+    _add(ProblemDocument, schemas)
     for path, events in _STREAMS.items():
         answer = document["paths"][path]["get"]["responses"]["200"]
         answer["description"] = "Server-sent events; the schema is of one of them."
@@ -105,11 +109,7 @@ def _event_schema(events: Mapping[str, Any], schemas: dict[str, Any]) -> dict[st
     """The schema of one event, which is how OpenAPI 3.1 describes a stream of them; data is JSON text."""
     kinds = []
     for event, kind in events.items():
-        content = adapter(kind).json_schema(mode="serialization", ref_template=_REFERENCE)
-        schemas.update(content.pop("$defs", {}))
-        if isinstance(kind, type):
-            schemas[kind.__name__] = content
-            content = {"$ref": _REFERENCE.format(model=kind.__name__)}
+        content = _add(kind, schemas)
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
         kinds.append(
             {
@@ -119,6 +119,16 @@ def _event_schema(events: Mapping[str, Any], schemas: dict[str, Any]) -> dict[st
             }
         )
     return {"oneOf": kinds}
+
+
+def _add(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Adds the components of a type to the others, and returns the schema that refers to them."""
+    content = adapter(kind).json_schema(mode="serialization", ref_template=_REFERENCE)
+    schemas.update(content.pop("$defs", {}))
+    if not isinstance(kind, type):
+        return content
+    schemas[kind.__name__] = content
+    return {"$ref": _REFERENCE.format(model=kind.__name__)}
 
 
 def _with_shared_number(document: dict[str, Any]) -> dict[str, Any]:
@@ -145,35 +155,50 @@ def _sharing(value: Any) -> Any:
     return {name: _sharing(inner) for name, inner in value.items()}
 
 
-def _move_problem(status: str, answer: dict[str, Any]) -> None:
-    content = answer.get("content", {})
-    if status >= "4" and MEDIA_TYPE in content:
-        content[MEDIA_TYPE]["schema"] = {"$ref": "#/components/schemas/ProblemDocument"}
-        for other in [name for name in content if name != MEDIA_TYPE]:
-            del content[other]
+def _declare_problems(route: RouteContext, answers: dict[str, Any]) -> None:
+    """Completes the answers of an operation with those problems that it did not name itself."""
+    contents = [answer.get("content", {}) for answer in answers.values()]
+    named = {slug for content in contents for slug in content.get(MEDIA_TYPE, {}).get("examples", ())}
+    answers.pop("422", None)  # FastAPI's own.
+    for status, answer in declared(*named, *_problems_of(route)).items():
+        answer["content"] |= answers.get(str(status), {}).get("content", {}) | answer["content"]
+        answers[str(status)] = answer
+
+
+def _problems_of(route: RouteContext) -> Iterator[str]:
+    """Yields the problems that follow from a route's rule, method, path and parameters."""
+    rule, parameters = rule_of(route), set(query_names(route.dependant))
+    reads = route.methods == {"GET"}
+    yield from EVERYWHERE
+    if "{" in str(route.path_format):
+        yield "not-found"
+    if rule.action not in (None, Action.see):
+        yield "forbidden"
+    if not reads:
+        yield "csrf-failed"
+    if not reads and route.name not in _CHECKS:
+        yield from ("storage-full", "unconfirmed")
+        if rule.action in (Action.steer_own, Action.manage_project, Action.administer):
+            yield "conflict"
+    if route.openapi_extra is not None:
+        yield from (*SPEC_PROBLEMS, "body-too-large")
+    elif route.body_field is not None:
+        yield from ("invalid-body", "body-too-large")
+    if "page_token" in parameters:
+        yield "invalid-page-token"
+    if "filter" in parameters:
+        yield "invalid-filter"
+        if rule.on is On.experiments:
+            yield from ("no-answer", "not-comparable")
+
+
+_CHECKS = ("validate_spec", "preview_spec")
+"""Operations that are no GET and change nothing."""
 
 
 def _spec_schema(schemas: dict[str, Any]) -> dict[str, Any]:
     """Returns the spec's JSON Schema as a component, its definitions among the other components."""
-    schema = json_schema()
+    schema = ExperimentSpec.model_json_schema(ref_template=_REFERENCE.format(model="Spec{model}"))
     definitions = schema.pop("$defs", {})
-    names = {name: f"Spec{name}" for name in definitions}
-    for name, definition in definitions.items():
-        schemas[names[name]] = _renamed(definition, names)
-    for key in ("$schema", "$id"):
-        schema.pop(key, None)
-    renamed: dict[str, Any] = _renamed(schema, names)
-    return renamed
-
-
-def _renamed(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: f"#/components/schemas/{names[inner.rsplit('/', 1)[-1]]}"
-            if key == "$ref"
-            else _renamed(inner, names)
-            for key, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_renamed(inner, names) for inner in value]
-    return value
+    schemas.update((f"Spec{name}", definition) for name, definition in definitions.items())
+    return {**schema, "title": "Stillhouse experiment spec"}

@@ -20,7 +20,7 @@ def refuse_unknown_parameters(request: Request) -> None:
     """
     if not request.query_params:
         return
-    known = set(_query_names(request.scope["route"].dependant))
+    known = set(query_names(request.scope["route"].dependant))
     unknown = [name for name in request.query_params if name not in known][:MAX_PROBLEMS]
     hints = [_nearest(name, known) for name in unknown[:MAX_SUGGESTIONS]]
     hints += [_listed(known)] * (len(unknown) - len(hints))
@@ -32,11 +32,11 @@ def refuse_unknown_parameters(request: Request) -> None:
         raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
 
 
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    """Query parameters of an operation and of everything it depends on."""
+def query_names(dependant: Dependant) -> Iterator[str]:
+    """Yields the query parameters of an operation and of everything that it depends on."""
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
-        yield from _query_names(inner)
+        yield from query_names(inner)
 
 
 def _nearest(name: str, known: set[str]) -> str:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
@@ -284,6 +284,12 @@ class ProblemError(Exception):
         super().__init__(detail)
 
 
+def invalid(slug: str, path: str, message: str) -> ProblemError:
+    """Returns the problem of one value that is not valid: `path` is `body.<field>` or `query.<parameter>`."""
+    problem = Problem("invalid-value", path, message)
+    return ProblemError(slug, str(problem), errors=[problem])
+
+
 def from_spec_error(error: SpecError) -> ProblemError:
     """Returns the problem of a refused spec: of the errors' own type when they share one."""
     slugs = {problem.type for problem in error.problems}
@@ -328,25 +334,21 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-_EVERYWHERE = (
+EVERYWHERE = (
     "unknown-host", "malformed-request", "unauthenticated", "invalid-token", "cross-origin",
     "request-timeout", "unsupported-encoding", "invalid-parameter", "headers-too-large", "internal-error",
     "unavailable",
 )  # fmt: skip
+"""Slugs of what any operation can answer."""
 
 
 def declared(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses for these problems and those that any operation can answer.
-
-    Whatever can meet a full disk writes, and can lose the database while it commits.
-    """
+    """Returns the OpenAPI responses for problems; a route names those that `api.openapi` cannot derive."""
     by_status: dict[int | str, dict[str, Any]] = {}
-    writing = ("unconfirmed",) if "storage-full" in slugs else ()
-    for kind in _kinds((*slugs, *writing, *_EVERYWHERE)):
-        entry = by_status.setdefault(
-            kind.status,
-            {"model": ProblemDocument, "description": "", "content": {MEDIA_TYPE: {"examples": {}}}},
-        )
+    for kind in sorted((CATALOGUE[slug] for slug in set(slugs)), key=lambda kind: (kind.status, kind.slug)):
+        schema = {"$ref": "#/components/schemas/ProblemDocument"}
+        content = {MEDIA_TYPE: {"schema": schema, "examples": {}}}
+        entry = by_status.setdefault(kind.status, {"description": "", "content": content})
         entry["description"] = "; ".join(filter(None, (entry["description"], kind.title)))
         entry["content"][MEDIA_TYPE]["examples"][kind.slug] = {
             "summary": kind.title,
@@ -359,10 +361,6 @@ def declared(*slugs: str) -> dict[int | str, dict[str, Any]]:
             },
         }
     return by_status
-
-
-def _kinds(slugs: Iterable[str]) -> list[ProblemType]:
-    return sorted((CATALOGUE[slug] for slug in set(slugs)), key=lambda kind: (kind.status, kind.slug))
 
 
 SPEC_PROBLEMS = tuple(entry[0] for entry in _SPEC_PROBLEMS)

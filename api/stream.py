@@ -96,22 +96,13 @@ CHANGES_EVENTS: Mapping[str, Any] = {
 """What the data of each event of the stream of all changes is."""
 
 
-class Streams:
+class Streams(Feeds):
     """The live streams of one application."""
 
     def __init__(self, store: Store, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(interval_s)
         self._store = store
         self._changes = ChangesSource(store, Queue(store))
-        self._feeds = Feeds(interval_s)
-
-    @property
-    def polls(self) -> int:
-        """How many experiments and runs are being polled now."""
-        return self._feeds.polls
-
-    def close(self) -> None:
-        """Ends all streams, so that the server can stop; clients connect again by themselves."""
-        self._feeds.close()
 
     def follow_changes(self, visible: Visibility, after_s: float | None) -> AsyncGenerator[bytes, None]:
         """Experiments that a reader sees and that change, and the queue when it changes; never ends.
@@ -120,16 +111,14 @@ class Streams:
             visible: what the reader sees.
             after_s: place that an id of this stream names; None = now.
         """
-        return self._feeds.follow("changes", self._changes, after_s, lambda frames: frames.seen_by(visible))
+        return self.follow("changes", self._changes, after_s, lambda frames: frames.seen_by(visible))
 
     def follow_experiment(self, experiment_id: int, after: int) -> AsyncGenerator[bytes, None]:
         """Events after number `after` without a gap, runs and the experiment as they change, then `end`.
 
         Only `event` carries an id: runs are sent as they are now, and again after a reconnect.
         """
-        return self._feeds.follow(
-            ("experiment", experiment_id), ExperimentSource(self._store, experiment_id), after
-        )
+        return self.follow(("experiment", experiment_id), ExperimentSource(self._store, experiment_id), after)
 
     def follow_run(self, run_id: int, place: Place) -> AsyncGenerator[bytes, None]:
         """Returns the run as it changes, log lines and points after a place, then `end`.
@@ -138,7 +127,7 @@ class Streams:
         and the points after n come again. A reconnect may repeat the points of its last step, never leave
         one out, unless more than `MAX_POINTS` of a metric were missed: then they come thinned.
         """
-        return self._feeds.follow(("run", run_id), RunSource(self._store, run_id), place)
+        return self.follow(("run", run_id), RunSource(self._store, run_id), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +231,9 @@ class Place:
         if text is None:
             return cls()
         parts = text.split("-")
-        if len(parts) != 3 or not all(_is_number(part) for part in parts):
+        if len(parts) != 3:
             raise _foreign_id()
-        attempt, step, line = map(int, parts)
+        attempt, step, line = map(parse_number, parts)
         return cls(attempt, step, line)
 
     def __str__(self) -> str:
@@ -381,34 +370,15 @@ def _visible_steps(latest: list[PointRow], attempts: list[Attempt]) -> dict[str,
     }
 
 
-def parse_event_number(text: str | None) -> int:
-    """Returns the event number in a Last-Event-ID of an experiment's stream; 0 = from the beginning.
+def parse_number(text: str) -> int:
+    """Returns the number that a Last-Event-ID is.
 
     Raises:
         ProblemError: `invalid-parameter` if it is not a number.
     """
-    if text is None:
-        return 0
-    if not _is_number(text):
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise _foreign_id()
     return int(text)
-
-
-def parse_moment(text: str | None) -> float | None:
-    """Returns the place in the stream of all changes that a Last-Event-ID names; None = now.
-
-    Raises:
-        ProblemError: `invalid-parameter` if it is not a number.
-    """
-    if text is None:
-        return None
-    if not _is_number(text):
-        raise _foreign_id()
-    return int(text) / 1000
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def _foreign_id() -> ProblemError:

@@ -14,20 +14,20 @@ from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from api.access import PUBLIC_ANY_QUERY, SIGNED_IN
 from api.addresses import client_address
-from api.deps import CurrentUser, SettingsDep, StoreDep
+from api.bodies import Decision
+from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.login.routes import NO_STORE
 from api.login.sessions import digest
 from api.problems import ProblemError, declared
 from api.routes.pages import file
-from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, too_many
+from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key
 from service.db.errors import Conflict, NotFound
 from service.domain.access import Actor, Scope
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
-from service.domain.serialization import to_json
 from service.store.sessions import Approval, Polled
 
 _ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"
@@ -68,12 +68,11 @@ UserCode = Annotated[
 
 
 @oauth.post("/device/code", dependencies=[PUBLIC_ANY_QUERY])
-async def device_code(request: Request, store: StoreDep, settings: SettingsDep) -> Response:
+async def device_code(
+    request: Request, store: StoreDep, settings: SettingsDep, throttle: ThrottleDep
+) -> Response:
     """Begins a device login: codes for the device and for the person, and where that person goes."""
-    throttle: Throttle = request.app.state.throttle
-    wait_s = throttle.take(DEVICE_CODE, address_key(request))
-    if wait_s > 0.0:
-        raise too_many(DEVICE_CODE, wait_s)
+    throttle.count(DEVICE_CODE, address_key(request))
     form = await _form(request)
     name = form.get("name", "a command line")
     if not _NAME.fullmatch(name):
@@ -106,12 +105,9 @@ async def device_code(request: Request, store: StoreDep, settings: SettingsDep) 
 
 
 @oauth.post("/device/token", dependencies=[PUBLIC_ANY_QUERY])
-async def device_token(request: Request, store: StoreDep) -> Response:
+async def device_token(request: Request, store: StoreDep, throttle: ThrottleDep) -> Response:
     """Gives an approved device its token, once; until then, says why there is none yet."""
-    throttle: Throttle = request.app.state.throttle
-    wait_s = throttle.take(DEVICE_POLL, address_key(request))
-    if wait_s > 0.0:
-        raise too_many(DEVICE_POLL, wait_s)
+    throttle.count(DEVICE_POLL, address_key(request))
     form = await _form(request)
     if form.get("grant_type") != GRANT_TYPE:
         return _error("unsupported_grant_type", f"grant_type must be {GRANT_TYPE}")
@@ -159,34 +155,24 @@ def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
     return file("device.html")
 
 
-class Decision(BaseModel):
-    """What becomes of a device login."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"approve": True}})
-
-    approve: bool = Field(strict=True, description="true lets the device in; false turns it away.")
-
-
 @router.get(
     "/api/v1/device-logins/{user_code}",
-    dependencies=[SIGNED_IN],
-    response_model=DeviceGrant,
-    responses=declared("not-found", "too-many-requests"),
+    dependencies=[SIGNED_IN, NO_STORE],
+    responses=declared("too-many-requests"),
     summary="A device that asks to be let in",
 )
 def describe_device_login(
     user_code: UserCode, request: Request, user: CurrentUser, store: StoreDep
-) -> Response:
+) -> DeviceGrant:
     """What asks, from where, for what; only while it waits for a decision."""
-    grant = _guessed(request, user.principal.user, lambda: store.pending_device_login(normalised(user_code)))
-    return Response(to_json(grant), media_type="application/json", headers=_NO_STORE)
+    return _guessed(request, user.principal.user, lambda: store.pending_device_login(normalised(user_code)))
 
 
 @router.post(
     "/api/v1/device-logins/{user_code}/decision",
     dependencies=[SIGNED_IN],
     status_code=204,
-    responses=declared("not-found", "csrf-failed", "too-many-requests"),
+    responses=declared("too-many-requests"),
     summary="Let a device in, or turn it away",
 )
 def decide_device_login(

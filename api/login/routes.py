@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.addresses import client_address
-from api.deps import CurrentUser, SettingsDep, StoreDep
+from api.bodies import PastedToken
+from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
 from api.login import cookies
 from api.login.oidc import LOGIN_LASTS_S, Departure, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
@@ -23,10 +23,11 @@ from api.login.sessions import digest, held_session, log_in, log_out, own_token_
 from api.principals import Identity, Via
 from api.problems import ProblemError, declared
 from api.routes.pages import file
-from api.throttle import LOGIN, OIDC, Throttle, address_key
+from api.throttle import LOGIN, OIDC, address_key
 from service.domain.access import Action, UserKind
 from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Whoami
-from service.domain.serialization import Serializable, to_json
+from service.domain.records import Items
+from service.domain.serialization import Serializable
 from service.store.people import Refused
 
 if TYPE_CHECKING:
@@ -40,18 +41,18 @@ router = APIRouter(tags=["people"])
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
+
+async def _no_store(response: Response) -> None:
+    response.headers.update(_NO_STORE)
+
+
+NO_STORE = Depends(_no_store)
+"""Keeps an answer out of every cache."""
+
 SessionId = Annotated[
     str,
     Path(pattern=f"^[0-9a-f]{{{PUBLIC_ID_LENGTH}}}$", description="Id of the session, as the list has it."),
 ]
-
-
-class PastedToken(BaseModel):
-    """A token to open a session with."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    token: str = Field(min_length=1, max_length=1_000, description="The token, as it was shown once.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,6 @@ class ListedSession(Session):
     """Whether this request came with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sessions(Serializable):
-    """Browsers that are logged in."""
-
-    items: list[ListedSession]
-    """The last used first."""
-
-
 @pages.get("/login", dependencies=[PUBLIC_ANY_QUERY])
 def login_page(
     return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
@@ -88,20 +81,20 @@ def login_page(
     return file("login.html")
 
 
-@pages.get("/login/options", dependencies=[PUBLIC])
-def login_options(request: Request, settings: SettingsDep) -> Response:
+@pages.get("/login/options", dependencies=[PUBLIC, NO_STORE])
+def login_options(request: Request, settings: SettingsDep) -> LoginOptions:
     """How one can log in here."""
     issuer = settings.oidc_issuer
-    options = LoginOptions(request.app.state.closed, urlsplit(issuer).hostname if issuer else None)
-    return Response(to_json(options), media_type="application/json", headers=_NO_STORE)
+    return LoginOptions(request.app.state.closed, urlsplit(issuer).hostname if issuer else None)
 
 
 @pages.post("/login/token", dependencies=[PUBLIC])
-def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> Response:
+def login_with_token(
+    request: Request, pasted: PastedToken, store: StoreDep, throttle: ThrottleDep
+) -> Response:
     """Opens a session with a token, which caps what the session may do and ends it with itself."""
     refuse_foreign_page(request)
     jar = cookies.jar_for_login(request)
-    throttle: Throttle = request.app.state.throttle
     address = address_key(request)
     throttle.refuse(LOGIN, address)
     sha256 = digest(pasted.token.strip())
@@ -122,7 +115,7 @@ def login_with_token(request: Request, pasted: PastedToken, store: StoreDep) -> 
 
 @pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
 def login_with_provider(
-    request: Request, return_to: Annotated[str | None, Query(alias="return")] = None
+    request: Request, throttle: ThrottleDep, return_to: Annotated[str | None, Query(alias="return")] = None
 ) -> Response:
     """Sends the browser to the provider; back to the login page if the provider does not answer."""
     back = safe_return(return_to)
@@ -130,7 +123,6 @@ def login_with_provider(
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
     jar = cookies.jar_for_login(request)
-    throttle: Throttle = request.app.state.throttle
     throttle.count(OIDC, address_key(request))
     try:
         url, departure = provider.depart(back)
@@ -144,6 +136,7 @@ def login_with_provider(
 @pages.get("/login/oidc/callback", dependencies=[PUBLIC_ANY_QUERY])
 def login_from_provider(
     request: Request,
+    throttle: ThrottleDep,
     state: str = "",
     code: str | None = None,
     iss: str | None = None,
@@ -157,7 +150,6 @@ def login_from_provider(
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
     jar = cookies.jar_for_login(request)
-    throttle: Throttle = request.app.state.throttle
     throttle.count(OIDC, address_key(request))
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
@@ -187,7 +179,6 @@ def _failed(back: str, error: ProviderError) -> Response:
     "/logout",
     dependencies=[SIGNED_IN],
     status_code=200,
-    responses=declared("csrf-failed"),
     summary="End this session",
     response_class=JSONResponse,
 )
@@ -202,14 +193,8 @@ def logout(request: Request, user: CurrentUser) -> Response:
     return answer
 
 
-@router.get(
-    "/api/v1/whoami",
-    dependencies=[SIGNED_IN],
-    response_model=Whoami,
-    responses=declared(),
-    summary="Who sends this request",
-)
-def whoami(request: Request, user: CurrentUser) -> Response:
+@router.get("/api/v1/whoami", dependencies=[SIGNED_IN, NO_STORE], summary="Who sends this request")
+def whoami(request: Request, user: CurrentUser) -> Whoami:
     """The user, how they were recognised, and what limits what they may do."""
     principal = user.principal
     identity: Identity | None = getattr(request.state, "identity", None)
@@ -220,7 +205,7 @@ def whoami(request: Request, user: CurrentUser) -> Response:
     else:
         held = held_session(request) if identity.via is Via.session else None
         via, csrf = str(identity.via), held.csrf if held is not None else None
-    answer = Whoami(
+    return Whoami(
         user.owner,
         via,
         principal.scope,
@@ -230,13 +215,11 @@ def whoami(request: Request, user: CurrentUser) -> Response:
         principal.token_name,
         csrf,
     )
-    return Response(to_json(answer), media_type="application/json", headers=_NO_STORE)
 
 
 @router.get(
     "/api/v1/sessions",
-    dependencies=[SIGNED_IN],
-    response_model=Sessions,
+    dependencies=[SIGNED_IN, NO_STORE],
     responses=declared("forbidden"),
     summary="Browsers that are logged in",
 )
@@ -245,8 +228,8 @@ def list_sessions(
     user: CurrentUser,
     store: StoreDep,
     everyone: Annotated[bool, Query(description="Those of all users; for administrators.")] = False,
-) -> Response:
-    """One's own sessions, or everyone's."""
+) -> Items[ListedSession]:
+    """One's own sessions, or everyone's; the last used first."""
     if everyone and (reason := user.principal.lacks(Action.administer)):
         raise ProblemError("forbidden", reason)
     identity: Identity | None = getattr(request.state, "identity", None)
@@ -255,16 +238,11 @@ def list_sessions(
     found = store.live_sessions(
         SESSION_IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to
     )
-    listed = Sessions([ListedSession(**asdict(one), current=one.id == current) for one in found])
-    return Response(to_json(listed), media_type="application/json", headers=_NO_STORE)
+    return Items([ListedSession(**asdict(one), current=one.id == current) for one in found])
 
 
 @router.delete(
-    "/api/v1/sessions/{session_id}",
-    dependencies=[SIGNED_IN],
-    status_code=204,
-    responses=declared("not-found", "csrf-failed"),
-    summary="End a session",
+    "/api/v1/sessions/{session_id}", dependencies=[SIGNED_IN], status_code=204, summary="End a session"
 )
 def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> Response:
     """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again.

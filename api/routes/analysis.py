@@ -6,7 +6,7 @@ the statistics are a third of the memory of a process that no one asks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,8 +15,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from api.access import MAX_ID, SEE_ALL
-from api.deps import ExperimentId, Filter, SettingsDep, StoreDep
-from api.problems import declared
+from api.deps import TEXT, ExperimentId, Filter, SettingsDep, StoreDep, answered
 from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
@@ -29,12 +28,9 @@ from service.analysis.answers import (
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
-    from service.config.settings import Settings
-    from service.store import Store
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
 
-_PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable")
 _MOST = 100
 
 Also = Annotated[
@@ -69,7 +65,34 @@ def _selection(
     return Selection(filter, undisturbed, with_overhead)
 
 
+def _ids(experiment_id: ExperimentId, also: Also = None) -> list[int]:
+    return [experiment_id, *(also or ())]
+
+
 Selected = Annotated[Selection, Depends(_selection)]
+Ids = Annotated[list[int], Depends(_ids)]
+
+
+@dataclass
+class _Asked:
+    """What a question is about: some runs of one experiment, or of several together."""
+
+    ids: Ids
+    store: StoreDep
+    settings: SettingsDep
+    selection: Selected
+
+    def question(self, *, by_example: bool = False) -> Question:
+        """By example, claims go over the examples too, where runs kept what they made of each."""
+        from service.analysis.question import Question
+        from service.analysis.run_table import no_scores, read_run_table
+        from service.output.run_files import known_scores
+
+        scores = partial(known_scores, self.store, self.settings) if by_example else no_scores
+        return Question(read_run_table(self.store, self.ids, self.selection, unit_scores=scores))
+
+
+Asked = Annotated[_Asked, Depends()]
 Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims.")]
 
 
@@ -104,17 +127,9 @@ class ReportFormat(StrEnum):
     """Markdown: the same words and tables."""
 
 
-@router.get(
-    "/{experiment_id}/compare",
-    dependencies=[SEE_ALL],
-    responses=_PROBLEMS,
-    summary="Compare configurations",
-)
+@router.get("/{experiment_id}/compare", dependencies=[SEE_ALL], summary="Compare configurations")
 def compare_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
-    settings: SettingsDep,
+    asked: Asked,
     by: Annotated[
         list[str] | None,
         Query(max_length=_MOST, description="Axes that make the rows; none = all.", examples=[["precision"]]),
@@ -134,7 +149,6 @@ def compare_experiment(
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
     kernels: Annotated[bool, Query(description="Add each row's kernels, of its profiled runs.")] = False,
-    also: Also = None,
 ) -> ComparisonAnswer:
     """Mean and spread over seeds by axis.
 
@@ -144,7 +158,7 @@ def compare_experiment(
     from service.analysis.run_table import read_kernels
     from service.analysis.words import assignments
 
-    return _question(store, experiment_id, also, selection, settings).compare(
+    return asked.question(by_example=True).compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -153,78 +167,49 @@ def compare_experiment(
         untested=untested,
         margins=assignments(margin, "margin"),
         alpha=alpha,
-        kernels=read_kernels(store, [experiment_id, *(also or ())]) if kernels else None,
+        kernels=read_kernels(asked.store, asked.ids) if kernels else None,
     )
 
 
-@router.get(
-    "/{experiment_id}/score", dependencies=[SEE_ALL], responses=_PROBLEMS, summary="Score configurations"
-)
+@router.get("/{experiment_id}/score", dependencies=[SEE_ALL], summary="Score configurations")
 def score_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
+    asked: Asked,
     strategy: Strategy = None,
     weight: Weights = None,
     as_published: Annotated[
         bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
     ] = False,
-    also: Also = None,
 ) -> ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     from service.analysis.words import assignments
 
-    return _question(store, experiment_id, also, selection).score(
+    return asked.question().score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
 
 
-@router.get(
-    "/{experiment_id}/frontier",
-    dependencies=[SEE_ALL],
-    responses=_PROBLEMS,
-    summary="Get the Pareto frontier",
-)
+@router.get("/{experiment_id}/frontier", dependencies=[SEE_ALL], summary="Get the Pareto frontier")
 def frontier_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
+    asked: Asked,
     metric: Metrics = None,
-    also: Also = None,
 ) -> FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
-    return _question(store, experiment_id, also, selection).frontier(metrics=metric or ())
+    return asked.question().frontier(metrics=metric or ())
 
 
-@router.get(
-    "/{experiment_id}/effects",
-    dependencies=[SEE_ALL],
-    responses=_PROBLEMS,
-    summary="Get the effects of axes",
-)
+@router.get("/{experiment_id}/effects", dependencies=[SEE_ALL], summary="Get the effects of axes")
 def effects_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
+    asked: Asked,
     metric: Metrics = None,
     alpha: Alpha = 0.05,
-    also: Also = None,
 ) -> EffectsAnswer:
     """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
-    return _question(store, experiment_id, also, selection).effects(metrics=metric or (), alpha=alpha)
+    return asked.question().effects(metrics=metric or (), alpha=alpha)
 
 
-@router.get(
-    "/{experiment_id}/recommend",
-    dependencies=[SEE_ALL],
-    responses=_PROBLEMS,
-    summary="Recommend a configuration",
-)
+@router.get("/{experiment_id}/recommend", dependencies=[SEE_ALL], summary="Recommend a configuration")
 def recommend_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
-    settings: SettingsDep,
+    asked: Asked,
     objective: Annotated[
         str, Query(max_length=200, description="The metric to be best on.", examples=["cost_usd"])
     ] = "cost_usd",
@@ -234,12 +219,11 @@ def recommend_experiment(
     ] = None,
     at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
-    also: Also = None,
 ) -> Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     from service.analysis.words import assignments
 
-    return _question(store, experiment_id, also, selection, settings).recommend(
+    return asked.question(by_example=True).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
@@ -248,15 +232,10 @@ def recommend_experiment(
 
 
 @router.get(
-    "/{experiment_id}/speedup",
-    dependencies=[SEE_ALL],
-    responses=_PROBLEMS,
-    summary="Set configurations against a baseline",
+    "/{experiment_id}/speedup", dependencies=[SEE_ALL], summary="Set configurations against a baseline"
 )
 def speedup_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
+    asked: Asked,
     baseline: Annotated[
         str | None,
         Query(
@@ -270,16 +249,15 @@ def speedup_experiment(
         list[str] | None,
         _bounds("Value to be reached, one; none = the best mean of the headline less 0.005", "accuracy=0.9"),
     ] = None,
-    also: Also = None,
 ) -> SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.run_table import read_curves
     from service.analysis.words import one_assignment
 
-    question = _question(store, experiment_id, also, selection)
+    question = asked.question()
     wanted = one_assignment(target, "target")
     name = question.metric(wanted[0]).name if wanted else question.validated_by.name
-    curves = read_curves(store, question.run_table.finished, [name])
+    curves = read_curves(asked.store, question.run_table.finished, [name])
     return question.speedup(
         baseline=baseline,
         metrics=metric or (),
@@ -293,34 +271,21 @@ def speedup_experiment(
     dependencies=[SEE_ALL],
     response_class=Response,
     summary="Get a report",
-    responses={
-        200: {
-            "description": "The report.",
-            "content": {
-                "text/html": {"schema": {"type": "string"}},
-                "text/markdown": {"schema": {"type": "string"}},
-            },
-        },
-        **_PROBLEMS,
-    },
+    responses=answered("The report.", {"text/html": TEXT, "text/markdown": TEXT}),
 )
 def report_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    selection: Selected,
-    settings: SettingsDep,
+    asked: Asked,
     format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
-    also: Also = None,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
     from service.output.report import gather, html, markdown
     from service.output.run_files import known_labels, known_scores, traced_step
 
-    ids = [experiment_id, *(also or ())]
+    store, settings = asked.store, asked.settings
     contents = gather(
         store,
-        ids,
-        selection,
+        asked.ids,
+        asked.selection,
         traced=lambda run: traced_step(settings, run),
         unit_scores=partial(known_scores, store, settings),
         label_counts=partial(known_labels, store, settings),
@@ -329,20 +294,3 @@ def report_experiment(
         return Response(markdown(contents), media_type="text/markdown")
     page = html(contents)
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
-
-
-def _question(
-    store: Store,
-    experiment_id: int,
-    also: Sequence[int] | None,
-    selection: Selection,
-    settings: Settings | None = None,
-) -> Question:
-    """With settings, claims go over the examples too, where runs kept what they made of each."""
-    from service.analysis.question import Question
-    from service.analysis.run_table import no_scores, read_run_table
-    from service.output.run_files import known_scores
-
-    ids = [experiment_id, *(also or ())]
-    scores = no_scores if settings is None else partial(known_scores, store, settings)
-    return Question(read_run_table(store, ids, selection, unit_scores=scores))

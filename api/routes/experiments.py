@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import ORGANISE, SEE, SIGNED_IN, STEER, STEER_DELETED, SUBMIT, Caller, while_permitted
+from api.access import ORGANISE, SEE, SIGNED_IN, STEER, STEER_DELETED, SUBMIT, while_permitted
+from api.bodies import Archived, Notes, Priority, TagChange
 from api.deps import (
     SPEC_BODY,
+    AfterNumber,
+    ChosenRuns,
     CurrentUser,
     ExperimentFilter,
     ExperimentId,
     ExperimentOrderBy,
-    Filter,
     IdempotencyKey,
-    LastEventId,
-    OrderBy,
+    PageOfRuns,
     PageSize,
     PageToken,
+    ProjectsDep,
     QueueDep,
     StoreDep,
     StreamsDep,
 )
-from api.people_shapes import Archived, Notes, TagChange
-from api.problems import SPEC_PROBLEMS, ProblemError, declared
-from api.stream import EventStream, parse_event_number, parse_moment
+from api.problems import ProblemError, declared
+from api.stream import EventStream
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.formats import TableFormat
@@ -49,40 +50,56 @@ from service.domain.records import (
 )
 from service.domain.serialization import to_json
 from service.domain.states import ExperimentState, RunState
-from service.scheduling.queue import Queue
-from service.store import Store, StoreOutage, Unconfirmed, UnusableDatabase
+from service.store import StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
 across = APIRouter(prefix="/api/v1", tags=["experiments"])
 """What is not about one experiment or their list."""
 
-_NO_SUCH = declared("not-found")
-_LIST = declared("invalid-filter", "invalid-page-token")
-_STEER = declared("not-found", "conflict", "forbidden", "storage-full")
-_ORGANISE = declared(
-    "invalid-body", "not-found", "forbidden", "malformed-request", "body-too-large", "storage-full"
-)
 
-
-async def existing(experiment_id: ExperimentId, store: StoreDep) -> int:
+async def _existing(experiment_id: ExperimentId, store: StoreDep) -> int:
     """Returns the id of an experiment that exists; a stream has no status once it has begun."""
     return (await run_in_threadpool(store.experiment, experiment_id)).id
 
 
-async def _after_event(last_event_id: LastEventId = None) -> int:
-    return parse_event_number(last_event_id)
+@dataclass
+class _Subject:
+    """The experiment that a request is about, for whoever sent it."""
+
+    experiment_id: ExperimentId
+    store: StoreDep
+    queue: QueueDep
+    user: CurrentUser
+
+    def changed(self, change: Callable[..., Experiment], **arguments: Any) -> ExperimentDetail:
+        """Makes a change of the store, and returns the experiment as it is then."""
+        experiment = change(self.experiment_id, **arguments, actor=self.user.actor)
+        with _stored():
+            return self.detail(experiment)
+
+    def detail(self, experiment: Experiment) -> ExperimentDetail:
+        waiting = None
+        if experiment.state is ExperimentState.queued:
+            with suppress(NotFound):  # A scheduler may have claimed it since it was read.
+                waiting = self.queue.position(experiment.id, self.user.visible)
+        return ExperimentDetail.of(
+            experiment,
+            self.store.run_counts(experiment.id),
+            totals=self.store.experiment_totals(experiment.id),
+            waiting=waiting,
+        )
 
 
-Existing = Annotated[int, Depends(existing)]
-AfterEvent = Annotated[int, Depends(_after_event)]
+Subject = Annotated[_Subject, Depends()]
 
 
-class Priority(BaseModel):
-    """A new place among others."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"priority": 80}})
-
-    priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher runs first.")
+@contextmanager
+def _stored() -> Iterator[None]:
+    """What reads the result of a change: a failure does not mean that nothing was changed."""
+    try:
+        yield
+    except (StoreOutage, UnusableDatabase) as error:
+        raise Unconfirmed("the change is stored, but its result cannot be read") from error
 
 
 @router.post(
@@ -104,15 +121,7 @@ class Priority(BaseModel):
                 },
             },
         },
-        **declared(
-            *SPEC_PROBLEMS,
-            "malformed-request",
-            "body-too-large",
-            "idempotency-mismatch",
-            "conflict",
-            "forbidden",
-            "storage-full",
-        ),
+        **declared("idempotency-mismatch", "conflict"),
     },
 )
 async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
@@ -133,7 +142,7 @@ async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = 
     return Response(body, 201, headers, "application/json")
 
 
-@router.get("", dependencies=[SIGNED_IN], responses=_LIST, summary="List experiments")
+@router.get("", dependencies=[SIGNED_IN], summary="List experiments")
 def list_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -156,12 +165,7 @@ def list_experiments(
     return Page(store.listed(page.items, costs=costs), page.next_page_token)
 
 
-@across.get(
-    "/deleted-experiments",
-    dependencies=[SIGNED_IN],
-    responses=declared(),
-    summary="List what can be restored",
-)
+@across.get("/deleted-experiments", dependencies=[SIGNED_IN], summary="List what can be restored")
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -171,20 +175,14 @@ def list_deleted_experiments(
     return Items(store.restorable_experiments(limit=limit, visible=user.visible))
 
 
-@router.get("/{experiment_id}", dependencies=[SEE], responses=_NO_SUCH, summary="Get an experiment")
-def get_experiment(
-    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.get("/{experiment_id}", dependencies=[SEE], summary="Get an experiment")
+def get_experiment(one: Subject) -> ExperimentDetail:
     """One experiment with its totals and, while it waits, its place in the queue."""
-    return _detail(store.experiment(experiment_id), store, queue, user)
+    return one.detail(one.store.experiment(one.experiment_id))
 
 
 @router.delete(
-    "/{experiment_id}",
-    dependencies=[STEER],
-    status_code=204,
-    responses=_STEER,
-    summary="Delete an experiment that has ended",
+    "/{experiment_id}", dependencies=[STEER], status_code=204, summary="Delete an experiment that has ended"
 )
 def delete_experiment(
     experiment_id: ExperimentId,
@@ -201,144 +199,66 @@ def delete_experiment(
     return Response(status_code=204)
 
 
-@router.post(
-    "/{experiment_id}/restore",
-    dependencies=[STEER_DELETED],
-    responses=_STEER,
-    summary="Restore a deleted experiment",
-)
-def restore_experiment(
-    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.post("/{experiment_id}/restore", dependencies=[STEER_DELETED], summary="Restore a deleted experiment")
+def restore_experiment(one: Subject) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
-    return _changed(store.restore(experiment_id, actor=user.actor), store, queue, user)
+    return one.changed(one.store.restore)
 
 
-@router.post(
-    "/{experiment_id}/cancel",
-    dependencies=[STEER],
-    responses=_STEER,
-    summary="Cancel an experiment",
-)
-def cancel_experiment(
-    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.post("/{experiment_id}/cancel", dependencies=[STEER], summary="Cancel an experiment")
+def cancel_experiment(one: Subject) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
-    return _changed(store.request_cancel(experiment_id, actor=user.actor), store, queue, user)
+    return one.changed(one.store.request_cancel)
 
 
-@router.post(
-    "/{experiment_id}/pause",
-    dependencies=[STEER],
-    responses=_STEER,
-    summary="Pause an experiment",
-)
-def pause_experiment(
-    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.post("/{experiment_id}/pause", dependencies=[STEER], summary="Pause an experiment")
+def pause_experiment(one: Subject) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
-    return _changed(store.request_pause(experiment_id, actor=user.actor), store, queue, user)
+    return one.changed(one.store.request_pause)
 
 
-@router.post(
-    "/{experiment_id}/resume",
-    dependencies=[STEER],
-    responses=_STEER,
-    summary="Resume a paused experiment",
-)
-def resume_experiment(
-    experiment_id: ExperimentId, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.post("/{experiment_id}/resume", dependencies=[STEER], summary="Resume a paused experiment")
+def resume_experiment(one: Subject) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
-    return _changed(store.resume(experiment_id, actor=user.actor), store, queue, user)
+    return one.changed(one.store.resume)
 
 
-@router.post(
-    "/{experiment_id}/retry",
-    dependencies=[STEER],
-    responses=_STEER,
-    summary="Retry what failed or was cancelled",
-)
+@router.post("/{experiment_id}/retry", dependencies=[STEER], summary="Retry what failed or was cancelled")
 def retry_experiment(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    queue: QueueDep,
-    user: CurrentUser,
+    one: Subject,
     disturbed: Annotated[
         bool,
         Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
     ] = False,
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
-    again = store.retry_disturbed if disturbed else store.retry
-    return _changed(again(experiment_id, actor=user.actor), store, queue, user)
+    return one.changed(one.store.retry_disturbed if disturbed else one.store.retry)
 
 
-@router.put(
-    "/{experiment_id}/priority",
-    dependencies=[STEER],
-    responses=declared(
-        "invalid-body",
-        "not-found",
-        "conflict",
-        "forbidden",
-        "malformed-request",
-        "body-too-large",
-        "storage-full",
-    ),
-    summary="Set an experiment's priority",
-)
-def set_experiment_priority(
-    experiment_id: ExperimentId,
-    priority: Priority,
-    request: Request,
-    store: StoreDep,
-    queue: QueueDep,
-    user: CurrentUser,
-) -> ExperimentDetail:
+@router.put("/{experiment_id}/priority", dependencies=[STEER], summary="Set an experiment's priority")
+def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep) -> ExperimentDetail:
     """Move it among what waits."""
-    project = store.experiment(experiment_id).project
-    request.app.state.projects.refuse_priority(user, project, priority.priority)
-    return _changed(
-        store.set_priority(experiment_id, priority.priority, actor=user.actor), store, queue, user
-    )
+    project = one.store.experiment(one.experiment_id).project
+    projects.refuse_priority(one.user, project, body.priority)
+    return one.changed(one.store.set_priority, priority=body.priority)
 
 
-@router.patch(
-    "/{experiment_id}/tags",
-    dependencies=[ORGANISE],
-    responses=_ORGANISE,
-    summary="Change an experiment's tags",
-)
-def tag_experiment(
-    experiment_id: ExperimentId, body: TagChange, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.patch("/{experiment_id}/tags", dependencies=[ORGANISE], summary="Change an experiment's tags")
+def tag_experiment(one: Subject, body: TagChange) -> ExperimentDetail:
     """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
-    changed = store.tag(experiment_id, add=body.add, remove=body.remove, actor=user.actor)
-    return _changed(changed, store, queue, user)
+    return one.changed(one.store.tag, add=body.add, remove=body.remove)
 
 
-@router.put(
-    "/{experiment_id}/notes",
-    dependencies=[ORGANISE],
-    responses=_ORGANISE,
-    summary="Set an experiment's notes",
-)
-def annotate_experiment(
-    experiment_id: ExperimentId, body: Notes, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.put("/{experiment_id}/notes", dependencies=[ORGANISE], summary="Set an experiment's notes")
+def annotate_experiment(one: Subject, body: Notes) -> ExperimentDetail:
     """Replace its notes."""
-    return _changed(store.annotate(experiment_id, body.notes, actor=user.actor), store, queue, user)
+    return one.changed(one.store.annotate, notes=body.notes)
 
 
-@router.put(
-    "/{experiment_id}/archive", dependencies=[ORGANISE], responses=_ORGANISE, summary="Archive an experiment"
-)
-def archive_experiment(
-    experiment_id: ExperimentId, body: Archived, store: StoreDep, queue: QueueDep, user: CurrentUser
-) -> ExperimentDetail:
+@router.put("/{experiment_id}/archive", dependencies=[ORGANISE], summary="Archive an experiment")
+def archive_experiment(one: Subject, body: Archived) -> ExperimentDetail:
     """Archive an experiment, or undo that; the filter `archived_s IS NULL` leaves archived ones out."""
-    return _changed(store.archive(experiment_id, body.archived, actor=user.actor), store, queue, user)
+    return one.changed(one.store.archive, archived=body.archived)
 
 
 @router.get(
@@ -354,7 +274,6 @@ def archive_experiment(
                 "application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
             },
         },
-        **_NO_SUCH,
     },
 )
 def get_experiment_spec(
@@ -372,36 +291,13 @@ def get_experiment_spec(
     return Response(submitted, media_type="text/yaml")
 
 
-@router.get(
-    "/{experiment_id}/runs",
-    dependencies=[SEE],
-    responses=declared("invalid-filter", "invalid-page-token", "not-found"),
-    summary="List the runs of an experiment",
-)
-def list_experiment_runs(
-    experiment_id: ExperimentId,
-    store: StoreDep,
-    filter: Filter = None,
-    order_by: OrderBy = None,
-    page_size: PageSize = 100,
-    page_token: PageToken = None,
-) -> Page[Run]:
+@router.get("/{experiment_id}/runs", dependencies=[SEE], summary="List the runs of an experiment")
+def list_experiment_runs(experiment_id: ExperimentId, store: StoreDep, page: PageOfRuns) -> Page[Run]:
     """In the order of the grid, or as `order_by` says."""
-    return store.runs(
-        experiment_id=experiment_id,
-        filter=filter,
-        order_by=order_by,
-        page_size=page_size,
-        page_token=page_token,
-    )
+    return store.runs(experiment_id=experiment_id, **page)
 
 
-@router.get(
-    "/{experiment_id}/events",
-    dependencies=[SEE],
-    responses=_NO_SUCH,
-    summary="List an experiment's events",
-)
+@router.get("/{experiment_id}/events", dependencies=[SEE], summary="List an experiment's events")
 def list_events(
     experiment_id: ExperimentId,
     store: StoreDep,
@@ -412,26 +308,20 @@ def list_events(
     return Items(store.events(experiment_id, after=after, limit=limit))
 
 
-@router.get(
-    "/{experiment_id}/ledger",
-    dependencies=[SEE],
-    responses=_NO_SUCH,
-    summary="Get the ledger of an experiment",
-)
+@router.get("/{experiment_id}/ledger", dependencies=[SEE], summary="Get the ledger of an experiment")
 def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
     """What every attempt is charged in time, money and energy; retries and lost work are charged too."""
     return store.ledger(experiment_id)
 
 
 @router.get(
-    "/{experiment_id}/stream",
-    dependencies=[SEE],
-    response_class=EventStream,
-    summary="Follow an experiment",
-    responses=_NO_SUCH,
+    "/{experiment_id}/stream", dependencies=[SEE], response_class=EventStream, summary="Follow an experiment"
 )
 async def stream_experiment(
-    request: Request, experiment_id: Existing, streams: StreamsDep, after: AfterEvent
+    request: Request,
+    experiment_id: Annotated[int, Depends(_existing)],
+    streams: StreamsDep,
+    after: AfterNumber,
 ) -> EventStream:
     """Server-sent events until the experiment ends.
 
@@ -439,7 +329,7 @@ async def stream_experiment(
     after it without a gap. `run`: a run and its latest points, as they are now. `experiment`: its
     state and how many runs are in each. `end`: it has ended, and so does the stream.
     """
-    return EventStream(while_permitted(request, streams.follow_experiment(experiment_id, after)))
+    return EventStream(while_permitted(request, streams.follow_experiment(experiment_id, after or 0)))
 
 
 @router.get(
@@ -447,67 +337,22 @@ async def stream_experiment(
     dependencies=[SEE],
     response_class=StreamingResponse,
     summary="Export the runs of an experiment",
-    responses={200: export.DECLARED, **declared("not-found", "invalid-filter")},
+    responses=export.ANSWERED,
 )
 def export_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
+    chosen: ChosenRuns,
     format: export.FormatParameter = TableFormat.csv,
-    filter: Filter = None,
-    order_by: OrderBy = None,
 ) -> StreamingResponse:
     """One row per run, with a column for each axis and each figure; streamed."""
     experiment = store.experiment(experiment_id)
-    return export.answer(
-        store,
-        format,
-        f"experiment-{experiment.id}",
-        experiment_id=experiment_id,
-        filter=filter,
-        order_by=order_by,
-    )
+    return export.answer(store, format, f"experiment-{experiment.id}", experiment_id=experiment_id, **chosen)
 
 
-def _changed(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:
-    with _stored():
-        return _detail(experiment, store, queue, user)
-
-
-@contextmanager
-def _stored() -> Iterator[None]:
-    """What reads the result of a change: a failure does not mean that nothing was changed."""
-    try:
-        yield
-    except (StoreOutage, UnusableDatabase) as error:
-        raise Unconfirmed("the change is stored, but its result cannot be read") from error
-
-
-def _detail(experiment: Experiment, store: Store, queue: Queue, user: Caller) -> ExperimentDetail:
-    waiting = None
-    if experiment.state is ExperimentState.queued:
-        with suppress(NotFound):  # A scheduler may have claimed it since it was read.
-            waiting = queue.position(experiment.id, user.visible)
-    return ExperimentDetail.of(
-        experiment,
-        store.run_counts(experiment.id),
-        totals=store.experiment_totals(experiment.id),
-        waiting=waiting,
-    )
-
-
-async def _after(last_event_id: LastEventId = None) -> float | None:
-    return parse_moment(last_event_id)
-
-
-@across.get(
-    "/stream",
-    dependencies=[SIGNED_IN],
-    response_class=EventStream,
-    summary="Follow all experiments",
-    responses=declared(),
-)
+@across.get("/stream", dependencies=[SIGNED_IN], response_class=EventStream, summary="Follow all experiments")
 async def stream_changes(
-    request: Request, user: CurrentUser, streams: StreamsDep, after: Annotated[float | None, Depends(_after)]
+    request: Request, user: CurrentUser, streams: StreamsDep, after: AfterNumber
 ) -> EventStream:
     """Server-sent events of what the reader sees; a list that was read up to 10 s before misses nothing.
 
@@ -516,4 +361,8 @@ async def stream_changes(
     `many`: more has changed than is sent one by one; read lists again. A reconnect with Last-Event-ID
     continues from there, and may repeat what was sent.
     """
-    return EventStream(while_permitted(request, streams.follow_changes(user.visible, after)))
+    return EventStream(
+        while_permitted(
+            request, streams.follow_changes(user.visible, None if after is None else after / 1000)
+        )
+    )

@@ -13,44 +13,29 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response
 
 from api.access import SEE_ALL
-from api.deps import ExperimentId, SettingsDep, StoreDep
-from api.problems import declared
-from api.routes.analysis import Also, Metrics, Selected, Strategy, Weights
+from api.deps import StoreDep
+from api.routes.analysis import Asked, Ids, Metrics, Strategy, Weights
 from service.output.plots.plot import MOST_CURVES, Band, By, Choices, Options, Plot, XAxis
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
 
-_PROBLEMS = declared("not-found", "invalid-filter", "no-answer", "not-comparable")
 
-
-@router.get(
-    "/{experiment_id}/figures",
-    dependencies=[SEE_ALL],
-    responses=declared("not-found"),
-    summary="List figures",
-)
-def list_figures(experiment_id: ExperimentId, store: StoreDep, also: Also = None) -> Choices:
+@router.get("/{experiment_id}/figures", dependencies=[SEE_ALL], summary="List figures")
+def list_figures(ids: Ids, store: StoreDep) -> Choices:
     """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
     from service.output.plots.registry import choices
 
-    return choices(store, [experiment_id, *(also or ())])
+    return choices(store, ids)
 
 
 @router.get(
-    "/{experiment_id}/figures/{figure}",
-    dependencies=[SEE_ALL],
-    response_model=Plot,
-    responses=_PROBLEMS,
-    summary="Get a figure",
+    "/{experiment_id}/figures/{figure}", dependencies=[SEE_ALL], response_model=Plot, summary="Get a figure"
 )
 def get_figure(
-    experiment_id: ExperimentId,
+    asked: Asked,
     figure: Annotated[
         str, Path(max_length=100, description="Kind of figure, by its id.", examples=["curve"])
     ],
-    store: StoreDep,
-    selection: Selected,
-    settings: SettingsDep,
     metric: Metrics = None,
     over: Annotated[
         list[str] | None,
@@ -78,7 +63,6 @@ def get_figure(
     strategy: Strategy = None,
     weight: Weights = None,
     run: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Run of which a step is drawn.")] = None,
-    also: Also = None,
 ) -> Response:
     """Traces and layout for plotly, without colours of a theme; a parameter that changes nothing is refused.
 
@@ -89,10 +73,11 @@ def get_figure(
     from service.output.plots.registry import drawn
     from service.output.run_files import known_labels, traced_step
 
+    store, settings = asked.store, asked.settings
     material = Material(
         store,
-        [experiment_id, *(also or ())],
-        selection,
+        asked.ids,
+        asked.selection,
         traced=partial(traced_step, settings),
         label_counts=partial(known_labels, store, settings),
     )
@@ -109,17 +94,5 @@ def get_figure(
         weight=assignments(weight, "weight"),
         run=run,
     )
-    found = drawn(figure, material, options)
     # Tens of thousands of numbers, which nothing needs to check again.
-    return Response(
-        orjson.dumps(
-            {
-                "id": found.id,
-                "caption": found.caption,
-                "data": found.data,
-                "layout": found.layout,
-                "note": found.note,
-            }
-        ),
-        media_type="application/json",
-    )
+    return Response(orjson.dumps(drawn(figure, material, options)), media_type="application/json")

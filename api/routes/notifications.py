@@ -5,59 +5,26 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT, Caller
+from api.bodies import Wanted
 from api.deps import CurrentUser, SettingsDep, StoreDep
-from api.problems import ProblemError, declared
-from service.config.document import Problem
+from api.problems import declared, invalid
 from service.db.errors import NotFound
-from service.domain.access import NAME_PATTERN
-from service.domain.events import Topic
 from service.domain.notifications import Delivery, NewSubscription, Subscription
 from service.domain.records import Items
 from service.notifications import subscribing
 from service.notifications.channels import BadSubscription
-from service.notifications.subscribing import CHANNELS
 from service.store import Store
 
 router = APIRouter(prefix="/api/v1", tags=["notifications"])
 
-_CHANNELS = "; ".join(f"`{channel.name}`: {channel.described}" for channel in CHANNELS.values())
-_ONE = declared("not-found", "storage-full")
 SubscriptionId = Annotated[
     int, Path(ge=1, le=MAX_ID, description="Number of the subscription.", examples=[3])
 ]
 
 
-class Wanted(BaseModel):
-    """A subscription to be made."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "example": {
-                "channel": "webhook",
-                "target": "https://hooks.example.com/stillhouse",
-                "topics": ["failure", "budget"],
-                "project": "nlp",
-            }
-        },
-    )
-
-    channel: str = Field(max_length=50, description=f"How to tell. {_CHANNELS}.")
-    target: str = Field(max_length=2000, description="Address in the channel.")
-    topics: list[Topic] = Field(min_length=1, max_length=len(Topic), description="What to tell.")
-    project: str | None = Field(
-        default=None,
-        pattern=NAME_PATTERN,
-        description="All experiments of this project; null = one's own, in every project.",
-    )
-
-
-@router.get(
-    "/subscriptions", dependencies=[SIGNED_IN], responses=declared(), summary="List your subscriptions"
-)
+@router.get("/subscriptions", dependencies=[SIGNED_IN], summary="List your subscriptions")
 def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
     """Who is told what, and how; without secrets."""
     return Items([one for one in store.subscriptions(user.owner) if user.principal.reaches(one.within)])
@@ -67,7 +34,7 @@ def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription
     "/subscriptions",
     dependencies=[SUBMIT],
     status_code=201,
-    responses=declared("invalid-body", "malformed-request", "not-found", "forbidden", "storage-full"),
+    responses=declared("not-found"),
     summary="Subscribe to what happens",
 )
 def add_subscription(
@@ -91,15 +58,13 @@ def add_subscription(
             actor=user.actor,
         )
     except BadSubscription as error:
-        problem = Problem("invalid-value", f"body.{error.field}", str(error))
-        raise ProblemError("invalid-body", str(problem), errors=[problem]) from None
+        raise invalid("invalid-body", f"body.{error.field}", str(error)) from None
 
 
 @router.delete(
     "/subscriptions/{subscription_id}",
     dependencies=[SUBMIT],
     status_code=204,
-    responses=_ONE,
     summary="Remove a subscription",
 )
 def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
@@ -113,7 +78,6 @@ def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: 
     "/subscriptions/{subscription_id}/test",
     dependencies=[SUBMIT],
     status_code=202,
-    responses=_ONE,
     summary="Send a test message",
 )
 def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
-from api.deps import CurrentUser, StoreDep
+from api.bodies import NewUser, TokenRequest, UserChange
+from api.deps import TEXT, CurrentUser, StoreDep, answered, attached
 from api.export import MEDIA_TYPES, guarded
-from api.people_shapes import NewUser, TokenRequest, UserChange
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import Action
@@ -25,80 +25,39 @@ from service.domain.serialization import to_json
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
 
-_BODY = ("invalid-body", "malformed-request", "body-too-large", "storage-full")
-_CHANGE = declared(*_BODY, "not-found", "conflict", "forbidden")
-
 UserName = Annotated[str, Path(max_length=100, description="Name of the user.", examples=["ada"])]
 TokenId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the token.", examples=[3])]
-Since = Annotated[float | None, Query(ge=0, description="At this time or later, Unix seconds.")]
-Until = Annotated[float | None, Query(ge=0, description="Before this time, Unix seconds.")]
-ActorName = Annotated[str | None, Query(max_length=100, description="By this user.", examples=["ada"])]
-ActionName = Annotated[
-    str | None,
-    Query(
-        max_length=100,
-        description="This action, or all of one kind.",
-        examples=["token", "experiment.cancelled"],
-    ),
-]
-ObjectName = Annotated[
-    str | None,
-    Query(
-        alias="object",
-        max_length=200,
-        description="Done to this: a kind and a name or number.",
-        examples=["experiment:17", "project:nlp", "user"],
-    ),
-]
 
 
-def forget_access(request: Request) -> None:
-    """Lets what was changed take effect at once: principals and projects are read again."""
+async def _forget(request: Request) -> AsyncIterator[None]:
+    yield
     request.app.state.principals.forget()
     request.app.state.projects.forget()
 
 
-def _administers(user: CurrentUser) -> bool:
-    return user.principal.may(Action.administer)
+CHANGES_ACCESS = Depends(_forget, scope="function")
+"""Lets what a route changes take effect at once: principals and projects are read again."""
 
 
 # -- Users -----------------------------------------------------------------------------------------
 
 
-@router.get("/users", dependencies=[ADMINISTER], responses=declared("forbidden"), summary="List the users")
+@router.get("/users", dependencies=[ADMINISTER], summary="List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
     return Items(store.users())
 
 
-@router.post("/users", dependencies=[ADMINISTER], status_code=201, responses=_CHANGE, summary="Add a user")
-def add_user(body: NewUser, request: Request, store: StoreDep, user: CurrentUser) -> User:
+@router.post("/users", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Add a user")
+def add_user(body: NewUser, store: StoreDep, user: CurrentUser) -> User:
     """Add a person or a service account, who becomes a member of the project `default`."""
-    added = store.add_user(
-        body.name,
-        kind=body.kind,
-        email=body.email,
-        administrator=body.administrator,
-        actor=user.actor,
-    )
-    forget_access(request)
-    return added
+    return store.add_user(**dict(body), actor=user.actor)
 
 
-@router.patch("/users/{name}", dependencies=[ADMINISTER], responses=_CHANGE, summary="Change a user")
-def change_user(
-    name: UserName, body: UserChange, request: Request, store: StoreDep, user: CurrentUser
-) -> User:
+@router.patch("/users/{name}", dependencies=[ADMINISTER, CHANGES_ACCESS], summary="Change a user")
+def change_user(name: UserName, body: UserChange, store: StoreDep, user: CurrentUser) -> User:
     """Disable or enable a user, make them an administrator, or change their address."""
-    changed = store.set_user(
-        name,
-        disabled=body.disabled,
-        administrator=body.administrator,
-        email=body.email,
-        actor=user.actor,
-    )
-    forget_access(request)
-    return changed
+    return store.set_user(name, **dict(body), actor=user.actor)
 
 
 # -- Tokens ----------------------------------------------------------------------------------------
@@ -124,7 +83,13 @@ def list_tokens(
     return Items([token for token in store.tokens(wanted) if user.principal.reaches(token.project)])
 
 
-@router.post("/tokens", dependencies=[SUBMIT], status_code=201, responses=_CHANGE, summary="Create a token")
+@router.post(
+    "/tokens",
+    dependencies=[SUBMIT],
+    status_code=201,
+    responses=declared("not-found", "conflict"),
+    summary="Create a token",
+)
 def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewToken:
     """The answer has the secret, this once. A token can do no more than the one that it was created with."""
     wanted = body.user or user.owner
@@ -142,88 +107,95 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     )
 
 
-@router.delete("/tokens/{token_id}", dependencies=[SUBMIT], responses=_CHANGE, summary="Revoke a token")
-def revoke_token(token_id: TokenId, request: Request, store: StoreDep, user: CurrentUser) -> Token:
+@router.delete("/tokens/{token_id}", dependencies=[SUBMIT, CHANGES_ACCESS], summary="Revoke a token")
+def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token:
     """It stops working at once; one that was revoked before stays as it is, which is not an error.
 
     Subscriptions that were made with it end. A token cannot revoke one that may do more than itself.
     """
     token, principal = store.token(token_id), user.principal
-    if not principal.reaches(token.project) or not (token.user == principal.user or _administers(user)):
+    if not principal.reaches(token.project) or not (
+        token.user == principal.user or principal.may(Action.administer)
+    ):
         raise NotFound("token", token_id)
     if reason := principal.lacks_for_token(token.user, token.scope, token.project):
         raise ProblemError("forbidden", reason)
-    revoked = store.revoke_token(token_id, actor=user.actor)
-    forget_access(request)
-    return revoked
+    return store.revoke_token(token_id, actor=user.actor)
 
 
 # -- Audit log -------------------------------------------------------------------------------------
 
 
-@router.get(
-    "/audit", dependencies=[ADMINISTER], responses=declared("forbidden"), summary="Read the audit log"
-)
+async def _chosen_rows(
+    since_s: Annotated[float | None, Query(ge=0, description="At this time or later, Unix seconds.")] = None,
+    until_s: Annotated[float | None, Query(ge=0, description="Before this time, Unix seconds.")] = None,
+    actor: Annotated[str | None, Query(max_length=100, description="By this user.", examples=["ada"])] = None,
+    action: Annotated[
+        str | None,
+        Query(
+            max_length=100,
+            description="This action, or all of one kind.",
+            examples=["token", "experiment.cancelled"],
+        ),
+    ] = None,
+    object: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="Done to this: a kind and a name or number.",
+            examples=["experiment:17", "project:nlp", "user"],
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    kind, _, id = (object or "").partition(":")
+    return {
+        "since_s": since_s,
+        "until_s": until_s,
+        "actor": actor,
+        "action": action,
+        "object_kind": kind or None,
+        "object_id": id or None,
+    }
+
+
+ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
+"""Filter of the audit log, as arguments of `Store.audit`."""
+
+
+@router.get("/audit", dependencies=[ADMINISTER], summary="Read the audit log")
 def list_audit(
     store: StoreDep,
-    since_s: Since = None,
-    until_s: Until = None,
-    actor: ActorName = None,
-    action: ActionName = None,
-    object: ObjectName = None,
+    chosen: ChosenRows,
     after: Annotated[int, Query(ge=0, le=MAX_ID, description="Rows after this id.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most rows in the answer.")] = 500,
 ) -> AuditPage:
     """Who changed what, the oldest first."""
-    kind, id = _object(object)
-    return store.audit(
-        after=after,
-        limit=limit,
-        since_s=since_s,
-        until_s=until_s,
-        actor=actor,
-        action=action,
-        object_kind=kind,
-        object_id=id,
-    )
+    return store.audit(after=after, limit=limit, **chosen)
 
 
 @router.get(
-    "/audit/export", dependencies=[ADMINISTER],
+    "/audit/export",
+    dependencies=[ADMINISTER],
     response_class=StreamingResponse,
-    responses={
-        200: {"description": "One row per change, the oldest first; streamed.",
-              "content": {MEDIA_TYPES[form]: {} for form in (TableFormat.jsonl, TableFormat.csv)}},
-        **declared("forbidden"),
-    },
+    responses=answered(
+        "One row per change, the oldest first; streamed.",
+        {MEDIA_TYPES[form]: TEXT for form in (TableFormat.jsonl, TableFormat.csv)},
+    ),
     summary="Export the audit log",
-)  # fmt: skip
+)
 def export_audit(
     store: StoreDep,
+    chosen: ChosenRows,
     format: Annotated[Literal["jsonl", "csv"], Query(description="Format of the table.")] = "jsonl",
-    since_s: Since = None,
-    until_s: Until = None,
-    actor: ActorName = None,
-    action: ActionName = None,
-    object: ObjectName = None,
 ) -> Response:
     """The rows that `GET /audit` with these parameters lists, as a file."""
-    kind, id = _object(object)
-    rows = store.audit_rows(
-        since_s=since_s, until_s=until_s, actor=actor, action=action, object_kind=kind, object_id=id
-    )
+    rows = store.audit_rows(**chosen)
     form = TableFormat(format)
     return StreamingResponse(
         _csv(rows) if form is TableFormat.csv else (to_json(row).encode() + b"\n" for row in rows),
         media_type=MEDIA_TYPES[form],
-        headers={"Content-Disposition": f'attachment; filename="audit.{format}"'},
+        headers=attached(f"audit.{format}"),
     )
-
-
-def _object(text: str | None) -> tuple[str | None, str | None]:
-    """Returns kind and name of `experiment:17`, or of a kind alone."""
-    kind, _, id = (text or "").partition(":")
-    return kind or None, id or None
 
 
 def _csv(rows: Iterator[AuditRow]) -> Iterator[bytes]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 
 from api.access import ADMINISTER, MANAGE, SEE_PROJECT, SIGNED_IN
+from api.bodies import Archived, Membership, NewProject, ProjectChange
 from api.deps import CurrentUser, StoreDep
-from api.people_shapes import Archived, Membership, NewProject, ProjectChange
-from api.problems import ProblemError, declared
-from api.routes.people import UserName, forget_access
+from api.problems import ProblemError
+from api.routes.people import CHANGES_ACCESS, UserName
 from service.domain.access import Action
 from service.domain.people import Project, ProjectDetail
 from service.domain.records import Items
@@ -18,17 +18,6 @@ from service.domain.shares import ProjectUse
 from service.specs.project_limits import SET_BY_MAINTAINERS, ProjectLimits
 
 router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
-
-_SEE = declared("not-found")
-_CHANGE = declared(
-    "invalid-body",
-    "malformed-request",
-    "body-too-large",
-    "storage-full",
-    "not-found",
-    "conflict",
-    "forbidden",
-)
 
 ProjectName = Annotated[str, Path(max_length=100, description="Name of the project.", examples=["nlp"])]
 Month = Annotated[
@@ -41,57 +30,41 @@ Month = Annotated[
 ]
 
 
-@router.get("", dependencies=[SIGNED_IN], summary="List the projects", responses=declared())
+@router.get("", dependencies=[SIGNED_IN], summary="List the projects")
 def list_projects(store: StoreDep, user: CurrentUser) -> Items[Project]:
     """Those that the sender sees, by name, archived ones included."""
     return Items([project for project in store.projects() if user.principal.sees(project.name)])
 
 
-@router.post("", dependencies=[ADMINISTER], status_code=201, responses=_CHANGE, summary="Create a project")
-def create_project(body: NewProject, request: Request, store: StoreDep, user: CurrentUser) -> ProjectDetail:
+@router.post("", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Create a project")
+def create_project(body: NewProject, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """It has no members yet."""
-    created = store.create_project(
-        body.name,
-        title=body.title,
-        visible_to_all=body.visible_to_all,
-        notes=body.notes,
-        actor=user.actor,
-    )
-    forget_access(request)
-    return created
+    return store.create_project(**dict(body), actor=user.actor)
 
 
-@router.get("/{project}", dependencies=[SEE_PROJECT], responses=_SEE, summary="Get a project")
+@router.get("/{project}", dependencies=[SEE_PROJECT], summary="Get a project")
 def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
     """One project with its members."""
     return store.project(project)
 
 
-@router.patch("/{project}", dependencies=[MANAGE], responses=_CHANGE, summary="Change a project")
+@router.patch("/{project}", dependencies=[MANAGE, CHANGES_ACCESS], summary="Change a project")
 def change_project(
-    project: ProjectName, body: ProjectChange, request: Request, store: StoreDep, user: CurrentUser
+    project: ProjectName, body: ProjectChange, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """Change its title, its notes, or who sees it."""
-    changed = store.set_project(
-        project,
-        title=body.title,
-        visible_to_all=body.visible_to_all,
-        notes=body.notes,
-        actor=user.actor,
-    )
-    forget_access(request)
-    return changed
+    return store.set_project(project, **dict(body), actor=user.actor)
 
 
-@router.get("/{project}/limits", dependencies=[SEE_PROJECT], responses=_SEE, summary="Get a project's limits")
+@router.get("/{project}/limits", dependencies=[SEE_PROJECT], summary="Get a project's limits")
 def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
     """Weight, guaranteed devices, ceilings, priorities by role, and caps on a user's runs."""
     return store.project_limits(project)
 
 
-@router.put("/{project}/limits", dependencies=[MANAGE], responses=_CHANGE, summary="Set a project's limits")
+@router.put("/{project}/limits", dependencies=[MANAGE, CHANGES_ACCESS], summary="Set a project's limits")
 def set_project_limits(
-    project: ProjectName, body: ProjectLimits, request: Request, store: StoreDep, user: CurrentUser
+    project: ProjectName, body: ProjectLimits, store: StoreDep, user: CurrentUser
 ) -> ProjectLimits:
     """Replace them all. A maintainer may change the priorities, an administrator everything."""
     administers = user.principal.may(Action.operate, project)
@@ -109,17 +82,10 @@ def set_project_limits(
                 f"sets {', '.join(sorted(SET_BY_MAINTAINERS))}",
             )
     fields = None if administers else SET_BY_MAINTAINERS
-    changed = store.set_project_limits(project, body, fields=fields, actor=user.actor)
-    forget_access(request)
-    return changed
+    return store.set_project_limits(project, body, fields=fields, actor=user.actor)
 
 
-@router.get(
-    "/{project}/usage",
-    dependencies=[SEE_PROJECT],
-    responses=_SEE,
-    summary="Get what a project has used in a month",
-)
+@router.get("/{project}/usage", dependencies=[SEE_PROJECT], summary="Get what a project has used in a month")
 def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None) -> ProjectUse:
     """Price, energy and time of the devices that its experiments held, by user, next to its budgets.
 
@@ -128,46 +94,29 @@ def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None
     return store.project_use(project, month)
 
 
-@router.put("/{project}/archive", dependencies=[MANAGE], responses=_CHANGE, summary="Archive a project")
+@router.put("/{project}/archive", dependencies=[MANAGE, CHANGES_ACCESS], summary="Archive a project")
 def archive_project(
-    project: ProjectName, body: Archived, request: Request, store: StoreDep, user: CurrentUser
+    project: ProjectName, body: Archived, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """An archived project accepts no new experiments; those that it has stay visible, and run."""
-    changed = store.archive_project(project, body.archived, actor=user.actor)
-    forget_access(request)
-    return changed
+    return store.archive_project(project, body.archived, actor=user.actor)
 
 
 @router.put(
     "/{project}/members/{name}",
-    dependencies=[MANAGE],
-    responses=_CHANGE,
+    dependencies=[MANAGE, CHANGES_ACCESS],
     summary="Give a user a role in a project",
 )
 def set_member(
-    project: ProjectName,
-    name: UserName,
-    body: Membership,
-    request: Request,
-    store: StoreDep,
-    user: CurrentUser,
+    project: ProjectName, name: UserName, body: Membership, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """Add a member, or change the role of one."""
-    changed = store.set_member(project, name, body.role, actor=user.actor)
-    forget_access(request)
-    return changed
+    return store.set_member(project, name, body.role, actor=user.actor)
 
 
 @router.delete(
-    "/{project}/members/{name}",
-    dependencies=[MANAGE],
-    responses=_CHANGE,
-    summary="Remove a user from a project",
+    "/{project}/members/{name}", dependencies=[MANAGE, CHANGES_ACCESS], summary="Remove a user from a project"
 )
-def remove_member(
-    project: ProjectName, name: UserName, request: Request, store: StoreDep, user: CurrentUser
-) -> ProjectDetail:
+def remove_member(project: ProjectName, name: UserName, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """What they submitted stays in the project."""
-    changed = store.remove_member(project, name, actor=user.actor)
-    forget_access(request)
-    return changed
+    return store.remove_member(project, name, actor=user.actor)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query
 
 from api.access import SIGNED_IN
 from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
-from api.problems import declared
 from service.config.hardware import Hardware
 from service.domain.records import Items, QueueListing
 from service.domain.shares import HeldDevices, Share
@@ -20,12 +19,7 @@ from service.scheduling.queue import pools_of
 router = APIRouter(prefix="/api/v1", tags=["queue"])
 
 
-@router.get(
-    "/queue",
-    dependencies=[SIGNED_IN],
-    responses=declared("invalid-page-token"),
-    summary="List what waits and why",
-)
+@router.get("/queue", dependencies=[SIGNED_IN], summary="List what waits and why")
 def get_queue(
     queue: QueueDep, user: CurrentUser, page_size: PageSize = 50, page_token: PageToken = None
 ) -> QueueListing:
@@ -39,9 +33,7 @@ def get_queue(
     return queue.listing(page_size=page_size, page_token=page_token, visible=user.visible)
 
 
-@router.get(
-    "/shares", dependencies=[SIGNED_IN], responses=declared(), summary="List the shares of the devices"
-)
+@router.get("/shares", dependencies=[SIGNED_IN], summary="List the shares of the devices")
 def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     """Who is entitled to which part of each kind of device, and who has it, by project and user.
 
@@ -51,17 +43,13 @@ def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     return Items(shares(store, user.visible))
 
 
-@router.get(
-    "/hardware", dependencies=[SIGNED_IN], responses=declared(), summary="List the hardware catalogue"
-)
+@router.get("/hardware", dependencies=[SIGNED_IN], summary="List the hardware catalogue")
 async def list_hardware(catalogue: CatalogueDep) -> Items[Hardware]:
     """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
     return Items(list(catalogue.values()))
 
 
-@router.get(
-    "/cluster/held", dependencies=[SIGNED_IN], responses=declared(), summary="List the devices that are held"
-)
+@router.get("/cluster/held", dependencies=[SIGNED_IN], summary="List the devices that are held")
 def list_held_devices(
     store: StoreDep,
     user: CurrentUser,
@@ -71,9 +59,7 @@ def list_held_devices(
     return Items(store.held_devices(limit=limit, visible=user.visible))
 
 
-@router.get(
-    "/cluster", dependencies=[SIGNED_IN], responses=declared(), summary="Get the clusters of all pools"
-)
+@router.get("/cluster", dependencies=[SIGNED_IN], summary="Get the clusters of all pools")
 def get_cluster(queue: QueueDep) -> Cluster:
     """The Ray cluster of each pool as one of its schedulers last saw it.
 

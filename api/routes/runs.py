@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -12,16 +13,19 @@ from starlette.concurrency import run_in_threadpool
 from api import export
 from api.access import MAX_ID, SEE_RUN, SIGNED_IN, STEER_RUN, while_permitted
 from api.deps import (
+    BINARY,
+    SPEC_SCHEMA,
+    TEXT,
+    ChosenRuns,
     CurrentUser,
-    Filter,
     LastEventId,
-    OrderBy,
-    PageSize,
-    PageToken,
+    PageOfRuns,
     RunId,
     SettingsDep,
     StoreDep,
     StreamsDep,
+    answered,
+    attached,
 )
 from api.problems import ProblemError, declared
 from api.stream import EventStream, Place
@@ -40,8 +44,6 @@ from service.domain.records import (
 )
 from service.output.model_folder import open_model, read_model_card
 from service.output.run_files import (
-    NoPredictions,
-    NoTrace,
     SavedCheckpoint,
     json_lines,
     predictions_file,
@@ -50,18 +52,20 @@ from service.output.run_files import (
     read_trace,
     saved_checkpoints,
 )
-from service.specs.models import NoModel
 from service.store.series import MOST_POINTS
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
-_NO_SUCH = declared("not-found")
-_STEER = declared("not-found", "conflict", "forbidden", "storage-full")
+_TRACE: Mapping[str, Any] = {"application/json": {"type": "object"}}
 
 Step = Annotated[int | None, Query(ge=0, le=MAX_ID)]
+CheckpointName = Annotated[
+    Literal["best", "last"],
+    Query(description="Which of its checkpoints: of the best evaluation, or the newest."),
+]
 
 
-async def existing(run_id: RunId, store: StoreDep) -> int:
+async def _existing(run_id: RunId, store: StoreDep) -> int:
     """Returns the id of a run that exists; a stream has no status once it has begun."""
     return (await run_in_threadpool(store.run, run_id)).id
 
@@ -76,28 +80,10 @@ async def _place(
     return Place(newest=True) if now and last_event_id is None else Place.parse(last_event_id)
 
 
-@router.get(
-    "",
-    dependencies=[SIGNED_IN],
-    responses=declared("invalid-filter", "invalid-page-token"),
-    summary="List runs over all experiments",
-)
-def list_runs(
-    store: StoreDep,
-    user: CurrentUser,
-    filter: Filter = None,
-    order_by: OrderBy = None,
-    page_size: PageSize = 100,
-    page_token: PageToken = None,
-) -> Page[Run]:
+@router.get("", dependencies=[SIGNED_IN], summary="List runs over all experiments")
+def list_runs(store: StoreDep, user: CurrentUser, page: PageOfRuns) -> Page[Run]:
     """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
-    return store.runs(
-        filter=filter,
-        order_by=order_by,
-        page_size=page_size,
-        page_token=page_token,
-        visible=user.visible,
-    )
+    return store.runs(**page, visible=user.visible)
 
 
 @router.get(
@@ -105,40 +91,37 @@ def list_runs(
     dependencies=[SIGNED_IN],
     response_class=StreamingResponse,
     summary="Export runs over all experiments",
-    responses={200: export.DECLARED, **declared("invalid-filter")},
+    responses=export.ANSWERED,
 )
 def export_runs(
     store: StoreDep,
     user: CurrentUser,
+    chosen: ChosenRuns,
     format: export.FormatParameter = TableFormat.csv,
-    filter: Filter = None,
-    order_by: OrderBy = None,
 ) -> StreamingResponse:
     """One row per run that the filter takes; streamed."""
-    return export.answer(
-        store, format, "runs", experiment_id=None, filter=filter, order_by=order_by, visible=user.visible
-    )
+    return export.answer(store, format, "runs", visible=user.visible, **chosen)
 
 
-@router.get("/{run_id}", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get a run")
+@router.get("/{run_id}", dependencies=[SEE_RUN], summary="Get a run")
 def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
     return store.run(run_id)
 
 
-@router.post("/{run_id}/cancel", dependencies=[STEER_RUN], responses=_STEER, summary="Cancel a run")
+@router.post("/{run_id}/cancel", dependencies=[STEER_RUN], summary="Cancel a run")
 def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
     return store.request_cancel_run(run_id, actor=user.actor)
 
 
-@router.post("/{run_id}/retry", dependencies=[STEER_RUN], responses=_STEER, summary="Retry a run")
+@router.post("/{run_id}/retry", dependencies=[STEER_RUN], summary="Retry a run")
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
     return store.retry_run(run_id, actor=user.actor)
 
 
-@router.get("/{run_id}/points", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the points of a run")
+@router.get("/{run_id}/points", dependencies=[SEE_RUN], summary="Get the points of a run")
 def get_points(
     run_id: RunId,
     store: StoreDep,
@@ -178,40 +161,31 @@ def get_points(
     return Points(run_id, {metric: one for metric, one in series.items() if one.steps})
 
 
-@router.get(
-    "/{run_id}/measurements",
-    dependencies=[SEE_RUN],
-    responses=_NO_SUCH,
-    summary="Get the measurements of a run",
-)
+@router.get("/{run_id}/measurements", dependencies=[SEE_RUN], summary="Get the measurements of a run")
 def get_measurements(run_id: RunId, store: StoreDep) -> Items[MeasurementRow]:
     """Quantities with unit and provenance over windows."""
     return Items(store.measurements(run_id))
 
 
-@router.get("/{run_id}/ledger", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the ledger of a run")
+@router.get("/{run_id}/ledger", dependencies=[SEE_RUN], summary="Get the ledger of a run")
 def get_run_ledger(run_id: RunId, store: StoreDep) -> Account:
     """What every attempt is charged in time, money and energy, and what of it was lost."""
     return store.account(run_id)
 
 
-@router.get(
-    "/{run_id}/summary", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the summary of a run"
-)
+@router.get("/{run_id}/summary", dependencies=[SEE_RUN], summary="Get the summary of a run")
 def get_summary(run_id: RunId, store: StoreDep) -> RunSummary:
     """Everything that it reported as a whole; empty until it ends."""
     return RunSummary(run_id, store.summary(run_id))
 
 
-@router.get(
-    "/{run_id}/attempts", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the attempts of a run"
-)
+@router.get("/{run_id}/attempts", dependencies=[SEE_RUN], summary="Get the attempts of a run")
 def get_attempts(run_id: RunId, store: StoreDep) -> Items[Attempt]:
     """Each try at it, the first one first, with what makes it reproducible."""
     return Items(store.attempts(run_id))
 
 
-@router.get("/{run_id}/logs", dependencies=[SEE_RUN], responses=_NO_SUCH, summary="Get the log of a run")
+@router.get("/{run_id}/logs", dependencies=[SEE_RUN], summary="Get the log of a run")
 def get_logs(
     run_id: RunId,
     store: StoreDep,
@@ -244,37 +218,22 @@ def get_logs(
     dependencies=[SEE_RUN],
     response_class=StreamingResponse,
     responses={
-        200: {
-            "description": "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
+        **answered(
+            "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
             "others, then model card, configuration, tokenizer and weights.",
-            "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
-        },
-        **declared("not-found", "no-model"),
+            {"application/x-tar": BINARY},
+        ),
+        **declared("no-model"),
     },
     summary="Download the model of a run",
 )
 def get_model(
-    run_id: RunId,
-    store: StoreDep,
-    settings: SettingsDep,
-    checkpoint: Annotated[
-        Literal["best", "last"],
-        Query(description="Which of its checkpoints: of the best evaluation, or the newest."),
-    ] = "best",
+    run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
 ) -> StreamingResponse:
     """A folder that transformers loads, with a model card of the run's figures; streamed."""
-    try:
-        model = open_model(store, settings, run_id, checkpoint)
-    except NoModel as error:
-        raise ProblemError("no-model", str(error)) from None
-    return StreamingResponse(
-        model.tar(),
-        media_type="application/x-tar",
-        headers={
-            "Content-Disposition": f'attachment; filename="{model.name}.tar"',
-            "Content-Length": str(model.size),
-        },
-    )
+    model = open_model(store, settings, run_id, checkpoint)
+    headers = {**attached(f"{model.name}.tar"), "Content-Length": str(model.size)}
+    return StreamingResponse(model.tar(), media_type="application/x-tar", headers=headers)
 
 
 @router.get(
@@ -282,26 +241,19 @@ def get_model(
     dependencies=[SEE_RUN],
     response_class=Response,
     responses={
-        200: {
-            "description": "A document in Chrome's trace-event format: a process per worker, a slice per "
+        **answered(
+            "A document in Chrome's trace-event format: a process per worker, a slice per "
             "step, its phases inside; times in microseconds.",
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        },
-        **declared("not-found", "no-trace"),
+            _TRACE,
+        ),
+        **declared("no-trace"),
     },
     summary="Get the timeline of a run",
 )
 def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
     """Where its traced steps went on every worker; opens in Perfetto and chrome://tracing."""
-    try:
-        document = read_trace(store, settings, run_id)
-    except NoTrace as error:
-        raise ProblemError("no-trace", str(error)) from None
-    return Response(
-        document,
-        media_type="application/json",
-        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-trace.json"'},
-    )
+    document = read_trace(store, settings, run_id)
+    return Response(document, media_type="application/json", headers=attached(f"run-{run_id}-trace.json"))
 
 
 @router.get(
@@ -309,12 +261,12 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     dependencies=[SEE_RUN],
     response_class=Response,
     responses={
-        200: {
-            "description": "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
+        **answered(
+            "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
             "kernels and copies; times in microseconds.",
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        },
-        **declared("not-found", "no-trace"),
+            _TRACE,
+        ),
+        **declared("no-trace"),
     },
     summary="Get the kernel trace of a run's worker",
 )
@@ -325,15 +277,9 @@ def get_kernel_trace(
     rank: Annotated[int, Query(ge=0, description="The worker, from 0.")] = 0,
 ) -> Response:
     """The operators and kernels of a worker's profiled steps; opens in Perfetto and chrome://tracing."""
-    try:
-        document = read_kernel_trace(store, settings, run_id, rank)
-    except NoTrace as error:
-        raise ProblemError("no-trace", str(error)) from None
-    return Response(
-        document,
-        media_type="application/json",
-        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-kernels-{rank}.json"'},
-    )
+    document = read_kernel_trace(store, settings, run_id, rank)
+    name = f"run-{run_id}-kernels-{rank}.json"
+    return Response(document, media_type="application/json", headers=attached(name))
 
 
 @router.get(
@@ -341,15 +287,12 @@ def get_kernel_trace(
     dependencies=[SEE_RUN],
     response_class=StreamingResponse,
     responses={
-        200: {
-            "description": "One row per unit of the test part (an example or a question): stable name, share "
+        **answered(
+            "One row per unit of the test part (an example or a question): stable name, share "
             "of the headline, prediction and truth (in Parquet as JSON text).",
-            "content": {
-                "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
-                "application/jsonl": {"schema": {"type": "string"}},
-            },
-        },
-        **declared("not-found", "no-predictions"),
+            {"application/vnd.apache.parquet": BINARY, "application/jsonl": TEXT},
+        ),
+        **declared("no-predictions"),
     },
     summary="Get the predictions of a run's test part",
 )
@@ -362,29 +305,20 @@ def get_predictions(
     ] = "parquet",
 ) -> StreamingResponse:
     """What the best checkpoint made of the test part, which was scored once; streamed."""
-    try:
-        file = predictions_file(store, settings, run_id)
-        chunks = raw(file) if format == "parquet" else json_lines(file)
-        first = next(chunks, b"")  # What cannot be read is told before the answer begins.
-    except NoPredictions as error:
-        raise ProblemError("no-predictions", str(error)) from None
+    file = predictions_file(store, settings, run_id)
+    chunks = raw(file) if format == "parquet" else json_lines(file)
+    first = next(chunks, b"")  # What cannot be read is told before the answer begins.
     return StreamingResponse(
         itertools.chain((first,), chunks),
         media_type=export.MEDIA_TYPES[TableFormat(format)],
-        headers={"Content-Disposition": f'attachment; filename="run-{run_id}-predictions.{format}"'},
+        headers=attached(f"run-{run_id}-predictions.{format}"),
     )
 
 
-@router.get(
-    "/{run_id}/stream",
-    dependencies=[SEE_RUN],
-    response_class=EventStream,
-    responses=_NO_SUCH,
-    summary="Follow a run",
-)
+@router.get("/{run_id}/stream", dependencies=[SEE_RUN], response_class=EventStream, summary="Follow a run")
 async def stream_run(
     request: Request,
-    run_id: Annotated[int, Depends(existing)],
+    run_id: Annotated[int, Depends(_existing)],
     streams: StreamsDep,
     place: Annotated[Place, Depends(_place)],
 ) -> EventStream:
@@ -402,13 +336,9 @@ async def stream_run(
     "/{run_id}/config",
     dependencies=[SEE_RUN],
     response_class=Response,
-    responses={
-        200: {
-            "description": "The spec with all defaults and this run's axis values, as JSON.",
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}}},
-        },
-        **_NO_SUCH,
-    },
+    responses=answered(
+        "The spec with all defaults and this run's axis values, as JSON.", {"application/json": SPEC_SCHEMA}
+    ),
     summary="Get the configuration of a run",
 )
 def get_run_config(run_id: RunId, store: StoreDep) -> Response:
@@ -416,12 +346,7 @@ def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     return Response(store.run_config(run_id), media_type="application/json")
 
 
-@router.get(
-    "/{run_id}/checkpoints",
-    dependencies=[SEE_RUN],
-    responses=_NO_SUCH,
-    summary="List the checkpoints of a run",
-)
+@router.get("/{run_id}/checkpoints", dependencies=[SEE_RUN], summary="List the checkpoints of a run")
 def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Items[SavedCheckpoint]:
     """Checkpoints on disk, newest first; older ones are removed once newer ones are complete."""
     return Items(saved_checkpoints(store, settings, run_id))
@@ -432,26 +357,17 @@ def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> I
     dependencies=[SEE_RUN],
     response_class=Response,
     responses={
-        200: {
-            "description": "Markdown with YAML front matter, as in the folder that `model` downloads.",
-            "content": {"text/markdown": {"schema": {"type": "string"}}},
-        },
-        **declared("not-found", "no-model"),
+        **answered(
+            "Markdown with YAML front matter, as in the folder that `model` downloads.",
+            {"text/markdown": TEXT},
+        ),
+        **declared("no-model"),
     },
     summary="Get the model card of a run",
 )
 def get_model_card(
-    run_id: RunId,
-    store: StoreDep,
-    settings: SettingsDep,
-    checkpoint: Annotated[
-        Literal["best", "last"],
-        Query(description="Which of its checkpoints: of the best evaluation, or the newest."),
-    ] = "best",
+    run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
 ) -> Response:
     """What was trained, on what, to which figures, and how to do it again."""
-    try:
-        card = read_model_card(store, settings, run_id, checkpoint)
-    except NoModel as error:
-        raise ProblemError("no-model", str(error)) from None
+    card = read_model_card(store, settings, run_id, checkpoint)
     return Response(card, media_type="text/markdown")

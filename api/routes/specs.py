@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from api.access import SIGNED_IN, SUBMIT
@@ -15,13 +15,16 @@ from api.deps import (
     SPEC_BODY,
     CatalogueDep,
     ChecksDep,
+    ClusterDep,
     CurrentUser,
     PageSize,
+    ProjectsDep,
     SettingsDep,
     SpecBody,
     StoreDep,
+    answered,
 )
-from api.problems import SPEC_PROBLEMS, ProblemError, declared
+from api.problems import ProblemError
 from service.config.document import SpecError
 from service.config.examples import Example, examples
 from service.domain.records import Items
@@ -34,21 +37,12 @@ from service.specs.reuse import Reuse, reusable
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 
-_SPEC = declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidden")
-
 
 @router.get(
     "/spec.schema.json",
     dependencies=[SIGNED_IN],
-    response_class=JSONResponse,
     response_model=None,
-    responses={
-        200: {
-            "description": "JSON Schema, draft 2020-12.",
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        },
-        **declared(),
-    },
+    responses=answered("JSON Schema, draft 2020-12.", {"application/json": {"type": "object"}}),
     summary="Get the JSON Schema of a spec",
 )
 async def get_spec_schema() -> JSONResponse:
@@ -59,26 +53,21 @@ async def get_spec_schema() -> JSONResponse:
 _SCHEMA: dict[str, Any] = json_schema()
 
 
-@router.get("/examples", dependencies=[SIGNED_IN], responses=declared(), summary="List examples of specs")
+@router.get("/examples", dependencies=[SIGNED_IN], summary="List examples of specs")
 def list_examples() -> Items[Example]:
     """Specs to begin with, each with the question that it answers."""
     return Items(list(examples()))
 
 
-@router.post(
-    "/specs/validate",
-    dependencies=[SUBMIT],
-    responses=_SPEC,
-    openapi_extra=SPEC_BODY,
-    summary="Validate a spec",
-)
+@router.post("/specs/validate", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Validate a spec")
 async def validate_spec(
-    request: Request,
     text: SpecBody,
     settings: SettingsDep,
     catalogue: CatalogueDep,
     store: StoreDep,
     checks: ChecksDep,
+    projects: ProjectsDep,
+    cluster: ClusterDep,
     user: CurrentUser,
 ) -> Validated:
     """Every check of a submission, and nothing is stored."""
@@ -86,8 +75,8 @@ async def validate_spec(
     def check() -> Validated:
         now = time.time()
         spec = read_spec(text, catalogue)
-        request.app.state.projects.refuse_spec(user, spec)
-        snapshot = request.app.state.cluster.read(spec.pool, now)
+        projects.refuse_spec(user, spec)
+        snapshot = cluster.read(spec.pool, now)
         find_run = partial(store.find_run, visible=user.visible)
         admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
         if problems := budget_problems(spec, store, catalogue):
@@ -100,20 +89,17 @@ async def validate_spec(
 @router.post(
     "/specs/preview",
     dependencies=[SUBMIT],
-    responses={
-        **_SPEC,
-        **declared(*SPEC_PROBLEMS, "malformed-request", "body-too-large", "forbidden", "invalid-page-token"),
-    },
     openapi_extra=SPEC_BODY,
     summary="Preview the runs of a spec",
 )
 async def preview_spec(
-    request: Request,
     text: SpecBody,
     settings: SettingsDep,
     catalogue: CatalogueDep,
     store: StoreDep,
     checks: ChecksDep,
+    projects: ProjectsDep,
+    cluster: ClusterDep,
     user: CurrentUser,
     page_size: PageSize = 100,
     page_token: Annotated[
@@ -131,8 +117,8 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        request.app.state.projects.refuse_spec(user, spec)
-        snapshot = fresh(request.app.state.cluster.read(spec.pool, now), now)
+        projects.refuse_spec(user, spec)
+        snapshot = fresh(cluster.read(spec.pool, now), now)
         find_run = partial(store.find_run, visible=user.visible)
         find_equal = partial(store.equal_runs, visible=user.visible)
         plans = checked_plans(spec, settings.roots, catalogue, find_run)

@@ -12,20 +12,20 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY, SCRAPE, SIGNED_IN
-from api.deps import QueueDep, StoreDep
+from api.deps import TEXT, QueueDep, StoreDep, answered
 from api.metrics import ServiceFigures
-from api.problems import CATALOGUE, ProblemError, declared
+from api.problems import CATALOGUE, ProblemError
 from service.db import migrate
 from service.db.errors import StoreError
 from service.domain.process_metrics import series_of
-from service.domain.serialization import Serializable, to_json
+from service.domain.serialization import Serializable
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue, pools_of
 from service.store import Store
 
 _logger = logging.getLogger(__name__)
 
-router = APIRouter()
+router = APIRouter(tags=["system"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,7 @@ class Readiness(Serializable):
 @router.get(
     "/healthz",
     dependencies=[PUBLIC_ANY_QUERY],  # Whoever starts processes must be able to ask.
-    responses=declared(),
     summary="Whether this process answers",
-    tags=["system"],
 )
 async def healthz() -> Health:
     """Touches nothing else: a process that answers this need not be restarted."""
@@ -63,12 +61,10 @@ async def healthz() -> Health:
 @router.get(
     "/readyz",
     dependencies=[SIGNED_IN],
-    response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Not ready; `database` says why."}, **declared()},
+    responses={503: {"model": Readiness, "description": "Not ready; `database` says why."}},
     summary="Whether this process can do its work",
-    tags=["system"],
 )
-def readyz(store: StoreDep, queue: QueueDep) -> Response:
+def readyz(store: StoreDep, queue: QueueDep, response: Response) -> Readiness:
     """The database answers, its tables are current and its disk has room; schedulers are given as detail."""
     try:
         alive = len(queue.schedulers_alive())
@@ -78,27 +74,19 @@ def readyz(store: StoreDep, queue: QueueDep) -> Response:
         _logger.warning("not ready: %s", error)
         reason = "unavailable; the server's log says why"
         readiness = Readiness(ready=False, database=reason, schedulers_alive=0)
-    return Response(
-        to_json(readiness),
-        status_code=200 if readiness.ready else 503,
-        media_type="application/json",
-        headers=None if readiness.ready else {"Retry-After": "2"},
-    )
+    if not readiness.ready:
+        response.status_code, response.headers["Retry-After"] = 503, "2"
+    return readiness
 
 
 @router.get(
     "/metrics",
     dependencies=[SCRAPE],
     response_class=Response,
-    responses={
-        200: {
-            "description": "Prometheus text: requests, states, queue, schedulers and recorders.",
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        },
-        **declared(),
-    },
+    responses=answered(
+        "Prometheus text: requests, states, queue, schedulers and recorders.", {"text/plain": TEXT}
+    ),
     summary="Metrics for Prometheus",
-    tags=["system"],
 )
 def metrics(request: Request) -> Response:
     """Requests of this process, and what the store says now."""
@@ -115,12 +103,8 @@ async def openapi_document(request: Request) -> JSONResponse:
     "/problems/{slug}",
     dependencies=[PUBLIC],
     response_class=HTMLResponse,
-    responses={
-        200: {"description": "Cause and fix.", "content": {"text/html": {"schema": {"type": "string"}}}},
-        **declared("not-found"),
-    },
+    responses=answered("Cause and fix.", {"text/html": TEXT}),
     summary="What a problem type means",
-    tags=["system"],
 )
 async def explain_problem(
     slug: Annotated[
@@ -131,16 +115,13 @@ async def explain_problem(
     kind = CATALOGUE.get(slug)
     if kind is None:
         raise ProblemError("not-found", "no problem type has that name; docs/errors.md lists them all")
-    text = {
-        name: escape(value)
-        for name, value in (("title", kind.title), ("cause", kind.cause), ("fix", kind.fix))
-    }
+    title, cause, fix = escape(kind.title), escape(kind.cause), escape(kind.fix)
     return HTMLResponse(
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<title>{text["title"]}</title><link rel="stylesheet" href="/static/page.css">'
-        f'<main><p class="quiet">{kind.status} · {kind.slug}</p><h1>{text["title"]}</h1>'
-        f"<h2>Cause</h2><p>{text['cause']}</p><h2>Fix</h2><p>{text['fix']}</p></main></html>"
+        f'<title>{title}</title><link rel="stylesheet" href="/static/page.css">'
+        f'<main><p class="quiet">{kind.status} · {kind.slug}</p><h1>{title}</h1>'
+        f"<h2>Cause</h2><p>{cause}</p><h2>Fix</h2><p>{fix}</p></main></html>"
     )
 
 

@@ -5,52 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT
+from api.bodies import NewView
 from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
-from service.domain.access import NAME_PATTERN, Action
-from service.domain.records import LONGEST_VIEW_NAME, LONGEST_VIEW_QUERY, Items, View
+from service.domain.access import Action
+from service.domain.records import Items, View
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"])
 
 ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.", examples=[3])]
 
 
-class NewView(BaseModel):
-    """A view to be saved."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "example": {
-                "name": "failed this week",
-                "query": "filter=owner+%3D+%27ada%27&state=failed&order_by=ended_s+desc",
-                "project": "nlp",
-                "shared": True,
-            }
-        },
-    )
-
-    name: str = Field(min_length=1, max_length=LONGEST_VIEW_NAME, description="Name for people.")
-    query: str = Field(
-        max_length=LONGEST_VIEW_QUERY,
-        description="filter, state, order_by and columns, as the query of the list's address.",
-    )
-    project: str | None = Field(
-        default=None, pattern=NAME_PATTERN, description="Project that it is meant for; null = none."
-    )
-    shared: bool = Field(default=False, description="Whether whoever sees the project sees the view.")
-
-
-@router.get(
-    "/views",
-    dependencies=[SIGNED_IN],
-    responses=declared(),
-    summary="List saved views of the list of experiments",
-)
+@router.get("/views", dependencies=[SIGNED_IN], summary="List saved views of the list of experiments")
 def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
     found = store.views(user.principal.user, user.visible)
@@ -61,9 +30,7 @@ def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     "/views",
     dependencies=[SUBMIT],
     status_code=201,
-    responses=declared(
-        "invalid-body", "malformed-request", "not-found", "forbidden", "conflict", "storage-full"
-    ),
+    responses=declared("not-found", "conflict"),
     summary="Save a view of the list of experiments",
 )
 def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
@@ -77,24 +44,10 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
     reason = principal.lacks(Action.share, wanted.project)
     if reason and (not principal.reaches(wanted.project) or (wanted.shared and wanted.project is not None)):
         raise ProblemError("forbidden", reason)
-    return store.save_view(
-        principal.user,
-        wanted.name,
-        wanted.query,
-        project=wanted.project,
-        shared=wanted.shared,
-        within=principal.restricted_to,
-        actor=user.actor,
-    )
+    return store.save_view(principal.user, **dict(wanted), within=principal.restricted_to, actor=user.actor)
 
 
-@router.delete(
-    "/views/{view_id}",
-    dependencies=[SUBMIT],
-    status_code=204,
-    responses=declared("not-found", "forbidden", "storage-full"),
-    summary="Delete a saved view",
-)
+@router.delete("/views/{view_id}", dependencies=[SUBMIT], status_code=204, summary="Delete a saved view")
 def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response:
     """Its owner may, and of a shared one also the maintainers of its project."""
     view = store.view(view_id)

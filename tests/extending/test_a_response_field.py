@@ -11,8 +11,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 
+from api.access import SEE_RUN
 from api.deps import RunId, StoreDep
-from api.problems import declared
 from service.client.wire import read
 from service.db.listing import RUN_NAMES
 from service.domain.records import Run
@@ -33,7 +33,7 @@ class RunWithEmissions(Run):
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 
 
-@router.get("/{run_id}/emissions", responses=declared("not-found"), summary="Get the emissions of a run")
+@router.get("/{run_id}/emissions", dependencies=[SEE_RUN], summary="Get the emissions of a run")
 def get_emissions(run_id: RunId, store: StoreDep) -> RunWithEmissions:
     """A run with what its energy emitted."""
     return RunWithEmissions.from_row({**asdict(store.run(run_id)), "emissions_kg": math.nan})

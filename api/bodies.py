@@ -1,4 +1,4 @@
-"""Bodies of requests about users, tokens, projects, and what people add to experiments."""
+"""Bodies of requests; the example of each is the one in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.db.errors import BadValue
 from service.domain.access import NAME_PATTERN, USER_PATTERN, Role, Scope, UserKind
+from service.domain.events import Topic
 from service.domain.formats import seconds_of
 from service.domain.people import LONGEST_NOTES, MOST_TAGS
+from service.domain.records import LONGEST_VIEW_NAME, LONGEST_VIEW_QUERY
+from service.notifications.subscribing import CHANNELS
+
+_CHANNELS = "; ".join(f"`{channel.name}`: {channel.described}" for channel in CHANNELS.values())
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class NewUser(_Body):
+class NewUser(_Body, json_schema_extra={"example": {"name": "ada", "email": "ada@example.org"}}):
     """A user to be added."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"name": "ada", "email": "ada@example.org"}})
 
     name: str = Field(pattern=USER_PATTERN, description="Name, shown as the owner of their experiments.")
     kind: UserKind = Field(default=UserKind.person, description="person, or service for a service account.")
@@ -25,10 +28,8 @@ class NewUser(_Body):
     administrator: bool = Field(default=False, description="Whether the user may do everything.")
 
 
-class UserChange(_Body):
+class UserChange(_Body, json_schema_extra={"example": {"disabled": True}}):
     """Changes to a user; fields that are left out stay."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"disabled": True}})
 
     disabled: bool | None = Field(default=None, description="Refuse their tokens and sessions.")
     administrator: bool | None = Field(default=None, description="Whether the user may do everything.")
@@ -37,12 +38,11 @@ class UserChange(_Body):
     )
 
 
-class TokenRequest(_Body):
+class TokenRequest(
+    _Body,
+    json_schema_extra={"example": {"name": "ci", "scope": "submit", "project": "nlp", "expires": "90d"}},
+):
     """A token to be created."""
-
-    model_config = ConfigDict(
-        json_schema_extra={"example": {"name": "ci", "scope": "submit", "project": "nlp", "expires": "90d"}}
-    )
 
     name: str = Field(min_length=1, max_length=100, description="Name for people.")
     scope: Scope = Field(description="What it may be used for; each includes those before it.")
@@ -69,10 +69,8 @@ class TokenRequest(_Body):
             raise BadValue("expires", str(error)) from None
 
 
-class NewProject(_Body):
+class NewProject(_Body, json_schema_extra={"example": {"name": "nlp", "title": "Language models"}}):
     """A project to be created."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"name": "nlp", "title": "Language models"}})
 
     name: str = Field(pattern=NAME_PATTERN, description="Name, which specs have as `project`.")
     title: str = Field(default="", description="Title for people.")
@@ -80,10 +78,8 @@ class NewProject(_Body):
     notes: str = Field(default="", description="Notes of people.")
 
 
-class ProjectChange(_Body):
+class ProjectChange(_Body, json_schema_extra={"example": {"visible_to_all": True}}):
     """What is to change of a project; what is left out stays."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"visible_to_all": True}})
 
     title: str | None = Field(default=None, description="Title for people.")
     visible_to_all: bool | None = Field(
@@ -92,34 +88,91 @@ class ProjectChange(_Body):
     notes: str | None = Field(default=None, description="Notes of people.")
 
 
-class Archived(_Body):
+class Archived(_Body, json_schema_extra={"example": {"archived": True}}):
     """Whether something is archived."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"archived": True}})
 
     archived: bool = Field(strict=True, description="true = archive it; false = take it back.")
 
 
-class Membership(_Body):
+class Membership(_Body, json_schema_extra={"example": {"role": "member"}}):
     """A user's role in a project."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"role": "member"}})
 
     role: Role = Field(description="Each includes those before it.")
 
 
-class TagChange(_Body):
+class TagChange(_Body, json_schema_extra={"example": {"add": ["baseline"], "remove": []}}):
     """Tags to be added and taken away."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"add": ["baseline"], "remove": []}})
 
     add: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags that it shall have.")
     remove: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags that it shall not have.")
 
 
-class Notes(_Body):
+class Notes(_Body, json_schema_extra={"example": {"notes": "diverges above 3e-4"}}):
     """Notes of an experiment."""
 
-    model_config = ConfigDict(json_schema_extra={"example": {"notes": "diverges above 3e-4"}})
-
     notes: str = Field(max_length=LONGEST_NOTES, description="The whole text; empty = none.")
+
+
+class Priority(_Body, json_schema_extra={"example": {"priority": 80}}):
+    """A new place among others."""
+
+    priority: int = Field(ge=0, le=100, strict=True, description="0 to 100; higher runs first.")
+
+
+class Decision(_Body, json_schema_extra={"example": {"approve": True}}):
+    """What becomes of a device login."""
+
+    approve: bool = Field(strict=True, description="true lets the device in; false turns it away.")
+
+
+class PastedToken(_Body):
+    """A token to open a session with."""
+
+    token: str = Field(min_length=1, max_length=1_000, description="The token, as it was shown once.")
+
+
+class NewView(
+    _Body,
+    json_schema_extra={
+        "example": {
+            "name": "failed this week",
+            "query": "filter=owner+%3D+%27ada%27&state=failed&order_by=ended_s+desc",
+            "project": "nlp",
+            "shared": True,
+        }
+    },
+):
+    """A view to be saved."""
+
+    name: str = Field(min_length=1, max_length=LONGEST_VIEW_NAME, description="Name for people.")
+    query: str = Field(
+        max_length=LONGEST_VIEW_QUERY,
+        description="filter, state, order_by and columns, as the query of the list's address.",
+    )
+    project: str | None = Field(
+        default=None, pattern=NAME_PATTERN, description="Project that it is meant for; null = none."
+    )
+    shared: bool = Field(default=False, description="Whether whoever sees the project sees the view.")
+
+
+class Wanted(
+    _Body,
+    json_schema_extra={
+        "example": {
+            "channel": "webhook",
+            "target": "https://hooks.example.com/stillhouse",
+            "topics": ["failure", "budget"],
+            "project": "nlp",
+        }
+    },
+):
+    """A subscription to be made."""
+
+    channel: str = Field(max_length=50, description=f"How to tell. {_CHANNELS}.")
+    target: str = Field(max_length=2000, description="Address in the channel.")
+    topics: list[Topic] = Field(min_length=1, max_length=len(Topic), description="What to tell.")
+    project: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        description="All experiments of this project; null = one's own, in every project.",
+    )
