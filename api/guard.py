@@ -30,7 +30,7 @@ REQUEST_ID = "X-Request-ID"
 """Header with the request's id: the client's, or a new one; logs and problems carry it."""
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -103,7 +103,7 @@ class Guard:
         finally:
             elapsed_s = time.perf_counter() - started
             self._metrics.observe(scope["method"], routed.get("route"), status, elapsed_s)
-            if status >= 500 or scope["method"] not in _SAFE_METHODS:
+            if status >= 500 or scope["method"] not in SAFE_METHODS:
                 logger.info("%s %s: %d in %.4f s", scope["method"], scope["path"], status, elapsed_s)
 
     def _refusal(self, scope: Scope) -> ProblemError | None:
@@ -124,7 +124,7 @@ class Guard:
                 "or set STILLHOUSE_URL to the name in use",
             )
         origin = headers.get("origin")
-        changes = scope["method"] not in _SAFE_METHODS
+        changes = scope["method"] not in SAFE_METHODS
         if origin is not None and changes and _netloc(origin) != authority.lower():
             return ProblemError(
                 "cross-origin",

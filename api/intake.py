@@ -194,14 +194,12 @@ class Intake:
     def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
         now_s = time.time()
         spec = read_spec(request.text, self._catalogue)
-        self._projects.refuse(request.caller, spec.project)
-        self._projects.refuse_priority(request.caller, spec.project, spec.queue.priority)
-        self._projects.refuse_spent(spec.project)
+        self._projects.refuse(request.caller, spec)
         if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
-        snapshot = self._cluster.read(spec.pool, now_s)
+        snapshot = self._cluster.read(spec.pool)
         visible = request.caller.visible
         admission = admit_spec(
             request.text,

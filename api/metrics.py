@@ -82,46 +82,30 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the figures."""
         figures = self._read()
-        yield GaugeMetricFamily(
-            "stillhouse_store_up", "Whether the database answered this scrape.", int(figures is not None)
-        )
+        up = int(figures is not None)
+        yield GaugeMetricFamily("stillhouse_store_up", "Whether the database answered this scrape.", up)
         if figures is None:
             return
-        for name, text, counts in (
-            ("stillhouse_experiments", "Experiments by state.", figures.experiments),
-            ("stillhouse_runs", "Runs by state.", figures.runs),
-        ):
-            family = GaugeMetricFamily(name, text, labels=("state",))
-            for state, count in sorted(counts.items()):
-                family.add_metric((state,), count)
-            yield family
-        yield GaugeMetricFamily(
-            "stillhouse_queue_length", "Experiments that wait to be claimed.", figures.queue_length
-        )
-        alive = GaugeMetricFamily(
-            "stillhouse_schedulers_alive", "Schedulers with a recent heartbeat, by pool.", labels=("pool",)
-        )
-        for pool, count in figures.schedulers_alive.items():
-            alive.add_metric((pool,), count)
-        yield alive
-        yield from _queue_ages(figures.queue_ages)
+        queued = "Experiments that wait to be claimed."
+        yield _gauge("stillhouse_experiments", "Experiments by state.", "state", figures.experiments)
+        yield _gauge("stillhouse_runs", "Runs by state.", "state", figures.runs)
+        yield GaugeMetricFamily("stillhouse_queue_length", queued, figures.queue_length)
+        alive = "Schedulers with a recent heartbeat, by pool."
+        yield _gauge("stillhouse_schedulers_alive", alive, "pool", figures.schedulers_alive)
+        waiting = {age.project: age.experiments for age in figures.queue_ages}
+        described = "Experiments in the queue, by project."
+        yield _gauge("stillhouse_queued_experiments", described, "project", waiting)
+        oldest = {age.project: age.oldest_s for age in figures.queue_ages}
+        described = "Time since the oldest experiment in the queue was queued, by project."
+        yield _gauge("stillhouse_queue_age_seconds", described, "project", oldest)
         yield from _families(figures.series)
 
 
-def _queue_ages(ages: Sequence[QueueAge]) -> Iterator[Metric]:
-    waiting = GaugeMetricFamily(
-        "stillhouse_queued_experiments", "Experiments in the queue, by project.", labels=("project",)
-    )
-    oldest = GaugeMetricFamily(
-        "stillhouse_queue_age_seconds",
-        "Time since the oldest experiment in the queue was queued, by project.",
-        labels=("project",),
-    )
-    for age in ages:
-        waiting.add_metric((age.project,), age.experiments)
-        oldest.add_metric((age.project,), age.oldest_s)
-    yield waiting
-    yield oldest
+def _gauge(name: str, described: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, described, labels=(label,))
+    for value, count in sorted(values.items()):
+        family.add_metric((value,), count)
+    return family
 
 
 def _families(series: Sequence[MetricSamples]) -> Iterator[Metric]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+
+from cachetools.func import ttl_cache
 
 from api.access import Caller, refuse_submission
 from api.problems import ProblemError
@@ -30,33 +31,22 @@ _PROJECTS_MAX_AGE_S = 1.0
 class ClusterView:
     """Keeps submissions from reading the same snapshots hundreds of times a second."""
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._lock = threading.Lock()
-        self._snapshots: Mapping[str, ClusterSnapshot] = {}
-        self._read_s = float("-inf")
+    def __init__(self, queue: Queue, timer: Callable[[], float] = time.monotonic) -> None:
+        self._clusters = ttl_cache(1, _CLUSTER_MAX_AGE_S, timer)(queue.clusters)
 
-    def read(self, pool: str, now_s: float) -> ClusterSnapshot | None:
+    def read(self, pool: str) -> ClusterSnapshot | None:
         """Returns the snapshot of a pool's cluster; None when no scheduler of `default` ever wrote one.
 
         Raises:
             SpecError: no scheduler was ever started for the pool.
             StoreUnavailable: when it must be read and the database is unavailable.
         """
-        if abs(now_s - self._read_s) > _CLUSTER_MAX_AGE_S:
-            with self._lock:
-                if abs(now_s - self._read_s) > _CLUSTER_MAX_AGE_S:
-                    self._look(now_s)
-        if pool not in self._snapshots and pool != DEFAULT_POOL:
-            with self._lock:
-                self._look(now_s)  # It may be new.
-        snapshots = self._snapshots
+        snapshots = self._clusters()
+        if pool not in snapshots and pool != DEFAULT_POOL:
+            self._clusters.cache_clear()  # It may be new.
+            snapshots = self._clusters()
         require_pool(pool, snapshots)
         return snapshots.get(pool)
-
-    def _look(self, now_s: float) -> None:
-        self._snapshots = self._queue.clusters()
-        self._read_s = now_s
 
 
 class ProjectView:
@@ -64,28 +54,33 @@ class ProjectView:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._limits: Mapping[str, ProjectLimits | None] = {}
-        self._read_s = float("-inf")
+        self._limits = ttl_cache(1, _PROJECTS_MAX_AGE_S)(store.limits_of_projects)
 
-    def refuse(self, caller: Caller, project: str) -> None:
-        """Checks whether someone may submit to a project.
+    def refuse(self, caller: Caller, spec: ExperimentSpec) -> None:
+        """Checks whether someone may submit a spec: to its project, with its priority, within its budget.
 
         Raises:
-            SpecError: there is none of this name that they see, or it is archived.
-            ProblemError: `forbidden`: they see it, and may not.
+            SpecError: there is no such project that they see, it is archived, or its budget is spent.
+            ProblemError: `forbidden`: they see it, and may not submit to it, or not with this priority.
             StoreUnavailable: it must be read and the database is unavailable.
         """
+        project = spec.project
         if caller.principal.restricted_to not in (None, project):
             refuse_submission(caller, project, self._store)
-        limits = self._read()
-        if project not in limits or not caller.principal.sees(project):
+        projects = self._limits()
+        if project not in projects or not caller.principal.sees(project):
             message = f"'{project}': no such project; `stillhouse project list` lists yours"
             raise SpecError([Problem("unknown-project", "project", message)])
         refuse_submission(caller, project, self._store)
-        if limits[project] is None:
+        if projects[project] is None:
             message = f"'{project}' is archived; name another project, or have a maintainer restore it"
             raise SpecError([Problem("archived-project", "project", message)])
+        self.refuse_priority(caller, project, spec.queue.priority)
+        limits = self.limits(project)
+        if limits.budgets.limited():
+            spent, month = self._store.spent(project), month_of(self._store.clock()).name
+            if reason := spent_budget(limits, project, spent, month):
+                raise SpecError([Problem("budget-spent", "project", reason)])
 
     def refuse_priority(self, caller: Caller, project: str, priority: int) -> None:
         """Checks whether someone may use a priority in a project.
@@ -100,27 +95,8 @@ class ProjectView:
         if reason := refused_priority(self.limits(project), project, role, priority):
             raise ProblemError("forbidden", reason)
 
-    def refuse_spent(self, project: str) -> None:
-        """Checks whether a project has budget left.
-
-        Raises:
-            SpecError: one of its budgets is used up.
-        """
-        limits = self.limits(project)
-        if limits.budgets.limited():
-            spent, month = self._store.spent(project), month_of(self._store.clock()).name
-            if reason := spent_budget(limits, project, spent, month):
-                raise SpecError([Problem("budget-spent", "project", reason)])
-
-    def refuse_spec(self, caller: Caller, spec: ExperimentSpec) -> None:
-        """Checks what a submission of a spec is checked for: project, priority, and room in the queue.
-
-        Raises:
-            SpecError, ProblemError: as `refuse` and `refuse_priority`, and for too many queued runs.
-        """
-        self.refuse(caller, spec.project)
-        self.refuse_priority(caller, spec.project, spec.queue.priority)
-        self.refuse_spent(spec.project)
+    def refuse_queued(self, caller: Caller, spec: ExperimentSpec) -> None:
+        """Raises SpecError where the user would have too many queued runs in the project."""
         most = self.limits(spec.project).queued_runs_per_user
         if most is not None:
             waiting = self._store.queued_runs_of(spec.project, caller.owner)
@@ -130,15 +106,8 @@ class ProjectView:
 
     def limits(self, project: str) -> ProjectLimits:
         """Returns the limits of a project; none for one that is missing or archived."""
-        return self._read().get(project) or NO_LIMITS
+        return self._limits().get(project) or NO_LIMITS
 
     def forget(self) -> None:
         """Reads them again: projects have changed."""
-        self._read_s = float("-inf")
-
-    def _read(self) -> Mapping[str, ProjectLimits | None]:
-        if time.monotonic() - self._read_s > _PROJECTS_MAX_AGE_S:
-            with self._lock:
-                if time.monotonic() - self._read_s > _PROJECTS_MAX_AGE_S:
-                    self._limits, self._read_s = self._store.limits_of_projects(), time.monotonic()
-        return self._limits
+        self._limits.cache_clear()

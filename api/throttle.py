@@ -10,17 +10,16 @@ import hashlib
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cachetools import LRUCache
 from fastapi import Request
 
 from api.addresses import client_address, network_of
 from api.problems import ProblemError
 
 _MAX_BUCKETS = 10_000
-"""Buckets in memory; beyond that, the one used longest ago is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +47,22 @@ class Throttle:
 
     Args:
         clock: Seconds that only grow.
-        size: Most buckets in memory.
+        size: Most buckets in memory; beyond that, the one used longest ago is forgotten.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, size: int = _MAX_BUCKETS) -> None:
         self._clock = clock
-        self._size = size
         self._lock = threading.Lock()
-        self._buckets: OrderedDict[tuple[Limit, str], tuple[float, float]] = OrderedDict()
-        self._wrong: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._full_s: LRUCache[tuple[Limit, str], float] = LRUCache(size)
+        """When each bucket is full again."""
+        self._wrong: LRUCache[tuple[str, bytes], None] = LRUCache(size)
 
     def __len__(self) -> int:
-        return max(len(self._buckets), len(self._wrong))
-
-    def wait_s(self, limit: Limit, key: str) -> float:
-        """Returns the seconds until the next try is possible; 0 = now."""
-        with self._lock:
-            return _wait_s(limit, self._left(limit, key))
+        return max(len(self._full_s), len(self._wrong))
 
     def take(self, limit: Limit, key: str) -> float:
         """Counts a try, unless it comes too early; returns the seconds to wait, 0 = it was allowed."""
-        with self._lock:
-            left = self._left(limit, key)
-            wait_s = _wait_s(limit, left)
-            if wait_s == 0.0:
-                left -= 1.0
-            self._buckets[limit, key] = (left, self._clock())
-            self._buckets.move_to_end((limit, key))
-            if len(self._buckets) > self._size:
-                self._buckets.popitem(last=False)
-            return wait_s
+        return self._wait_s(limit, key, counted=True)
 
     def refuse(self, limit: Limit, key: str) -> None:
         """Refuses what is tried too often, without counting it.
@@ -85,7 +70,7 @@ class Throttle:
         Raises:
             ProblemError: `too-many-requests`.
         """
-        _refuse(limit, self.wait_s(limit, key))
+        _refuse(limit, self._wait_s(limit, key, counted=False))
 
     def count(self, limit: Limit, key: str) -> None:
         """Counts a try.
@@ -107,13 +92,17 @@ class Throttle:
             if seen in self._wrong:
                 return
             self._wrong[seen] = None
-            if len(self._wrong) > self._size:
-                self._wrong.popitem(last=False)
         self.count(BEARER, address)
 
-    def _left(self, limit: Limit, key: str) -> float:
-        left, at = self._buckets.get((limit, key), (float(limit.burst), self._clock()))
-        return min(float(limit.burst), left + (self._clock() - at) * limit.per_minute / 60.0)
+    def _wait_s(self, limit: Limit, key: str, *, counted: bool) -> float:
+        each_s = 60.0 / limit.per_minute
+        with self._lock:
+            now_s = self._clock()
+            full_s = max(now_s, self._full_s.get((limit, key), now_s))
+            wait_s = full_s - now_s - (limit.burst - 1) * each_s
+            if counted and wait_s <= 0.0:
+                self._full_s[limit, key] = full_s + each_s
+            return max(0.0, wait_s)
 
 
 def address_key(request: Request) -> str:
@@ -121,20 +110,11 @@ def address_key(request: Request) -> str:
     return network_of(client_address(request))
 
 
-def too_many(limit: Limit, wait_s: float) -> ProblemError:
-    """Returns the refusal of a try that comes too early."""
-    whole_s = max(1, math.ceil(wait_s))
-    return ProblemError(
-        "too-many-requests",
-        f"too many {limit.what} from this address or user; try again in {whole_s} s",
-        headers={"Retry-After": str(whole_s)},
-    )
-
-
-def _wait_s(limit: Limit, left: float) -> float:
-    return 0.0 if left >= 1.0 else (1.0 - left) * 60.0 / limit.per_minute
-
-
 def _refuse(limit: Limit, wait_s: float) -> None:
     if wait_s > 0.0:
-        raise too_many(limit, wait_s)
+        whole_s = math.ceil(wait_s)
+        raise ProblemError(
+            "too-many-requests",
+            f"too many {limit.what} from this address or user; try again in {whole_s} s",
+            headers={"Retry-After": str(whole_s)},
+        )

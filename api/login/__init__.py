@@ -1,8 +1,8 @@
 """Who somebody is, when they do not send a token: browser sessions, device logins, a provider, a proxy.
 
 `sessions` recognises a browser by its cookie and protects what it changes; `routes` opens a session from a
-pasted token and ends it; `oidc` and `people` open one for whom an OpenID provider vouches; `device` lets a
-command line in; `proxy` believes a header. What a user may then do is not decided here.
+pasted token and ends it; `oidc` and `people` open one for whom an OpenID provider vouches, and `people` believes a
+trusted proxy's header; `device` lets a command line in. What a user may then do is not decided here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from api.guard import LOOPBACK_NAMES
-from api.login.proxy import identify_by_header
+from api.login.oidc import Provider
+from api.login.people import identify_by_header
 from api.login.sessions import identify_session
 from api.principals import Identify
 from api.throttle import Throttle
@@ -40,8 +41,6 @@ def install(app: FastAPI, settings: Settings) -> None:
     app.state.groups = group_table(settings.data_dir)
     app.state.provider = None
     if settings.oidc_issuer is not None:
-        from api.login.oidc import Provider  # Most installations need none of its libraries.
-
         app.state.provider = Provider(settings, app.state.groups.claim)
 
 

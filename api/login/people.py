@@ -1,4 +1,7 @@
-"""Users who come from somewhere else: created at their first login, with the roles of their groups."""
+"""Users who come from somewhere else, and are created when they first do.
+
+A provider's get the roles of their groups; those of a trusted proxy are named in a header.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from collections.abc import Callable, Iterator
 from fastapi import Request
 
 from api.access import FIRST_ADMINISTRATOR
-from api.addresses import client_address
+from api.addresses import client_address, from_trusted_proxy
+from api.guard import SAFE_METHODS
 from api.login.oidc import Person
+from api.login.sessions import refuse_foreign_page
+from api.principals import Identify, Identity, Via
+from api.problems import ProblemError
 from service.config.groups import GroupTable, Memberships
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import LOCAL_ACTOR, Actor, is_user_name
@@ -25,6 +32,7 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9._@-]+")
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
 _LONGEST_SUGGESTION = 90
 _NUMBERS = 1_000
+_MOST_KNOWN = 10_000
 
 
 class AccountDisabled(Exception):
@@ -57,6 +65,37 @@ def ensure_user(store: Store, name: str, *, administrator: bool = False) -> None
         store.user(name)
     except NotFound:
         _unless_taken(lambda: store.add_user(name, administrator=administrator, actor=Actor(name)))
+
+
+def identify_by_header(header: str) -> Identify:
+    """Returns what recognises the user that a trusted proxy names in a header.
+
+    A user is created when they are first named. Any other peer's header is ignored, as if it were absent.
+    """
+    known: set[str] = set()
+
+    def identify(request: Request) -> Identity | None:
+        if not from_trusted_proxy(request):
+            return None
+        names = request.headers.getlist(header)
+        if not names:
+            return None
+        if len(names) > 1 or not is_user_name(names[0]):
+            raise ProblemError(
+                "invalid-parameter",
+                f"header {header}: {', '.join(names)[:100]!r} is not one user's name; it takes up to 100 "
+                "letters, digits and . _ @ -, starting with a letter or digit",
+            )
+        if request.method not in SAFE_METHODS:
+            refuse_foreign_page(request)  # The proxy's own cookie comes with another site's request too.
+        if names[0] not in known:
+            store: Store = request.app.state.store
+            ensure_user(store, names[0])
+            if len(known) < _MOST_KNOWN:
+                known.add(names[0])
+        return Identity(names[0], Via.proxy)
+
+    return identify
 
 
 def _created(store: Store, person: Person, address: str) -> User:

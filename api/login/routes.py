@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -15,11 +15,18 @@ from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.addresses import client_address
 from api.bodies import PastedToken
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
-from api.login import cookies
-from api.login.oidc import LOGIN_LASTS_S, Departure, ProviderError
+from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
 from api.login.returning import login_address, safe_return
-from api.login.sessions import digest, held_session, log_in, log_out, own_token_sha256, refuse_foreign_page
+from api.login.sessions import (
+    digest,
+    held_session,
+    jar_for_login,
+    log_in,
+    log_out,
+    own_token_sha256,
+    refuse_foreign_page,
+)
 from api.principals import Identity, Via
 from api.problems import ProblemError, declared
 from api.routes.pages import file
@@ -29,9 +36,6 @@ from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Who
 from service.domain.records import Items
 from service.domain.serialization import Serializable
 from service.store.people import Refused
-
-if TYPE_CHECKING:
-    from api.login.oidc import Provider
 
 _logger = logging.getLogger(__name__)
 
@@ -94,7 +98,7 @@ def login_with_token(
 ) -> Response:
     """Opens a session with a token, which caps what the session may do and ends it with itself."""
     refuse_foreign_page(request)
-    jar = cookies.jar_for_login(request)
+    jar = jar_for_login(request)
     address = address_key(request)
     throttle.refuse(LOGIN, address)
     sha256 = digest(pasted.token.strip())
@@ -122,14 +126,14 @@ def login_with_provider(
     provider: Provider | None = request.app.state.provider
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
-    jar = cookies.jar_for_login(request)
+    jar = jar_for_login(request)
     throttle.count(OIDC, address_key(request))
     try:
         url, departure = provider.depart(back)
     except ProviderError as error:
         return _failed(back, error)
     answer = RedirectResponse(url, 303, _NO_STORE)
-    cookies.put(answer, jar, jar.provider_login, departure.packed(), LOGIN_LASTS_S)
+    jar.put(answer, jar.provider_login, departure.packed(), LOGIN_LASTS_S)
     return answer
 
 
@@ -149,7 +153,7 @@ def login_from_provider(
     provider: Provider | None = request.app.state.provider
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
-    jar = cookies.jar_for_login(request)
+    jar = jar_for_login(request)
     throttle.count(OIDC, address_key(request))
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
@@ -166,7 +170,7 @@ def login_from_provider(
         answer = _failed(back, failure)
     except AccountDisabled:
         answer = RedirectResponse(login_address(back, "account-disabled"), 303, _NO_STORE)
-    cookies.drop(answer, jar, jar.provider_login)
+    jar.drop(answer, jar.provider_login)
     return answer
 
 

@@ -1,26 +1,81 @@
-"""Browser sessions: opened at a login under a new id, recognised by their cookie, safe from other sites."""
+"""Browser sessions: opened at a login under a new id, recognised by their cookie, safe from other sites.
+
+Over https the name begins with `__Host-`: the browser then guarantees that this host set the cookie, over
+TLS, for the whole host. Browsers refuse that name over plain http, except where they count loopback as
+secure, and not all do. On loopback the cookie therefore has a plain name with the port in it, because
+cookies of one host are shared by all of its ports. Over plain http from anywhere else there are no sessions.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
+from dataclasses import dataclass
 
 from fastapi import Request, Response
 
 from api.addresses import client_address
-from api.login import cookies
+from api.guard import LOOPBACK_NAMES, SAFE_METHODS
 from api.principals import Identity, Via
 from api.problems import ProblemError
+from service.config.settings import Settings
 from service.domain.access import Actor
 from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S, OpenSession
 from service.store import Store
 
 CSRF_HEADER = "Stillhouse-CSRF"
 """What a change made with a cookie carries: another site can send the cookie, but not know this."""
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_PAGES = frozenset({"same-origin", "none"})
 _MAX_AGENT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class CookieJar:
+    """The cookies of one kind of connection."""
+
+    session: str
+    """Name of the cookie that holds a session."""
+    provider_login: str
+    """Name of the cookie that holds a login at an OpenID provider until it comes back."""
+    secure: bool
+
+    def put(self, response: Response, name: str, value: str, max_age_s: float) -> None:
+        response.set_cookie(
+            name, value, max_age=int(max_age_s), path="/", secure=self.secure, httponly=True, samesite="lax"
+        )
+
+    def drop(self, response: Response, name: str) -> None:
+        """Removes a cookie; the attributes are those that it was set with, or the browser keeps it."""
+        response.delete_cookie(name, path="/", secure=self.secure, httponly=True, samesite="lax")
+
+
+def jar_of(request: Request) -> CookieJar | None:
+    """Returns the cookies that a request's browser may hold; None over plain http from another machine."""
+    settings: Settings = request.app.state.settings
+    url = request.url
+    if (url.hostname or "").lower() in LOOPBACK_NAMES:
+        port = url.port or 80
+        return CookieJar(f"stillhouse-{port}", f"stillhouse-{port}-provider", secure=False)
+    if settings.url.scheme == "https":
+        return CookieJar("__Host-stillhouse", "__Host-stillhouse-provider", secure=True)
+    return None
+
+
+def jar_for_login(request: Request) -> CookieJar:
+    """Returns the cookies of a browser that wants to log in.
+
+    Raises:
+        ProblemError: `insecure-login` where a session could be read on the network.
+    """
+    jar = jar_of(request)
+    if jar is None:
+        raise ProblemError(
+            "insecure-login",
+            "browser sessions need https: put TLS in front of the server and set STILLHOUSE_URL to its "
+            "https address",
+        )
+    return jar
 
 
 def digest(secret: str) -> str:
@@ -33,7 +88,7 @@ def held_session(request: Request) -> OpenSession | None:
 
     A session that was opened with the installation's own token ends when that token is changed.
     """
-    jar = cookies.jar_of(request)
+    jar = jar_of(request)
     held = request.cookies.get(jar.session) if jar is not None else None
     if not held:
         return None
@@ -50,7 +105,7 @@ def identify_session(request: Request) -> Identity | None:
     found = held_session(request)
     if found is None:
         return None
-    if request.method not in _SAFE_METHODS:
+    if request.method not in SAFE_METHODS:
         refuse_foreign_page(request)
         given = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(given.encode("latin-1", "replace"), found.csrf.encode()):
@@ -81,16 +136,11 @@ def refuse_foreign_page(request: Request) -> None:
 
 
 def log_in(
-    request: Request, response: Response, jar: cookies.CookieJar, user: str, token_sha256: str | None = None
+    request: Request, response: Response, jar: CookieJar, user: str, token_sha256: str | None = None
 ) -> None:
     """Opens a session under a new id and gives it to the browser; the one it held before ends.
 
-    Args:
-        request: what the login came with.
-        response: the answer, which gets the cookie.
-        jar: names of the cookies.
-        user: who has proved who they are.
-        token_sha256: hash of the token that they proved it with.
+    `token_sha256` is the hash of the token with which the user has proved who they are, if it was one.
     """
     store: Store = request.app.state.store
     secret = secrets.token_urlsafe(32)
@@ -107,18 +157,18 @@ def log_in(
         replaces=digest(before) if before else None,
         actor=Actor(user, None, address or None),
     )
-    cookies.put(response, jar, jar.session, secret, SESSION_LASTS_S)
+    jar.put(response, jar.session, secret, SESSION_LASTS_S)
 
 
 def log_out(request: Request, response: Response, actor: Actor) -> None:
     """Ends the request's session, and makes the browser forget it."""
-    jar = cookies.jar_of(request)
+    jar = jar_of(request)
     held = request.cookies.get(jar.session) if jar is not None else None
     if jar is None or not held:
         return
     store: Store = request.app.state.store
     store.end_session(digest(held), actor)
-    cookies.drop(response, jar, jar.session)
+    jar.drop(response, jar.session)
 
 
 def own_token_sha256(request: Request) -> str | None:

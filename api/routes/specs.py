@@ -75,8 +75,9 @@ async def validate_spec(
     def check() -> Validated:
         now = time.time()
         spec = read_spec(text, catalogue)
-        projects.refuse_spec(user, spec)
-        snapshot = cluster.read(spec.pool, now)
+        projects.refuse(user, spec)
+        projects.refuse_queued(user, spec)
+        snapshot = cluster.read(spec.pool)
         find_run = partial(store.find_run, visible=user.visible)
         admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
         if problems := budget_problems(spec, store, catalogue):
@@ -117,8 +118,9 @@ async def preview_spec(
     def page() -> Preview:
         now = time.time()
         spec = read_spec(text, catalogue)
-        projects.refuse_spec(user, spec)
-        snapshot = fresh(cluster.read(spec.pool, now), now)
+        projects.refuse(user, spec)
+        projects.refuse_queued(user, spec)
+        snapshot = fresh(cluster.read(spec.pool), now)
         find_run = partial(store.find_run, visible=user.visible)
         find_equal = partial(store.equal_runs, visible=user.visible)
         plans = checked_plans(spec, settings.roots, catalogue, find_run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.project_view import ClusterView
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from tests.api.conftest import SPEC
@@ -48,8 +49,15 @@ def test_a_spec_is_judged_by_its_own_pools_cluster(app: FastAPI, client: TestCli
 
 
 def test_a_snapshot_is_read_again_after_two_seconds(app: FastAPI) -> None:
-    def cpus(now_s: float) -> float:
-        return app.state.cluster.read("default", now_s).totals["CPU"]
+    now_s = 0.0
+    cluster = ClusterView(app.state.queue, lambda: now_s)
+
+    def cpus(at_s: float) -> float:
+        nonlocal now_s
+        now_s = at_s
+        snapshot = cluster.read("default")
+        assert snapshot is not None
+        return snapshot.totals["CPU"]
 
     serve(app, "default", 2.0)
     assert cpus(100.0) == 2.0
