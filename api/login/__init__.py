@@ -1,8 +1,9 @@
 """Who somebody is, when they do not send a token: browser sessions, device logins, a provider, a proxy.
 
 `sessions` recognises a browser by its cookie and protects what it changes; `routes` opens a session from a
-pasted token and ends it; `oidc` and `people` open one for whom an OpenID provider vouches, and `people` believes a
-trusted proxy's header; `device` lets a command line in. What a user may then do is not decided here.
+pasted token and ends it; `oidc` and `people` open one for whom an OpenID provider vouches; `people` also
+believes a trusted proxy's header; `device` lets a command line in. What a user
+may then do is not decided here.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ STREAM = "/stream"
 def fast(app: FastAPI) -> Streams:
     """Streams that poll often."""
     streams: Streams = app.state.streams
-    streams._feeds._interval_s = 0.05
+    streams._interval_s = 0.05
     return streams
 
 
@@ -115,7 +115,7 @@ def test_followers_of_different_projects_share_one_read(
 
     app = create_app(settings.model_copy(update={"token": SecretStr(FIRST_TOKEN)}))
     world = populate(app.state.store)
-    app.state.streams._feeds._interval_s = 0.05
+    app.state.streams._interval_s = 0.05
     reads = []
     real = world.store.followed_experiments
 

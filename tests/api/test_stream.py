@@ -49,7 +49,7 @@ def following(http: httpx.Client, path: str, last_id: str | None = None) -> Iter
 def fast(app: FastAPI) -> Streams:
     """Streams that poll often."""
     streams: Streams = app.state.streams
-    streams._feeds._interval_s = 0.05
+    streams._interval_s = 0.05
     return streams
 
 
@@ -210,7 +210,7 @@ def test_followers_share_one_poll_and_take_it_with_them(
         return read(id)
 
     monkeypatch.setattr(store, "run_counts", counted)
-    fast._feeds._interval_s = 0.2
+    fast._interval_s = 0.2
     clients = [httpx.Client(base_url=url, trust_env=False) for _ in range(5)]
     contexts = [following(client, f"/experiments/{experiment.id}/stream") for client in clients]
     streams = [context.__enter__() for context in contexts]
