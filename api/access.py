@@ -58,20 +58,15 @@ _REALM = 'Bearer realm="stillhouse"'
 
 
 class On(StrEnum):
-    """What a rule is about: which object a request names."""
-
     nothing = "nothing"
     """The service; lists leave out what their reader does not see."""
     experiment = "experiment"
-    """The experiment in the path."""
     experiments = "experiments"
-    """The experiment in the path and those in the parameter `also`."""
+    """With those in the parameter `also`."""
     deleted = "deleted"
-    """The experiment in the path, which may have been deleted."""
+    """One that may have been deleted."""
     run = "run"
-    """The run in the path."""
     project = "project"
-    """The project in the path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +85,7 @@ class Rule:
         """Identifies the sender as `request.state.caller`, and checks that the rule admits them.
 
         Raises:
-            ProblemError: `unauthenticated` or `invalid-token`; `forbidden` for what they see and may not do;
-                `invalid-parameter`.
+            ProblemError: `unauthenticated`, `invalid-token`, `invalid-parameter`; `forbidden` if they see it.
             NotFound: the object is missing, or they do not see it.
         """
         await self.admit(request)
@@ -99,7 +93,6 @@ class Rule:
             refuse_unknown_parameters(request)
 
     async def admit(self, request: Request) -> None:
-        """Applies the rule to the sender alone; raises as `apply` does."""
         if self.action is None:
             return
         settings: Settings = request.app.state.settings
@@ -113,7 +106,6 @@ class Rule:
 
 
 PUBLIC = Depends(Rule(None).apply)
-"""No credential is looked at."""
 PUBLIC_ANY_QUERY = Depends(Rule(None, any_parameters=True).apply)
 """Public, with any parameters: the page's script reads its own, a provider and a prober add theirs."""
 SIGNED_IN = Depends(Rule(Action.see).apply)
@@ -137,31 +129,22 @@ SCRAPE = Depends(Rule(Action.operate, own_token=lambda settings: settings.metric
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sent a request."""
-
     principal: Principal
     owner: str
     """Name that they submit experiments under."""
     address: str | None = None
-    """Network address that they sent it from."""
 
     @property
     def visible(self) -> Visibility:
-        """What lists show them."""
         return self.principal.visibility
 
     @property
     def actor(self) -> Actor:
-        """Them, as the author of a change."""
         return self.principal.actor(self.address)
 
 
 def rule_of(route: RouteContext | APIRoute) -> Rule:
-    """Returns the rule that a route depends on.
-
-    Raises:
-        LookupError: it has none, or several.
-    """
+    """Returns the rule that a route depends on; LookupError if it has none, or several."""
     calls = (dependency.call for dependency in route.dependant.dependencies)
     rules = [owner for call in calls if isinstance(owner := getattr(call, "__self__", None), Rule)]
     if len(rules) != 1:
@@ -176,18 +159,12 @@ def refuse_unruled(app: FastAPI) -> None:
 
 
 async def current_user(request: Request) -> Caller:
-    """Returns who sent a request that its rule let through."""
     caller: Caller = request.state.caller
     return caller
 
 
 async def authenticated(request: Request) -> Caller:
-    """Returns who sends a request.
-
-    Raises:
-        ProblemError: `unauthenticated` without a credential, `invalid-token` for one that is not accepted,
-            `invalid-parameter` for an owner that is no name, `forbidden` for one that the sender is not.
-    """
+    """Returns who sends a request; ProblemError says why they or the owner whom they name are refused."""
     state = request.app.state
     if not state.closed:
         name = _named_owner(request) or own_name()
@@ -244,7 +221,6 @@ _FIRST = Principal(FIRST_ADMINISTRATOR, UserKind.person, Scope.admin, administra
 
 
 def _bearer(request: Request) -> str:
-    """Returns the token that a request carries, in the form of a token."""
     scheme, _, text = request.headers["Authorization"].partition(" ")
     if scheme.lower() != "bearer":
         raise _invalid_token("the Authorization header is of another scheme; send Bearer and a token")
@@ -318,11 +294,7 @@ async def _apply(rule: Rule, action: Action, caller: Caller, request: Request) -
 
 
 def refuse_unscoped(principal: Principal, action: Action) -> None:
-    """Checks whether an action can be allowed at all, before it is known in which project it is.
-
-    Raises:
-        ProblemError: `forbidden`: the scope is too small, or the action is for administrators.
-    """
+    """Raises `forbidden` where no project could allow it: the scope is too small, or it is administration."""
     if action is Action.see:
         return  # Every scope includes it, and lists show what is visible.
     # As if they had every role: what is still missing is the scope, or to be an administrator.
@@ -334,11 +306,7 @@ def refuse_unscoped(principal: Principal, action: Action) -> None:
 
 
 def refuse_submission(caller: Caller, project: str, store: Store) -> None:
-    """Checks whether someone may submit to a project that they see.
-
-    Raises:
-        ProblemError: `forbidden`, saying what is missing and who can grant it.
-    """
+    """Raises `forbidden` for who may not submit to a project, saying what is missing and who can grant it."""
     principal = caller.principal
     if reason := principal.lacks(Action.submit, project, caller.owner):
         belonging = Belonging(project, caller.owner)

@@ -65,7 +65,6 @@ def network_of(address: str) -> str:
 
 
 def _plain(hop: str) -> str | None:
-    """Returns the address in an entry of X-Forwarded-For, without port and brackets; None if it has none."""
     text = hop.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -41,8 +41,8 @@ def create_app(settings: Settings) -> FastAPI:
     """Returns the application over the store that the settings name; migrations must be current.
 
     Raises:
-        UnusableDatabase: when the database cannot be used as it is.
-        LookupError: a route has no rule of `api.access`.
+        UnusableDatabase: the database cannot be used as it is.
+        LookupError: a route has no rule.
         ValueError: the settings of provider or proxy contradict each other.
     """
     store = Store.open(settings)
@@ -81,7 +81,6 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def include_routes(app: FastAPI) -> None:
-    """Adds all routes."""
     for module in (
         experiments,
         analysis,

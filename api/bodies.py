@@ -58,11 +58,7 @@ class TokenRequest(
 
     @property
     def lasts_s(self) -> float | None:
-        """Seconds until it ends; None = never.
-
-        Raises:
-            BadValue: `expires` is not a length of time.
-        """
+        """Seconds until it ends, None = never; raises BadValue where `expires` is not a length of time."""
         try:
             return None if self.expires is None else seconds_of(self.expires)
         except ValueError as error:

@@ -26,7 +26,7 @@ MOST_ACTIVE: Final = 1000
 SLOWLY_S: Final = 5.0
 """Time, in s, between two looks at what changes all the time: costs, and what the clusters have."""
 _WINDOW: Final = 1000
-"""Most experiments that changed of late and are told from those that change now."""
+"""Most recently changed experiments to remember, so that a new change can be recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Frames:
         return sum(len(data) for _, data in self.parts)
 
     def seen_by(self, visible: Visibility) -> bytes:
-        """Returns the frames that a reader may see."""
         return b"".join(data for project, data in self.parts if project is None or visible.includes(project))
 
 
@@ -52,22 +51,16 @@ class ChangesSnapshot(Snapshot[float]):
     turns: Mapping[int, tuple[Any, ...]]
     """What the queue page shows of experiments that have not ended, as far as they changed while followed."""
     looked_s: float
-    """When costs and clusters were last read."""
     costs: Mapping[int, ExperimentCost]
-    """Of experiments at work."""
     clusters: Mapping[str, Any]
-    """What the cluster of each pool has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesSource:
-    """Reads what changes for all its followers."""
-
     store: Store
     queue: Queue
 
     def poll(self, last: ChangesSnapshot | None) -> tuple[ChangesSnapshot, Frames]:
-        """Returns the present snapshot, and frames of what has changed since the last one."""
         now_s, changes = self.store.changes(None if last is None else last.place, limit=_WINDOW)
         numbers = dict(changes)
         if last is None:
@@ -143,7 +136,6 @@ def _place_part(place_s: float) -> tuple[None, bytes]:
 
 
 def _turns(before: Mapping[int, tuple[Any, ...]], found: Collection[Followed]) -> dict[int, tuple[Any, ...]]:
-    """Returns what the queue page shows of experiments that have not ended."""
     turns = dict(before)
     for id, _, experiment in found:
         if experiment is None or experiment.state in TERMINAL_EXPERIMENT_STATES:

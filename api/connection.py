@@ -20,7 +20,7 @@ MAX_REQUEST_BYTES = 8 * MAX_BYTES
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose client can neither fill the memory nor stay without saying or taking anything."""
+    """A connection whose client can neither fill the memory nor hold it open in silence."""
 
     head_timeout_s = 20.0
     """Longest wait for a first request, and for the headers of one that has begun."""
@@ -37,18 +37,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Waits for the first request."""
         super().connection_made(transport)
         self._wait_at_most(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops all clocks."""
         self._stop_waiting()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what has arrived, unless the request is larger than any can be."""
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -64,39 +61,33 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(ProblemError("body-too-large", f"the body exceeds {MAX_BYTES:,} bytes"))
 
     def on_message_begin(self) -> None:
-        """The first bytes of a request."""
         super().on_message_begin()
         self._began = self._in_head = True
         self._received = 0
         self._wait_at_most(self.head_timeout_s)
 
     def on_headers_complete(self) -> None:
-        """The headers are complete: the request is handled while its body arrives."""
         self._in_head = False
         self._wait_at_most(self.body_timeout_s)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The body is complete."""
         self._began = False
         self._stop_waiting()
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
         super().pause_writing()
         if self._stalled is None:
             self._stalled = self.loop.call_later(self.stalled_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has taken what it was sent."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is not HTTP."""
         self._refuse(ProblemError("malformed-request", msg))
 
     def _wait_at_most(self, seconds: float) -> None:

@@ -108,7 +108,6 @@ async def _last_number(last_event_id: LastEventId = None) -> int | None:
 
 
 AfterNumber = Annotated[int | None, Depends(_last_number)]
-"""Number of the last event received; None = there is none."""
 
 
 EXAMPLE = """\
@@ -142,7 +141,6 @@ SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""OpenAPI of the body, for `openapi_extra`."""
 
 
 async def _body(request: Request) -> bytes:

@@ -45,7 +45,6 @@ A failed attempt at a run has one of these classes. The class decides whether th
 
 
 def page() -> str:
-    """Returns the page as Markdown."""
     example = orjson.dumps(_example(), option=orjson.OPT_INDENT_2).decode()
     spec = [CATALOGUE[slug] for slug in SPEC_PROBLEMS]
     others = [kind for slug, kind in CATALOGUE.items() if slug not in SPEC_PROBLEMS]

@@ -36,7 +36,6 @@ MEDIA_TYPES = {
     TableFormat.parquet: "application/vnd.apache.parquet",
     TableFormat.jsonl: "application/jsonl",
 }
-"""What each is called in a Content-Type."""
 
 ANSWERED = answered(
     "The table.",
@@ -45,7 +44,6 @@ ANSWERED = answered(
         for form in (TableFormat.csv, TableFormat.parquet, TableFormat.jsonl)
     },
 )
-"""OpenAPI of the answer."""
 
 Row = dict[str, Any]
 
@@ -67,13 +65,7 @@ def answer(
 ) -> StreamingResponse:
     """Returns the export as a streamed answer; the first page is read at once, so that a bad filter is told.
 
-    Args:
-        store: Store with the runs.
-        format: Format of the table.
-        name: The file's name without suffix.
-        experiment_id: Runs of this experiment only; None = all.
-        visible: Projects that the reader sees.
-        chosen: `filter` and `order_by` of the rows.
+    `chosen` is `filter` and `order_by` of the rows; without an experiment, all runs that the reader sees.
     """
 
     def read(token: str | None) -> Page[Run]:
@@ -217,7 +209,6 @@ class _Chunks(io.RawIOBase):
         return self._position
 
     def drain(self) -> bytes:
-        """Returns what was written since the last time."""
         chunk = b"".join(self._chunks)
         self._chunks.clear()
         return chunk

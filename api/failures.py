@@ -70,7 +70,6 @@ _FILE_PROBLEMS: dict[type[Exception], str] = {
 
 
 def install(app: FastAPI) -> None:
-    """Makes the application answer every error with a problem document."""
     app.add_exception_handler(ProblemError, _answered(lambda error: error))
     app.add_exception_handler(SpecError, _answered(from_spec_error))
     app.add_exception_handler(StoreError, _answered(from_store_error))
@@ -92,7 +91,6 @@ def _answered(problem_of: Callable[[Any], ProblemError]) -> Callable[[Request, A
 
 
 def from_store_error(error: StoreError) -> ProblemError:
-    """Returns the problem of something that the store refused or could not do."""
     if isinstance(error, BadValue):
         return invalid("invalid-body", f"body.{error.field}", error.message)
     slug = next((_STORE_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _STORE_PROBLEMS), None)

@@ -68,8 +68,6 @@ class _Update(Generic[SnapshotT]):
 
 
 class _Feed(Generic[SnapshotT]):
-    """The polls of one source, and the newest updates."""
-
     def __init__(self, source: Source[SnapshotT], threads: anyio.CapacityLimiter) -> None:
         self.source = source
         self.followers = 0
@@ -117,15 +115,13 @@ class _Feed(Generic[SnapshotT]):
         self.wake()
 
     def wake(self) -> None:
-        """Lets every waiting follower look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_after(self, number: int, closing: Callable[[], bool]) -> _Update[SnapshotT] | None:
         """Returns the newest update once it is after a number; None when there will be none.
 
-        Raises:
-            TimeoutError: there was none for so long that the follower should hear something else.
+        TimeoutError means that the stream was silent for so long that it must send something else.
         """
         async with asyncio.timeout(_PING_S):
             while not closing():
@@ -155,7 +151,6 @@ class Feeds:
 
     @property
     def polls(self) -> int:
-        """How many things are being polled now."""
         return len(self._feeds)
 
     def close(self) -> None:
@@ -169,11 +164,7 @@ class Feeds:
     ) -> AsyncGenerator[bytes, None]:
         """Yields everything after a place in pieces, until the thing ends, is deleted or cannot be read.
 
-        Args:
-            key: what is followed; followers of the same share one feed.
-            source: reads it, if no one follows it yet.
-            place: how far the follower is.
-            shown: makes the source's frames into those that this follower may see.
+        Followers of the same key share one feed; `shown` makes its frames into those that this one may see.
         """
         feed = self._join(key, source)
         try:

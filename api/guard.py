@@ -42,7 +42,6 @@ SECURITY_HEADERS = (
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
 )
-"""What every answer carries."""
 
 
 class Guard:
@@ -54,7 +53,6 @@ class Guard:
         self._hosts = allowed_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -151,8 +149,7 @@ class Guard:
 def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     """Returns the names that the server answers to; None = any.
 
-    A server that listens on every address cannot know its names; it has a token then, which no
-    rebound page can send.
+    A server on every address cannot know its names, but has a token, which no rebound page can send.
     """
     if settings.host in _WILDCARDS:
         return None
@@ -160,14 +157,13 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
 
 
 def _request_id(scope: Scope) -> str:
-    """Returns the id that the client gave, if it is a plain word; a new one otherwise."""
     name = REQUEST_ID.lower().encode()
     given = next((value for key, value in scope["headers"] if key == name), b"").decode("latin-1")
     return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _netloc(origin: str) -> str | None:
-    """Returns the authority in an Origin header; None when it names none, as that of a sandboxed page."""
+    """None for an Origin without a host, as a sandboxed page sends."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -175,7 +171,6 @@ def _netloc(origin: str) -> str | None:
 
 
 def _host(authority: str) -> str:
-    """Returns the name in a Host header, without port and brackets; empty when it cannot be read."""
     try:
         return (urlsplit("//" + authority).hostname or "").lower()
     except ValueError:
@@ -183,7 +178,6 @@ def _host(authority: str) -> str:
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Returns whether a value of Accept-Encoding includes gzip."""
     for part in accepted.split(","):
         name, _, weight = part.strip().partition(";")
         if name.strip().lower() in ("gzip", "*"):

@@ -35,7 +35,6 @@ from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 HEAVY_AT_A_TIME = 2
 """Large documents that are checked at a time: each takes a share of the interpreter from every read."""
 LOOKS_AT_A_TIME = 2
-"""Small documents whose data are read at a time."""
 
 Result = TypeVar("Result")
 
@@ -61,7 +60,6 @@ class Checks:
         return await asyncio.get_running_loop().run_in_executor(self._heavy, check)
 
     def close(self) -> None:
-        """Lets running checks end; those that wait are given up."""
         for pool in (self._light, self._looks, self._heavy):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -112,10 +110,7 @@ class Intake:
     async def submit(
         self, text: bytes, caller: Caller, idempotency_key: str | None
     ) -> tuple[Experiment, bool]:
-        """Checks a spec and stores it; returns after the commit.
-
-        Returns:
-            The experiment, and whether it was created now (or replayed).
+        """Checks and stores a spec; returns after the commit, with whether it was created now (or replayed).
 
         Raises:
             SpecError: with every problem found.
@@ -169,7 +164,6 @@ class Intake:
         return [answers[position] for position in range(len(batch))]
 
     def _replays(self, batch: Sequence[_Request]) -> dict[int, tuple[Experiment, bool] | BaseException]:
-        """Returns the answers to requests whose keys were used before, by position."""
         keyed = {
             position: Keyed(request.caller.owner, request.idempotency_key, body_sha256(request.text))
             for position, request in enumerate(batch)

@@ -23,8 +23,6 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0
 
 
 class RequestMetrics:
-    """Requests by route, method and status, with their latency."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route")
         self._requests = Counter(
@@ -54,19 +52,13 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"
 
 @dataclass(frozen=True, slots=True)
 class ServiceFigures:
-    """What the store says about the service at the time of a scrape."""
-
     experiments: Mapping[str, int]
-    """Experiments by state."""
     runs: Mapping[str, int]
-    """Runs by state."""
     queue_length: int
     schedulers_alive: Mapping[str, int]
     """Schedulers with a recent heartbeat by pool; a pool without one is there, too."""
     queue_ages: Sequence[QueueAge]
-    """What each project has in the queue."""
     series: Sequence[MetricSamples]
-    """What schedulers and recorders measured."""
 
 
 class ServiceCollector(Collector):
@@ -80,7 +72,6 @@ class ServiceCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the figures."""
         figures = self._read()
         up = int(figures is not None)
         yield GaugeMetricFamily("stillhouse_store_up", "Whether the database answered this scrape.", up)

@@ -52,8 +52,6 @@ DESCRIPTION: dict[str, Any] = {
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app.openapi()` give the finished document."""
-
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = build(app)
@@ -63,7 +61,6 @@ def install(app: FastAPI) -> None:
 
 
 def build(app: FastAPI) -> dict[str, Any]:
-    """Derives the document from the routes."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -132,7 +129,6 @@ def _add(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_shared_number(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with one component for the number that need not be finite, wherever it is allowed."""
     shared: dict[str, Any] = _sharing(document)
     shared["components"]["schemas"]["Number"] = {
         **NUMBER_SCHEMA,

@@ -13,11 +13,7 @@ from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, Problem
 
 
 def refuse_unknown_parameters(request: Request) -> None:
-    """Refuses query parameters that the operation does not have: a misspelt filter is not ignored.
-
-    Raises:
-        ProblemError: `invalid-parameter`, naming the nearest known one.
-    """
+    """Raises `invalid-parameter` with the nearest known name: a misspelt filter is not ignored."""
     if not request.query_params:
         return
     known = set(query_names(request.scope["route"].dependant))
@@ -33,7 +29,6 @@ def refuse_unknown_parameters(request: Request) -> None:
 
 
 def query_names(dependant: Dependant) -> Iterator[str]:
-    """Yields the query parameters of an operation and of everything that it depends on."""
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
         yield from query_names(inner)

@@ -21,12 +21,8 @@ from service.store import Store
 
 
 class Via(StrEnum):
-    """How a request without a bearer token was recognised."""
-
     session = "session"
-    """A browser session's cookie."""
     proxy = "proxy"
-    """The header of a proxy that the settings trust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +44,13 @@ class Identity:
 
 
 Identify = Callable[[Request], Identity | None]
-"""Recognises a request, or returns None. May read the database: call it outside the event loop.
+"""Recognises a request, or returns None; may read the database: call it outside the event loop.
 
-Raises:
-    ProblemError: `csrf-failed` for a change that the user's own page did not send.
+Raises `csrf-failed` for a change that the user's own page did not send.
 """
 
 
 KEPT_S = 1.0
-"""How long what was read is relied on."""
 _MOST_KEPT = 10_000
 
 
@@ -69,20 +63,10 @@ class Principals:
         self._pending: dict[Hashable, asyncio.Future[Principal]] = {}
 
     async def of_token(self, text: str) -> Principal:
-        """Returns whom a token belongs to.
-
-        Raises:
-            Refused: it is not accepted.
-        """
+        """Returns whom a token belongs to, or raises `Refused`."""
         return await self.of_token_hash(hashlib.sha256(text.encode()).hexdigest())
 
     async def of_token_hash(self, sha256: str) -> Principal:
-        """Returns whom a token belongs to, by its hash.
-
-        Raises:
-            Refused: it is not accepted.
-        """
-
         def read() -> Principal:
             principal = self._store.principal_of_token(sha256)
             if principal.token_id is not None:
@@ -92,11 +76,7 @@ class Principals:
         return await self._find(sha256, read)
 
     async def of_user(self, user: str, scope: Scope) -> Principal:
-        """Returns a user who has proved their name otherwise.
-
-        Raises:
-            Refused: there is no such user, or they are disabled.
-        """
+        """Returns a user who has proved their name otherwise; raises `Refused` if missing or disabled."""
         return await self._find((user, scope), lambda: self._store.principal_of_user(user, scope))
 
     def forget(self) -> None:

@@ -21,13 +21,11 @@ from service.domain.grid import MAX_RUNS
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
-"""What a client is told to wait while the database is unavailable, in seconds."""
+"""Wait that clients are told while the database is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of problem: its stable name, its status, and what people do about it."""
-
     slug: str
     status: int
     title: str
@@ -227,7 +225,6 @@ CATALOGUE: Mapping[str, ProblemType] = {
         *(ProblemType(*entry) for entry in _OTHER_PROBLEMS),
     )
 }
-"""Every problem type by slug."""
 
 
 class ProblemDocument(BaseModel):
@@ -303,7 +300,6 @@ def from_spec_error(error: SpecError) -> ProblemError:
 
 
 def respond(error: ProblemError, instance: str) -> Response:
-    """Returns the problem as an HTTP response."""
     body: dict[str, Any] = {
         "type": f"/problems/{error.kind.slug}",
         "title": error.kind.title,
@@ -364,4 +360,3 @@ def declared(*slugs: str) -> dict[int | str, dict[str, Any]]:
 
 
 SPEC_PROBLEMS = tuple(entry[0] for entry in _SPEC_PROBLEMS)
-"""Slugs of everything that can be wrong with a spec."""

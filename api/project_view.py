@@ -39,7 +39,6 @@ class ClusterView:
 
         Raises:
             SpecError: no scheduler was ever started for the pool.
-            StoreUnavailable: when it must be read and the database is unavailable.
         """
         snapshots = self._clusters()
         if pool not in snapshots and pool != DEFAULT_POOL:
@@ -62,7 +61,6 @@ class ProjectView:
         Raises:
             SpecError: there is no such project that they see, it is archived, or its budget is spent.
             ProblemError: `forbidden`: they see it, and may not submit to it, or not with this priority.
-            StoreUnavailable: it must be read and the database is unavailable.
         """
         project = spec.project
         if caller.principal.restricted_to not in (None, project):
@@ -83,11 +81,7 @@ class ProjectView:
                 raise SpecError([Problem("budget-spent", "project", reason)])
 
     def refuse_priority(self, caller: Caller, project: str, priority: int) -> None:
-        """Checks whether someone may use a priority in a project.
-
-        Raises:
-            ProblemError: `forbidden`: their role may not.
-        """
+        """Raises `forbidden` where someone's role may not use a priority in a project."""
         principal = caller.principal
         if principal.administrator or principal.kind is UserKind.local:
             return
@@ -109,5 +103,4 @@ class ProjectView:
         return self._limits().get(project) or NO_LIMITS
 
     def forget(self) -> None:
-        """Reads them again: projects have changed."""
         self._limits.cache_clear()

@@ -27,10 +27,8 @@ class UnsafeAddress(ValueError):
 
 
 class _Server(uvicorn.Server):
-    """Ends live streams before it waits for connections to end."""
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops accepting, ends streams, then waits for what is in progress."""
+        """Ends live streams before it waits for connections to end."""
         application = self.config.loaded_app
         while not hasattr(application, "state") and hasattr(application, "app"):
             application = application.app
@@ -39,11 +37,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
-    """Runs the API in this process until it is told to stop (SIGINT, SIGTERM).
-
-    Args:
-        settings: address, port, token and database.
-        listener: a bound socket to use instead of the settings' address and port.
+    """Runs the API in this process until SIGINT or SIGTERM, on the `listener` or the settings' address.
 
     Raises:
         UnsafeAddress: any address but loopback without a token, or a token that is too short.
@@ -70,12 +64,7 @@ def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
 
 
 def refuse_unsafe(settings: Settings) -> None:
-    """Checks the address, the token, and the settings of provider and proxy.
-
-    Raises:
-        UnsafeAddress: with one line that says what to set.
-        ValueError: likewise, for provider or proxy.
-    """
+    """Raises UnsafeAddress, or ValueError for provider and proxy, in one line that says what to set."""
     token = settings.token.get_secret_value() if settings.token is not None else None
     if token is not None and (
         len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()
@@ -93,7 +82,6 @@ def refuse_unsafe(settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:

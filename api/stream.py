@@ -48,7 +48,7 @@ _EVENTS_PER_READ = 500
 _METRICS_PER_READ = 4
 _FIRST_LINES, _MOST_LINES = 32, 1000
 _BYTES_PER_READ = 256 * 1024
-"""How much of a log one read is meant to be; the lines so far tell how many lines that is."""
+"""Target size of one log read; the number of lines is estimated from those read so far."""
 _ACTIVE_RUNS = 100
 """Most running runs whose progress is pushed; further ones are read from lists."""
 _ACTIVE = "state IN ('starting', 'running')"
@@ -67,7 +67,6 @@ class EventStream(StreamingResponse):
         self._frames = frames
 
     async def stream_response(self, send: Send) -> None:
-        """Sends the frames, and lets go of the feed whatever happens to the connection."""
         async with aclosing(self._frames):
             await super().stream_response(send)
 
@@ -78,14 +77,13 @@ EXPERIMENT_EVENTS: Mapping[str, Any] = {
     "experiment": ExperimentStatus,
     "end": ExperimentStatus,
 }
-"""What the data of each event of an experiment's stream is."""
+"""Data of each event, by its name."""
 RUN_EVENTS: Mapping[str, Any] = {
     "run": RunProgress,
     "log": LogLine,
     "points": dict[str, NewSeries],
     "end": RunProgress,
 }
-"""What the data of each event of a run's stream is."""
 CHANGES_EVENTS: Mapping[str, Any] = {
     "experiment": ListedExperiment,
     "deleted": DeletedId,
@@ -93,12 +91,9 @@ CHANGES_EVENTS: Mapping[str, Any] = {
     "queue": QueueCounts,
     "many": ManyChanges,
 }
-"""What the data of each event of the stream of all changes is."""
 
 
 class Streams(Feeds):
-    """The live streams of one application."""
-
     def __init__(self, store: Store, interval_s: float = INTERVAL_S) -> None:
         super().__init__(interval_s)
         self._store = store
@@ -107,9 +102,7 @@ class Streams(Feeds):
     def follow_changes(self, visible: Visibility, after_s: float | None) -> AsyncGenerator[bytes, None]:
         """Experiments that a reader sees and that change, and the queue when it changes; never ends.
 
-        Args:
-            visible: what the reader sees.
-            after_s: place that an id of this stream names; None = now.
+        `after_s` is the place that an id of this stream names; None = now.
         """
         return self.follow("changes", self._changes, after_s, lambda frames: frames.seen_by(visible))
 
@@ -132,8 +125,6 @@ class Streams(Feeds):
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run and its latest points, as sent."""
-
     active: bool
     payload: str
 
@@ -149,13 +140,10 @@ class ExperimentSnapshot(Snapshot[int]):
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSource:
-    """Reads an experiment for its followers."""
-
     store: Store
     experiment_id: int
 
     def poll(self, last: ExperimentSnapshot | None) -> tuple[ExperimentSnapshot, bytes]:
-        """Returns the present snapshot, and frames of what has changed since the last one."""
         # The experiment is read first: whatever had happened by then is in the reads that follow.
         experiment = self.store.experiment(self.experiment_id)
         summary = to_json(ExperimentStatus.of(experiment, self.store.run_counts(self.experiment_id)))
@@ -176,7 +164,6 @@ class ExperimentSource:
         return ExperimentSnapshot(number, end, summary, runs), b"".join(frames) if last is not None else b""
 
     def catch_up(self, place: int, snapshot: ExperimentSnapshot) -> Iterator[bytes]:
-        """Yields the events up to a snapshot, then its runs and the experiment."""
         for page in self._events(place):
             yield b"".join(_event_frame(event) for event in page if event.number <= snapshot.place)
             if page[-1].number >= snapshot.place:
@@ -215,7 +202,6 @@ class Place:
     attempt: int = 1
     step: int = 0
     line: int = 0
-    """Cursor of the last log line."""
     steps: Mapping[str, int] | None = None
     """Last step of each metric; None when only `step` is known, as after a reconnect."""
     newest: bool = False
@@ -223,11 +209,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str | None) -> Place:
-        """Returns the place that a Last-Event-ID names.
-
-        Raises:
-            ProblemError: `invalid-parameter` when it is not one of ours.
-        """
+        """Returns the place that a Last-Event-ID names, or raises `invalid-parameter`."""
         if text is None:
             return cls()
         parts = text.split("-")
@@ -260,28 +242,22 @@ class Place:
         return place
 
     def with_points(self, fresh: Mapping[str, NewSeries]) -> Place:
-        """Returns the place after points."""
         steps = {**(self.steps or {}), **{name: series.steps[-1] for name, series in fresh.items()}}
         return replace(self, step=max([self.step, *steps.values()]), steps=steps)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot(Snapshot[Place]):
-    """A run after a poll."""
-
     payload: str
     attempts: list[Attempt]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """Reads a run for its followers."""
-
     store: Store
     run_id: int
 
     def poll(self, last: RunSnapshot | None) -> tuple[RunSnapshot, bytes]:
-        """Returns the present snapshot, and frames of what has changed since the last one."""
         # The run is read first: whatever it had reported by then is in the reads that follow.
         run = self.store.run(self.run_id)
         attempts, latest = self.store.attempts(self.run_id), self.store.latest_points(self.run_id)
@@ -307,7 +283,6 @@ class RunSource:
         return RunSnapshot(place, end, payload, attempts), b"".join(frames)
 
     def catch_up(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
-        """Yields the run, then its log and its points up to a snapshot."""
         if place.newest:
             yield frame("run", snapshot.payload, str(snapshot.place))
             return
@@ -371,11 +346,7 @@ def _visible_steps(latest: list[PointRow], attempts: list[Attempt]) -> dict[str,
 
 
 def parse_number(text: str) -> int:
-    """Returns the number that a Last-Event-ID is.
-
-    Raises:
-        ProblemError: `invalid-parameter` if it is not a number.
-    """
+    """Returns the number that a Last-Event-ID is, or raises `invalid-parameter`."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise _foreign_id()
     return int(text)

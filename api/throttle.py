@@ -24,14 +24,11 @@ _MAX_BUCKETS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How often something may be tried."""
-
     burst: int
     """Tries in a row."""
     per_minute: float
     """Tries that become possible again each minute."""
     what: str
-    """What is limited, as the refusal names it."""
 
 
 BEARER = Limit(60, 30.0, "wrong tokens")
@@ -65,27 +62,15 @@ class Throttle:
         return self._wait_s(limit, key, counted=True)
 
     def refuse(self, limit: Limit, key: str) -> None:
-        """Refuses what is tried too often, without counting it.
-
-        Raises:
-            ProblemError: `too-many-requests`.
-        """
+        """Raises `too-many-requests` for what is tried too often, without counting it."""
         _refuse(limit, self._wait_s(limit, key, counted=False))
 
     def count(self, limit: Limit, key: str) -> None:
-        """Counts a try.
-
-        Raises:
-            ProblemError: `too-many-requests` when it comes too early.
-        """
+        """Counts a try, or raises `too-many-requests` when it comes too early."""
         _refuse(limit, self.take(limit, key))
 
     def failed_bearer(self, request: Request, token: str) -> None:
-        """Counts a wrong bearer token against its address; a repeated one is counted once.
-
-        Raises:
-            ProblemError: `too-many-requests` when that address has tried too many.
-        """
+        """Counts a wrong bearer token against its address, once, or raises `too-many-requests`."""
         address = address_key(request)
         seen = address, hashlib.sha256(token.encode()).digest()
         with self._lock:

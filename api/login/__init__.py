@@ -27,10 +27,9 @@ _TAKEN_HEADERS = frozenset({"authorization", "cookie", "host", "origin"})
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Gives the application what recognises people: `identities`, `throttle`, `trusted_proxies`, `provider`.
+    """Sets `identities`, `throttle`, `trusted_proxies`, `groups` and `provider` of the application's state.
 
-    Raises:
-        ValueError: in one line, for settings that contradict each other or a group table that is not valid.
+    ValueError says in one line which settings contradict each other, or what is wrong in the group table.
     """
     refuse_invalid(settings)
     identities: list[Identify] = [identify_session]
@@ -46,11 +45,7 @@ def install(app: FastAPI, settings: Settings) -> None:
 
 
 def refuse_invalid(settings: Settings) -> None:
-    """Checks the settings of provider and proxy.
-
-    Raises:
-        ValueError: in one line that names the variable, its value and what to set.
-    """
+    """Raises ValueError, in one line with the variable, its value and what to set."""
     trusted = settings.trusted_proxies()
     if any(network.prefixlen == 0 for network in trusted):
         raise ValueError(

@@ -216,7 +216,6 @@ def _guessed(request: Request, user: str, look: Callable[[], T]) -> T:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Returns the fields of a form; of one that is sent twice, the first."""
     body = await request.body()
     if len(body) > _LONGEST_FORM:
         raise ProblemError("body-too-large", f"the form has more than {_LONGEST_FORM:,} bytes")

@@ -40,7 +40,6 @@ class ProviderError(Exception):
     """A login at the provider failed; the message is for the server's log."""
 
     problem = "provider-refused"
-    """What the login page is told."""
 
 
 class ProviderUnavailable(ProviderError):
@@ -59,12 +58,10 @@ class Departure:
     return_to: str
 
     def packed(self) -> str:
-        """Returns it as the value of a cookie."""
         return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode().rstrip("=")
 
     @classmethod
     def unpacked(cls, text: str) -> Self | None:
-        """Returns the inverse of `packed`; None for anything else."""
         try:
             fields = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             departure = cls(**fields)
@@ -75,12 +72,9 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Whom the provider vouches for."""
-
     subject: str
     """`issuer|sub`: the only claim that never means somebody else."""
     name: str
-    """Name to suggest for the user."""
     email: str | None
     groups: frozenset[str]
 
@@ -96,13 +90,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Provider:
-    """One OpenID provider; thread-safe.
-
-    Args:
-        settings: issuer, client and scopes.
-        groups_claim: Claim that lists a person's groups.
-        clock: Seconds that only grow.
-    """
+    """One OpenID provider; thread-safe."""
 
     def __init__(
         self, settings: Settings, groups_claim: str, clock: Callable[[], float] = time.monotonic
@@ -118,11 +106,7 @@ class Provider:
         self._kept: dict[str, tuple[float, Any]] = {}
 
     def depart(self, return_to: str) -> tuple[str, Departure]:
-        """Returns where to send the browser, and what it must bring back.
-
-        Raises:
-            ProviderUnavailable: the provider does not describe itself.
-        """
+        """Returns where to send the browser, and what it must bring back."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         departure = Departure(state, nonce, verifier, return_to)
         endpoint = self._described("authorization_endpoint")
@@ -133,11 +117,7 @@ class Provider:
         return str(url), departure
 
     def arrive(self, departure: Departure, query: Mapping[str, str]) -> Person:
-        """Returns whom the provider vouches for.
-
-        Args:
-            departure: what the browser kept.
-            query: parameters that it came back with.
+        """Returns whom the provider vouches for, by the parameters that the browser came back with.
 
         Raises:
             ProviderUnavailable: the provider does not answer.
@@ -190,7 +170,6 @@ class Provider:
         return httpx.Client(timeout=_TIMEOUT, trust_env=self._beyond)
 
     def _token(self, session: httpx.Client, code: str, verifier: str) -> Mapping[str, Any]:
-        """Returns what the provider gives for a code."""
         named = {"client_id": self._settings.oidc_client_id}
         auth = httpx.Auth()  # A public client only names itself.
         if (secret := self._settings.oidc_client_secret) is not None:
@@ -283,8 +262,6 @@ class Provider:
 
 
 class _answers:
-    """Turns what a call to the provider raises into a `ProviderError`."""
-
     def __init__(self, issuer: str) -> None:
         self._issuer = issuer
 

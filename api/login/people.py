@@ -44,9 +44,6 @@ def person_logs_in(request: Request, person: Person, table: GroupTable) -> str:
 
     A user belongs to one identity at the provider for good. Names and addresses are only suggestions: they
     can be given to somebody else there, and must not open an account that exists here.
-
-    Raises:
-        AccountDisabled: the user is disabled.
     """
     store: Store = request.app.state.store
     user = store.user_of_subject(person.subject)
@@ -115,7 +112,6 @@ def _created(store: Store, person: Person, address: str) -> User:
 
 
 def _names(suggested: str) -> Iterator[str]:
-    """Names to try, the suggested one first."""
     text = _UNUSABLE.sub("-", suggested).lstrip("._@-")[:_LONGEST_SUGGESTION].rstrip("-") or "user"
     if is_user_name(text) and text not in _RESERVED:
         yield text

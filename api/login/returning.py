@@ -43,6 +43,5 @@ def login_instead(request: Request, error: ProblemError) -> Response | None:
 
 
 def login_address(return_to: str, problem: str | None = None) -> str:
-    """Returns the address of the login page."""
     address = f"/login?return={quote(return_to, safe='')}"
     return address if problem is None else f"{address}&problem={problem}"

@@ -51,7 +51,6 @@ async def _no_store(response: Response) -> None:
 
 
 NO_STORE = Depends(_no_store)
-"""Keeps an answer out of every cache."""
 
 SessionId = Annotated[
     str,

@@ -35,7 +35,6 @@ class CookieJar:
     """The cookies of one kind of connection."""
 
     session: str
-    """Name of the cookie that holds a session."""
     provider_login: str
     """Name of the cookie that holds a login at an OpenID provider until it comes back."""
     secure: bool
@@ -63,11 +62,7 @@ def jar_of(request: Request) -> CookieJar | None:
 
 
 def jar_for_login(request: Request) -> CookieJar:
-    """Returns the cookies of a browser that wants to log in.
-
-    Raises:
-        ProblemError: `insecure-login` where a session could be read on the network.
-    """
+    """Returns the cookies of a browser that wants to log in, or raises `insecure-login`."""
     jar = jar_of(request)
     if jar is None:
         raise ProblemError(
@@ -79,7 +74,6 @@ def jar_for_login(request: Request) -> CookieJar:
 
 
 def digest(secret: str) -> str:
-    """Returns what is stored of a secret of 256 random bits."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -97,11 +91,7 @@ def held_session(request: Request) -> OpenSession | None:
 
 
 def identify_session(request: Request) -> Identity | None:
-    """Recognises a request by its session's cookie.
-
-    Raises:
-        ProblemError: `csrf-failed` for a change without the session's own header.
-    """
+    """Recognises a request by its session's cookie; `csrf-failed` for a change without `CSRF_HEADER`."""
     found = held_session(request)
     if found is None:
         return None
@@ -126,11 +116,7 @@ def identify_session(request: Request) -> Identity | None:
 
 
 def refuse_foreign_page(request: Request) -> None:
-    """Refuses a change that a browser sends for the page of another site.
-
-    Raises:
-        ProblemError: `csrf-failed`.
-    """
+    """Raises `csrf-failed` for a change that a browser sends for the page of another site."""
     if request.headers.get("Sec-Fetch-Site", "same-origin") not in _OWN_PAGES:
         raise ProblemError("csrf-failed", "another site's page may not change anything here")
 
@@ -161,7 +147,6 @@ def log_in(
 
 
 def log_out(request: Request, response: Response, actor: Actor) -> None:
-    """Ends the request's session, and makes the browser forget it."""
     jar = jar_of(request)
     held = request.cookies.get(jar.session) if jar is not None else None
     if jar is None or not held:
@@ -172,6 +157,5 @@ def log_out(request: Request, response: Response, actor: Actor) -> None:
 
 
 def own_token_sha256(request: Request) -> str | None:
-    """Returns the hash of the installation's own token."""
     token = request.app.state.settings.token
     return digest(token.get_secret_value()) if token is not None else None

@@ -113,11 +113,7 @@ def list_deliveries(
 
 
 def _own(store: Store, id: int, user: Caller) -> None:
-    """Checks that a subscription is one's own, and that one's token is for it.
-
-    Raises:
-        NotFound: it is not, or there is none.
-    """
+    """Raises NotFound for a subscription that is not one's own, or that one's token is not for."""
     found = store.subscription(id)
     if found.owner != user.owner or not user.principal.reaches(found.within):
         raise NotFound("subscription", id)

@@ -33,7 +33,6 @@ _TYPES: Final = {".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def page() -> Response:
-    """The shell, in which the page of the address is drawn."""
     return file("index.html")
 
 
@@ -93,16 +92,7 @@ def static(
 
 
 def file(name: str, known: str | None = None, *, compressed: bool = False) -> Response:
-    """Returns one of the application's files, or that it has not changed.
-
-    Args:
-        name: relative path in `api/static`.
-        known: value of If-None-Match.
-        compressed: whether it may be sent with gzip.
-
-    Raises:
-        ProblemError: `not-found` for any other name.
-    """
+    """Returns one of the application's files, or that it is still the `known` one (If-None-Match)."""
     path = _FILES.get(name)
     if path is None:
         raise ProblemError("not-found", "the web page has no such file")

@@ -159,7 +159,6 @@ async def _chosen_rows(
 
 
 ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
-"""Filter of the audit log, as arguments of `Store.audit`."""
 
 
 @router.get("/audit", dependencies=[ADMINISTER], summary="Read the audit log")

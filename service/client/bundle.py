@@ -66,11 +66,7 @@ class Verification:
 
 
 def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
-    """Writes the bundle of an experiment, leaving nothing behind when that fails; returns its files' names.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes the bundle of an experiment, or nothing when that fails; returns the names of its files."""
     experiment = client.experiment(experiment_id)
     runs = list(client.all_runs(experiment_id=experiment_id))
     canonical = client.spec(experiment_id, "canonical")

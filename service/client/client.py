@@ -64,10 +64,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class RunChanged:
-    """A run as it is now, with the last value of each metric.
-
-    While it prepares its data, `line` is the newest line of its log, which shows how far it is.
-    """
+    """A run as it is now with the last value of each metric, and its newest log line while it prepares."""
 
     run: Run
     latest: dict[str, float]
@@ -81,8 +78,6 @@ class ExperimentChanged:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last message."""
-
     experiment: ExperimentStatus
 
 
@@ -100,8 +95,6 @@ class NewLine:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The last message."""
-
     run: Run
 
 
@@ -212,10 +205,8 @@ class Client(Wire):
     ) -> ExperimentStatus:
         """Submits a spec, YAML or JSON; repeated safely until the server has answered.
 
-        Args:
-            text: the spec.
-            idempotency_key: a second submission under it returns the same experiment; None = a new one.
-            owner: name to submit under; with a token, only an administrator may name another.
+        A second submission under the same key returns the same experiment. With a token, only an
+        administrator may name another owner.
         """
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if owner is not None:
@@ -344,11 +335,7 @@ class Client(Wire):
             return False
 
     def wait(self, id: int, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
-        """Waits until an experiment has ended.
-
-        Raises:
-            TimeoutError: it had not ended after `timeout_s`.
-        """
+        """Waits until an experiment has ended; raises TimeoutError where it has not after `timeout_s`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while (experiment := self.experiment(id)).state not in TERMINAL_EXPERIMENT_STATES:
             if until is not None and time.monotonic() + every_s > until:
@@ -387,8 +374,7 @@ class Client(Wire):
     def begin_device_login(self, name: str, scope: Scope | None = None) -> DeviceCode:
         """Asks for a code that someone approves on the server's page; the name is that of this machine.
 
-        Raises:
-            LoginRefused: the server refused the name or the scope.
+        Raises LoginRefused for a name or a scope that the server refuses.
         """
         form = {"client_id": "stillhouse", "name": name, **({"scope": str(scope)} if scope else {})}
         answer = self._send_form("/device/code", form)
@@ -398,11 +384,7 @@ class Client(Wire):
         return DeviceCode(**{field: document[field] for field in DeviceCode.__slots__})
 
     def await_device_login(self, begun: DeviceCode, clock: Callable[[], float] = time.monotonic) -> str:
-        """Polls until someone has approved; returns the token.
-
-        Raises:
-            LoginRefused: it was denied, or the code has expired.
-        """
+        """Polls until someone has approved; returns the token, or raises LoginRefused with the reason."""
         interval_s = begun.interval
         end_s = clock() + begun.expires_in
         form = {"grant_type": _DEVICE_GRANT, "device_code": begun.device_code, "client_id": "stillhouse"}
@@ -434,11 +416,7 @@ class Client(Wire):
 
 
 def write_whole(file: Path, chunks: Iterator[bytes]) -> int:
-    """Writes a file when all of it has arrived, in place of an earlier one; returns its size in bytes.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes a file when all of it has arrived, in place of an earlier one; returns its size in bytes."""
     draft = file.with_name(f".{file.name}.draft")
     try:
         with draft.open("wb") as stream:

@@ -24,8 +24,6 @@ class UnsafeCredentials(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A stored token."""
-
     url: str
     user: str
     token: str

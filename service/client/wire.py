@@ -43,13 +43,7 @@ class Unreachable(ClientError):
 
 
 class ApiError(ClientError):
-    """The server refused.
-
-    Attributes:
-        type: slug of the problem's type, such as `unknown-key`; `docs/errors.md` lists them.
-        detail: one line with the fix.
-        errors: the fields that are wrong, if any.
-    """
+    """The server refused: `type` is the problem's slug (see `docs/errors.md`), `errors` the wrong fields."""
 
     def __init__(self, type: str, status: int, detail: str, errors: tuple[Problem, ...] = ()) -> None:
         self.type = type
@@ -87,14 +81,7 @@ class Operation(Generic[T]):
 
 
 class Wire:
-    """One connection pool to one server; thread-safe.
-
-    Args:
-        token: None = the server requires none.
-        timeout_s: longest wait for an answer.
-        attempts: number of tries for a repeatable call.
-        transport: replaces the network in tests.
-    """
+    """One connection pool to one server; thread-safe. `transport` replaces the network in tests."""
 
     def __init__(
         self,
@@ -214,7 +201,6 @@ class Wire:
 
 
 def server_sent(lines: Iterator[str]) -> Iterator[tuple[str, str | None, bytes]]:
-    """Yields server-sent events as (name, id, data)."""
     name, id = "message", None
     data: list[str] = []
     for line in lines:
