@@ -71,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.streams = Streams(store)
     login.install(app, settings)
     app.state.registry = registry
-    registry.register(ServiceCollector(lambda: system.figures(store, app.state.queue)))
+    registry.register(ServiceCollector(store, app.state.queue))
     app.add_middleware(Guard, settings=settings, metrics=RequestMetrics(registry))
     failures.install(app)
     include_routes(app)

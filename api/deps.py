@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Path, Query, Request
 
 from api.access import MAX_ID, Caller, current_user
 from api.intake import Checks
+from api.problems import declared
 from api.project_view import ClusterView, ProjectView
 from api.stream import Streams, parse_number
 from api.throttle import Throttle
@@ -152,10 +153,12 @@ SpecBody = Annotated[bytes, Depends(_body)]
 TEXT, BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
 
 
-def answered(description: str, contents: Mapping[str, Mapping[str, Any]]) -> dict[int | str, dict[str, Any]]:
-    """Returns OpenAPI's `responses` of an answer that is not a record: schemas by media type."""
+def answered(
+    description: str, contents: Mapping[str, Mapping[str, Any]], *problems: str
+) -> dict[int | str, dict[str, Any]]:
+    """Returns OpenAPI's `responses` of an answer that is not a record: schema by media type, problems."""
     content = {media_type: {"schema": schema} for media_type, schema in contents.items()}
-    return {200: {"description": description, "content": content}}
+    return {200: {"description": description, "content": content}, **declared(*problems)}
 
 
 def attached(name: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -25,6 +25,7 @@ from service.domain.records import Page, Run
 from service.store import Store
 
 _PAGE_SIZE = 1000
+_CHUNK = 1 << 16
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that a spreadsheet takes for a formula."""
 
@@ -105,8 +106,21 @@ def _columns(axes: Sequence[str] | None) -> list[str]:
     return [*_TYPES, *(["point"] if axes is None else [f"axis.{axis}" for axis in axes])]
 
 
+def csv_chunks(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
+    """Writes rows with a header, in which no spreadsheet runs a cell: a formula begins with an apostrophe."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([guarded(cell) for cell in row])
+        if text.tell() > _CHUNK:
+            yield text.getvalue().encode("utf-8", "replace")
+            text.seek(0)
+            text.truncate()
+    yield text.getvalue().encode("utf-8", "replace")
+
+
 def guarded(cell: object) -> object:
-    """Returns a cell that no spreadsheet runs: text that looks like a formula begins with an apostrophe."""
     if isinstance(cell, str) and cell.startswith(_FORMULA):
         return "'" + cell
     if isinstance(cell, float):
@@ -116,14 +130,7 @@ def guarded(cell: object) -> object:
 
 def _csv(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
     columns = _columns(axes)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(columns)
-    for rows in pages:
-        writer.writerows([guarded(row[column]) for column in columns] for row in rows)
-        yield buffer.getvalue().encode("utf-8", "replace")
-        buffer.seek(0)
-        buffer.truncate()
+    return csv_chunks(columns, ([row[column] for column in columns] for rows in pages for row in rows))
 
 
 def _jsonl(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:

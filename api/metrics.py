@@ -8,7 +8,6 @@ Each application has its own registry, so that two in one process do not add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -16,8 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from service.domain import process_metrics as stored
-from service.domain.process_metrics import FIGURES, MetricKind, MetricSamples
-from service.store.process_metrics import QueueAge
+from service.domain.process_metrics import FIGURES, MetricKind, MetricSamples, series_of
+from service.domain.states import ExperimentState
+from service.scheduling.queue import Queue, pools_of
+from service.store import Store, StoreError
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -50,56 +51,54 @@ class RequestMetrics:
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFigures:
-    experiments: Mapping[str, int]
-    runs: Mapping[str, int]
-    queue_length: int
-    schedulers_alive: Mapping[str, int]
-    """Schedulers with a recent heartbeat by pool; a pool without one is there, too."""
-    queue_ages: Sequence[QueueAge]
-    series: Sequence[MetricSamples]
-
-
 class ServiceCollector(Collector):
     """Reads the store at each scrape; nothing is cached between scrapes."""
 
-    def __init__(self, read: Callable[[], ServiceFigures | None]) -> None:
-        self._read = read
+    def __init__(self, store: Store, queue: Queue) -> None:
+        self._store = store
+        self._queue = queue
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Nothing beforehand: registering must not read the store."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._read()
-        up = int(figures is not None)
+        try:
+            families = list(self._families())
+        except StoreError:
+            families = []
+        up = int(bool(families))
         yield GaugeMetricFamily("stillhouse_store_up", "Whether the database answered this scrape.", up)
-        if figures is None:
-            return
-        queued = "Experiments that wait to be claimed."
-        yield _gauge("stillhouse_experiments", "Experiments by state.", "state", figures.experiments)
-        yield _gauge("stillhouse_runs", "Runs by state.", "state", figures.runs)
-        yield GaugeMetricFamily("stillhouse_queue_length", queued, figures.queue_length)
-        alive = "Schedulers with a recent heartbeat, by pool."
-        yield _gauge("stillhouse_schedulers_alive", alive, "pool", figures.schedulers_alive)
-        waiting = {age.project: age.experiments for age in figures.queue_ages}
+        yield from families
+
+    def _families(self) -> Iterator[Metric]:
+        experiments, runs = self._store.state_counts()
+        yield _gauge("stillhouse_experiments", "Experiments by state.", "state", experiments)
+        yield _gauge("stillhouse_runs", "Runs by state.", "state", runs)
+        queued = experiments.get(ExperimentState.queued, 0)
+        yield GaugeMetricFamily("stillhouse_queue_length", "Experiments that wait to be claimed.", queued)
+        pools = pools_of(self._queue.clusters(), self._queue.schedulers_alive(), self._store.clock())
+        alive = {each.pool: len(each.schedulers) for each in pools}
+        described = "Schedulers with a recent heartbeat, by pool."
+        yield _gauge("stillhouse_schedulers_alive", described, "pool", alive)
+        ages = self._store.queue_ages()
+        waiting = {age.project: age.experiments for age in ages}
         described = "Experiments in the queue, by project."
         yield _gauge("stillhouse_queued_experiments", described, "project", waiting)
-        oldest = {age.project: age.oldest_s for age in figures.queue_ages}
+        oldest = {age.project: age.oldest_s for age in ages}
         described = "Time since the oldest experiment in the queue was queued, by project."
         yield _gauge("stillhouse_queue_age_seconds", described, "project", oldest)
-        yield from _families(figures.series)
+        yield from _measured(series_of(self._store.figures()))
 
 
-def _gauge(name: str, described: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+def _gauge(name: str, described: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, described, labels=(label,))
     for value, count in sorted(values.items()):
-        family.add_metric((value,), count)
+        family.add_metric((str(value),), count)
     return family
 
 
-def _families(series: Sequence[MetricSamples]) -> Iterator[Metric]:
+def _measured(series: Sequence[MetricSamples]) -> Iterator[Metric]:
     """Yields all figures, also those that nothing has been measured of: a dashboard asks for their names."""
     for info in FIGURES.values():
         family = _FAMILIES[info.kind](info.name, info.described, labels=info.labels)

@@ -51,7 +51,6 @@ _BYTES_PER_READ = 256 * 1024
 """Target size of one log read; the number of lines is estimated from those read so far."""
 _ACTIVE_RUNS = 100
 """Most running runs whose progress is pushed; further ones are read from lists."""
-_ACTIVE = "state IN ('starting', 'running')"
 _PREPARING = "preparing"
 """Phase in which only the log says how far a run is."""
 

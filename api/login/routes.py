@@ -19,6 +19,7 @@ from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
 from api.login.returning import login_address, safe_return
 from api.login.sessions import (
+    CookieJar,
     digest,
     held_session,
     jar_for_login,
@@ -116,17 +117,26 @@ def login_with_token(
     return answer
 
 
-@pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
-def login_with_provider(
-    request: Request, throttle: ThrottleDep, return_to: Annotated[str | None, Query(alias="return")] = None
-) -> Response:
-    """Sends the browser to the provider; back to the login page if the provider does not answer."""
-    back = safe_return(return_to)
+async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provider, CookieJar]:
+    """Returns the provider and the browser's cookies; counts a login."""
     provider: Provider | None = request.app.state.provider
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
     jar = jar_for_login(request)
     throttle.count(OIDC, address_key(request))
+    return provider, jar
+
+
+WithProvider = Annotated[tuple[Provider, CookieJar], Depends(_with_provider)]
+
+
+@pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
+def login_with_provider(
+    login: WithProvider, return_to: Annotated[str | None, Query(alias="return")] = None
+) -> Response:
+    """Sends the browser to the provider; back to the login page if the provider does not answer."""
+    provider, jar = login
+    back = safe_return(return_to)
     try:
         url, departure = provider.depart(back)
     except ProviderError as error:
@@ -139,7 +149,7 @@ def login_with_provider(
 @pages.get("/login/oidc/callback", dependencies=[PUBLIC_ANY_QUERY])
 def login_from_provider(
     request: Request,
-    throttle: ThrottleDep,
+    login: WithProvider,
     state: str = "",
     code: str | None = None,
     iss: str | None = None,
@@ -149,11 +159,7 @@ def login_from_provider(
     scope: str | None = None,
 ) -> Response:
     """Opens a session for whom the provider vouches; a login is used once, whatever becomes of it."""
-    provider: Provider | None = request.app.state.provider
-    if provider is None:
-        raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
-    jar = jar_for_login(request)
-    throttle.count(OIDC, address_key(request))
+    provider, jar = login
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
         return RedirectResponse(login_address("/", "provider-late"), 303, _NO_STORE)

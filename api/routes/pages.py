@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import importlib.metadata
@@ -52,6 +51,7 @@ for _path in paths():
 
 # Before all other static files, whose route takes any name.
 PLOTLY = "/static/vendor/plotly.min.js"
+_PLOTLY: Final = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
 
 
 @router.get(PLOTLY, dependencies=[PUBLIC])
@@ -63,22 +63,9 @@ def plotly_script(
     version = importlib.metadata.version("plotly")
     if v != version:
         return RedirectResponse(f"{PLOTLY}?v={version}", headers={"Cache-Control": "no-cache"})
-    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
-    if takes_gzip(accept_encoding):
-        return Response(
-            _compressed(), media_type="text/javascript", headers=headers | {"Content-Encoding": "gzip"}
-        )
-    return Response(_script(), media_type="text/javascript", headers=headers)
-
-
-def _script() -> bytes:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
-
-
-@functools.cache
-def _compressed() -> bytes:
-    """The script as 1.5 MB, which the process keeps from the first time on."""
-    return gzip.compress(_script(), compresslevel=6, mtime=0)
+    answer = _sent(_PLOTLY, compressed=takes_gzip(accept_encoding))
+    answer.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+    return answer
 
 
 @router.get("/static/{name:path}", dependencies=[PUBLIC_ANY_QUERY])
@@ -96,8 +83,11 @@ def file(name: str, known: str | None = None, *, compressed: bool = False) -> Re
     path = _FILES.get(name)
     if path is None:
         raise ProblemError("not-found", "the web page has no such file")
-    changed_ns = path.stat().st_mtime_ns
-    content, tag = _read(path, changed_ns, compressed)
+    return _sent(path, known, compressed=compressed)
+
+
+def _sent(path: Path, known: str | None = None, *, compressed: bool) -> Response:
+    content, tag = _read(path, path.stat().st_mtime_ns, compressed)
     headers = {"Cache-Control": "no-cache", "ETag": tag, "Vary": "Accept-Encoding"}
     if known == tag:
         return Response(status_code=304, headers=headers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
@@ -14,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewUser, TokenRequest, UserChange
 from api.deps import TEXT, CurrentUser, StoreDep, answered, attached
-from api.export import MEDIA_TYPES, guarded
+from api.export import MEDIA_TYPES, csv_chunks
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import Action
@@ -198,22 +196,10 @@ def export_audit(
 
 
 def _csv(rows: Iterator[AuditRow]) -> Iterator[bytes]:
-    text = io.StringIO()
-    writer = csv.writer(text)
     names = list(AuditRow.__dataclass_fields__)
-    writer.writerow(names)
-    for row in rows:
-        values = [getattr(row, name) for name in names]
-        writer.writerow(
-            [guarded(orjson.dumps(value).decode() if isinstance(value, dict) else value) for value in values]
-        )
-        if text.tell() > 1 << 16:
-            yield _taken(text)
-    yield _taken(text)
-
-
-def _taken(text: io.StringIO) -> bytes:
-    content = text.getvalue().encode()
-    text.seek(0)
-    text.truncate()
-    return content
+    values = ([getattr(row, name) for name in names] for row in rows)
+    texts = (
+        [orjson.dumps(value).decode() if isinstance(value, dict) else value for value in row]
+        for row in values
+    )
+    return csv_chunks(names, texts)

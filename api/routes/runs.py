@@ -27,7 +27,7 @@ from api.deps import (
     answered,
     attached,
 )
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from api.stream import EventStream, Place
 from service.domain.formats import TableFormat
 from service.domain.ledger import Account
@@ -217,14 +217,12 @@ def get_logs(
     "/{run_id}/model",
     dependencies=[SEE_RUN],
     response_class=StreamingResponse,
-    responses={
-        **answered(
-            "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
-            "others, then model card, configuration, tokenizer and weights.",
-            {"application/x-tar": BINARY},
-        ),
-        **declared("no-model"),
-    },
+    responses=answered(
+        "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
+        "others, then model card, configuration, tokenizer and weights.",
+        {"application/x-tar": BINARY},
+        "no-model",
+    ),
     summary="Download the model of a run",
 )
 def get_model(
@@ -240,14 +238,12 @@ def get_model(
     "/{run_id}/trace",
     dependencies=[SEE_RUN],
     response_class=Response,
-    responses={
-        **answered(
-            "A document in Chrome's trace-event format: a process per worker, a slice per "
-            "step, its phases inside; times in microseconds.",
-            _TRACE,
-        ),
-        **declared("no-trace"),
-    },
+    responses=answered(
+        "A document in Chrome's trace-event format: a process per worker, a slice per "
+        "step, its phases inside; times in microseconds.",
+        _TRACE,
+        "no-trace",
+    ),
     summary="Get the timeline of a run",
 )
 def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
@@ -260,14 +256,12 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     "/{run_id}/trace/kernels",
     dependencies=[SEE_RUN],
     response_class=Response,
-    responses={
-        **answered(
-            "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
-            "kernels and copies; times in microseconds.",
-            _TRACE,
-        ),
-        **declared("no-trace"),
-    },
+    responses=answered(
+        "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
+        "kernels and copies; times in microseconds.",
+        _TRACE,
+        "no-trace",
+    ),
     summary="Get the kernel trace of a run's worker",
 )
 def get_kernel_trace(
@@ -286,14 +280,12 @@ def get_kernel_trace(
     "/{run_id}/predictions",
     dependencies=[SEE_RUN],
     response_class=StreamingResponse,
-    responses={
-        **answered(
-            "One row per unit of the test part (an example or a question): stable name, share "
-            "of the headline, prediction and truth (in Parquet as JSON text).",
-            {"application/vnd.apache.parquet": BINARY, "application/jsonl": TEXT},
-        ),
-        **declared("no-predictions"),
-    },
+    responses=answered(
+        "One row per unit of the test part (an example or a question): stable name, share "
+        "of the headline, prediction and truth (in Parquet as JSON text).",
+        {"application/vnd.apache.parquet": BINARY, "application/jsonl": TEXT},
+        "no-predictions",
+    ),
     summary="Get the predictions of a run's test part",
 )
 def get_predictions(
@@ -356,13 +348,11 @@ def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> I
     "/{run_id}/model-card",
     dependencies=[SEE_RUN],
     response_class=Response,
-    responses={
-        **answered(
-            "Markdown with YAML front matter, as in the folder that `model` downloads.",
-            {"text/markdown": TEXT},
-        ),
-        **declared("no-model"),
-    },
+    responses=answered(
+        "Markdown with YAML front matter, as in the folder that `model` downloads.",
+        {"text/markdown": TEXT},
+        "no-model",
+    ),
     summary="Get the model card of a run",
 )
 def get_model_card(

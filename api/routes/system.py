@@ -13,15 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY, SCRAPE, SIGNED_IN
 from api.deps import TEXT, QueueDep, StoreDep, answered
-from api.metrics import ServiceFigures
 from api.problems import CATALOGUE, ProblemError
 from service.db import migrate
 from service.db.errors import StoreError
-from service.domain.process_metrics import series_of
 from service.domain.serialization import Serializable
-from service.domain.states import ExperimentState
-from service.scheduling.queue import Queue, pools_of
-from service.store import Store
 
 _logger = logging.getLogger(__name__)
 
@@ -123,20 +118,3 @@ async def explain_problem(
         f'<main><p class="quiet">{kind.status} · {kind.slug}</p><h1>{title}</h1>'
         f"<h2>Cause</h2><p>{cause}</p><h2>Fix</h2><p>{fix}</p></main></html>"
     )
-
-
-def figures(store: Store, queue: Queue) -> ServiceFigures | None:
-    """Returns what the store says of the service as a whole; None while it is unavailable."""
-    try:
-        experiments, runs = store.state_counts()
-        pools = pools_of(queue.clusters(), queue.schedulers_alive(), store.clock())
-        return ServiceFigures(
-            experiments={str(state): count for state, count in experiments.items()},
-            runs={str(state): count for state, count in runs.items()},
-            queue_length=experiments.get(ExperimentState.queued, 0),
-            schedulers_alive={each.pool: len(each.schedulers) for each in pools},
-            queue_ages=store.queue_ages(),
-            series=series_of(store.figures()),
-        )
-    except StoreError:
-        return None

@@ -11,8 +11,9 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
+import httpx
 import platformdirs
 
 from service.config.settings import Settings
@@ -109,10 +110,5 @@ def path_for(url: str) -> Path:
 
 def _canonical(url: str) -> str:
     # One spelling for each server: lower case, without default port and trailing slash.
-    parts = urlsplit(url.strip())
-    host = (parts.hostname or "").lower()
-    host = f"[{host}]" if ":" in host else host
-    port = parts.port
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    netloc = host if port in (None, default) else f"{host}:{port}"
-    return urlunsplit((parts.scheme.lower(), netloc, parts.path.rstrip("/"), "", ""))
+    parts = httpx.URL(url.strip())
+    return f"{parts.scheme}://{parts.netloc.decode()}{parts.path.rstrip('/')}"

@@ -14,7 +14,6 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from api.metrics import RequestMetrics, ServiceCollector
-from api.routes import system
 from service.config.settings import Settings
 from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
@@ -161,7 +160,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     requests.observe("GET", None, 200, 0.1)
     settings = Settings(data_dir=tmp_path_factory.mktemp("exported"))
     store = Store.open(settings, migrate=True)
-    registry.register(ServiceCollector(lambda: system.figures(store, Queue(store))))
+    registry.register(ServiceCollector(store, Queue(store)))
     endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
     known = {
         "stillhouse_http_requests": {"method", "route", "status"},
