@@ -89,8 +89,7 @@ node_modules/.package-lock.json: package.json package-lock.json
 	@npm ci --silent --no-audit --no-fund
 
 docs: $(READY) ## Regenerate docs/errors.md and the tables in docs/security.md and docs/hardware.md
-	@$(BIN)/python -m api.errors_page
-	@$(BIN)/python -m api.access_page
+	@$(BIN)/python -m api.docs_pages
 	@$(BIN)/python -m service.config.hardware_page
 
 bench: $(READY) ## Run every benchmark in full; each prints one JSON object as its last line

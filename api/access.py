@@ -8,38 +8,31 @@ missing.
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import hmac
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from api.addresses import client_address
-from api.parameters import refuse_unknown_parameters
 from api.principals import Identity, Principals
 from api.problems import ProblemError
+from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, Problem
 from service.config.settings import Settings
 from service.db.errors import NotFound, StoreError
-from service.domain.access import (
-    Action,
-    Actor,
-    Principal,
-    Scope,
-    UserKind,
-    Visibility,
-    is_user_name,
-    local,
-)
+from service.domain.access import Action, Actor, Principal, Scope, UserKind, Visibility, is_user_name, local
 from service.store import Store
 from service.store.people import Refused
 from service.store.reading import Belonging
@@ -105,26 +98,27 @@ class Rule:
             await _apply(self, self.action, caller, request)
 
 
-PUBLIC = Depends(Rule(None).apply)
-PUBLIC_ANY_QUERY = Depends(Rule(None, any_parameters=True).apply)
+def _needs(action: Action | None, on: On = On.nothing, **more: Any) -> Any:
+    return Depends(Rule(action, on, **more).apply)
+
+
+PUBLIC = _needs(None)
+PUBLIC_ANY_QUERY = _needs(None, any_parameters=True)
 """Public, with any parameters: the page's script reads its own, a provider and a prober add theirs."""
-SIGNED_IN = Depends(Rule(Action.see).apply)
+SIGNED_IN = _needs(Action.see)
 """Whoever has a valid credential; lists show what they see."""
-SUBMIT = Depends(Rule(Action.submit).apply)
-SEE, STEER = (
-    Depends(Rule(Action.see, On.experiment).apply),
-    Depends(Rule(Action.steer_own, On.experiment).apply),
-)
-ORGANISE = Depends(Rule(Action.organise, On.experiment).apply)
-STEER_DELETED = Depends(Rule(Action.steer_own, On.deleted).apply)
-SEE_ALL = Depends(Rule(Action.see, On.experiments).apply)
-SEE_RUN, STEER_RUN = Depends(Rule(Action.see, On.run).apply), Depends(Rule(Action.steer_own, On.run).apply)
-SEE_PROJECT, MANAGE = (
-    Depends(Rule(Action.see, On.project).apply),
-    Depends(Rule(Action.manage_project, On.project).apply),
-)
-ADMINISTER = Depends(Rule(Action.administer).apply)
-SCRAPE = Depends(Rule(Action.operate, own_token=lambda settings: settings.metrics_token).apply)
+SUBMIT = _needs(Action.submit)
+SEE = _needs(Action.see, On.experiment)
+SEE_ALL = _needs(Action.see, On.experiments)
+STEER = _needs(Action.steer_own, On.experiment)
+STEER_DELETED = _needs(Action.steer_own, On.deleted)
+ORGANISE = _needs(Action.organise, On.experiment)
+SEE_RUN = _needs(Action.see, On.run)
+STEER_RUN = _needs(Action.steer_own, On.run)
+SEE_PROJECT = _needs(Action.see, On.project)
+MANAGE = _needs(Action.manage_project, On.project)
+ADMINISTER = _needs(Action.administer)
+SCRAPE = _needs(Action.operate, own_token=lambda settings: settings.metrics_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +357,39 @@ def _belongings(store: Store, on: On, ids: Sequence[int]) -> dict[int, Belonging
         if (deleted := store.deleted_experiment(id)) is not None:
             return {id: Belonging(*deleted)}
     return store.belonging_of_experiments(ids)
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Raises `invalid-parameter` with the nearest known name: a misspelt filter is not ignored."""
+    if not request.query_params:
+        return
+    known = set(query_names(request.scope["route"].dependant))
+    unknown = [name for name in request.query_params if name not in known][:MAX_PROBLEMS]
+    hints = [_nearest(name, known) for name in unknown[:MAX_SUGGESTIONS]]
+    hints += [_listed(known)] * (len(unknown) - len(hints))
+    problems = [
+        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + hint)
+        for name, hint in zip(unknown, hints, strict=True)
+    ]
+    if problems:
+        raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
+
+
+def query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from query_names(inner)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name[:100], sorted(known), n=1)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return _listed(known)
+
+
+def _listed(known: set[str]) -> str:
+    return "this operation takes " + (", ".join(sorted(known)) or "none")
 
 
 async def while_permitted(

@@ -11,16 +11,14 @@ from prometheus_client import CollectorRegistry
 from api import failures, login, openapi
 from api.access import refuse_unruled
 from api.guard import Guard
-from api.intake import Checks, Intake
+from api.intake import Checks, ClusterView, Intake, ProjectView
 from api.login import device
 from api.login import routes as logins
 from api.metrics import RequestMetrics, ServiceCollector
 from api.principals import Principals
-from api.project_view import ClusterView, ProjectView
 from api.routes import (
     analysis,
     experiments,
-    figures,
     notifications,
     pages,
     people,
@@ -84,7 +82,6 @@ def include_routes(app: FastAPI) -> None:
     for module in (
         experiments,
         analysis,
-        figures,
         runs,
         queue,
         specs,

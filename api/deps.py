@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Path, Query, Request
 
 from api.access import MAX_ID, Caller, current_user
-from api.intake import Checks
+from api.intake import Checks, ClusterView, ProjectView
 from api.problems import declared
-from api.project_view import ClusterView, ProjectView
 from api.stream import Streams, parse_number
 from api.throttle import Throttle
 from service.config.hardware import Hardware
@@ -43,31 +42,21 @@ CurrentUser = Annotated[Caller, Depends(current_user)]
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the experiment.", examples=[12])]
 RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]
 
-Filter = Annotated[
-    str | None,
-    Query(
-        max_length=4000,
-        description="Conditions joined by `and`, in MLflow's grammar.",
-        examples=["precision = 'fp16' and accuracy > 0.9"],
-    ),
-]
-ExperimentFilter = Annotated[
-    str | None,
-    Query(
-        max_length=4000,
-        description="Conditions joined by `and`, in MLflow's grammar.",
-        examples=["state = 'running' and owner = 'ada'"],
-    ),
-]
-_ORDER = "Up to 8 fields with `asc` or `desc`, separated by commas; ties are broken by id."
-OrderBy = Annotated[
-    str | None,
-    Query(max_length=1000, description=_ORDER, examples=["accuracy desc, cost_usd"]),
-]
-ExperimentOrderBy = Annotated[
-    str | None,
-    Query(max_length=1000, description=_ORDER, examples=["priority desc, created_s"]),
-]
+
+def _filter(example: str) -> Any:
+    described = "Conditions joined by `and`, in MLflow's grammar."
+    return Query(max_length=4000, description=described, examples=[example])
+
+
+def _order(example: str) -> Any:
+    described = "Up to 8 fields with `asc` or `desc`, separated by commas; ties are broken by id."
+    return Query(max_length=1000, description=described, examples=[example])
+
+
+Filter = Annotated[str | None, _filter("precision = 'fp16' and accuracy > 0.9")]
+OrderBy = Annotated[str | None, _order("accuracy desc, cost_usd")]
+ExperimentFilter = Annotated[str | None, _filter("state = 'running' and owner = 'ada'")]
+ExperimentOrderBy = Annotated[str | None, _order("priority desc, created_s")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
 PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]
 
@@ -127,10 +116,7 @@ SPEC_BODY: dict[str, Any] = {
         "required": True,
         "description": "The spec, in YAML or JSON, detected from the content. At most 1 MiB.",
         "content": {
-            "application/yaml": {
-                "schema": SPEC_SCHEMA,
-                "example": EXAMPLE,
-            },
+            "application/yaml": {"schema": SPEC_SCHEMA, "example": EXAMPLE},
             "application/json": {
                 "schema": SPEC_SCHEMA,
                 "example": {

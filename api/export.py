@@ -40,10 +40,7 @@ MEDIA_TYPES = {
 
 ANSWERED = answered(
     "The table.",
-    {
-        MEDIA_TYPES[form]: BINARY if form is TableFormat.parquet else TEXT
-        for form in (TableFormat.csv, TableFormat.parquet, TableFormat.jsonl)
-    },
+    {kind: BINARY if form is TableFormat.parquet else TEXT for form, kind in MEDIA_TYPES.items()},
 )
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from starlette.routing import Match
 
 from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
-from api.login.returning import login_instead
+from api.login.sessions import login_instead
 from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, invalid, respond
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError

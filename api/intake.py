@@ -18,25 +18,124 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from api.access import Caller
-from api.project_view import ClusterView, ProjectView
-from service.config.document import SpecError
+from cachetools.func import ttl_cache
+
+from api.access import Caller, refuse_submission
+from api.problems import ProblemError
+from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.db.errors import ReplayOfDeleted
+from service.domain.access import DEFAULT_POOL, UserKind
 from service.domain.records import Experiment
+from service.domain.shares import month_of
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit_spec, read_spec
+from service.scheduling.cluster import ClusterSnapshot, require_pool
+from service.scheduling.queue import Queue
 from service.specs.data import UnreadData
 from service.specs.experiment import ExperimentSpec
 from service.specs.paths import Roots
+from service.specs.project_limits import (
+    NO_LIMITS,
+    ProjectLimits,
+    queue_cap_problem,
+    refused_priority,
+    spent_budget,
+)
 from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
+_CLUSTER_MAX_AGE_S = 2.0
+_PROJECTS_MAX_AGE_S = 1.0
 HEAVY_AT_A_TIME = 2
 """Large documents that are checked at a time: each takes a share of the interpreter from every read."""
 LOOKS_AT_A_TIME = 2
+LARGEST_BATCH = 64
+"""Submissions that one round of the worker takes: bounds how long the first of them waits."""
+LIGHT_BYTES = 16 * 1024
+LIGHT_RUNS = 20
+"""A longer text or a larger grid is checked apart from the others, as is what may reuse runs or names data
+that changed since it was last looked at."""
 
 Result = TypeVar("Result")
+
+
+class ClusterView:
+    """Keeps submissions from reading the same snapshots hundreds of times a second."""
+
+    def __init__(self, queue: Queue, timer: Callable[[], float] = time.monotonic) -> None:
+        self._clusters = ttl_cache(1, _CLUSTER_MAX_AGE_S, timer)(queue.clusters)
+
+    def read(self, pool: str) -> ClusterSnapshot | None:
+        """Returns the snapshot of a pool's cluster; None when no scheduler of `default` ever wrote one.
+
+        Raises:
+            SpecError: no scheduler was ever started for the pool.
+        """
+        snapshots = self._clusters()
+        if pool not in snapshots and pool != DEFAULT_POOL:
+            self._clusters.cache_clear()  # It may be new.
+            snapshots = self._clusters()
+        require_pool(pool, snapshots)
+        return snapshots.get(pool)
+
+
+class ProjectView:
+    """Keeps submissions from reading the same few rows hundreds of times a second."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._limits = ttl_cache(1, _PROJECTS_MAX_AGE_S)(store.limits_of_projects)
+
+    def refuse(self, caller: Caller, spec: ExperimentSpec) -> None:
+        """Checks whether someone may submit a spec: to its project, with its priority, within its budget.
+
+        Raises:
+            SpecError: there is no such project that they see, it is archived, or its budget is spent.
+            ProblemError: `forbidden`: they see it, and may not submit to it, or not with this priority.
+        """
+        project = spec.project
+        if caller.principal.restricted_to not in (None, project):
+            refuse_submission(caller, project, self._store)
+        projects = self._limits()
+        if project not in projects or not caller.principal.sees(project):
+            message = f"'{project}': no such project; `stillhouse project list` lists yours"
+            raise SpecError([Problem("unknown-project", "project", message)])
+        refuse_submission(caller, project, self._store)
+        if projects[project] is None:
+            message = f"'{project}' is archived; name another project, or have a maintainer restore it"
+            raise SpecError([Problem("archived-project", "project", message)])
+        self.refuse_priority(caller, project, spec.queue.priority)
+        limits = self.limits(project)
+        if limits.budgets.limited():
+            spent, month = self._store.spent(project), month_of(self._store.clock()).name
+            if reason := spent_budget(limits, project, spent, month):
+                raise SpecError([Problem("budget-spent", "project", reason)])
+
+    def refuse_priority(self, caller: Caller, project: str, priority: int) -> None:
+        """Raises `forbidden` where someone's role may not use a priority in a project."""
+        principal = caller.principal
+        if principal.administrator or principal.kind is UserKind.local:
+            return
+        role = principal.roles.get(project)
+        if reason := refused_priority(self.limits(project), project, role, priority):
+            raise ProblemError("forbidden", reason)
+
+    def refuse_queued(self, caller: Caller, spec: ExperimentSpec) -> None:
+        """Raises SpecError where the user would have too many queued runs in the project."""
+        most = self.limits(spec.project).queued_runs_per_user
+        if most is not None:
+            waiting = self._store.queued_runs_of(spec.project, caller.owner)
+            problem = queue_cap_problem(spec.project, caller.owner, waiting, spec.run_count(), most)
+            if problem is not None:
+                raise SpecError([problem])
+
+    def limits(self, project: str) -> ProjectLimits:
+        """Returns the limits of a project; none for one that is missing or archived."""
+        return self._limits().get(project) or NO_LIMITS
+
+    def forget(self) -> None:
+        self._limits.cache_clear()
 
 
 class Checks:
@@ -64,48 +163,30 @@ class Checks:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-LARGEST_BATCH = 64
-"""Submissions that one round of the worker takes: bounds how long the first of them waits."""
-LIGHT_BYTES = 16 * 1024
-LIGHT_RUNS = 20
-"""A longer text or a larger grid is checked apart from the others, as is what may reuse runs or names data
-that changed since it was last looked at."""
-
-
 @dataclass(slots=True)
 class _Request:
     text: bytes
     caller: Caller
     idempotency_key: str | None
-    answer: asyncio.Future[tuple[Experiment, bool]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    answer: asyncio.Future[tuple[Experiment, bool]]
 
 
 class _TooHeavy(Exception):
     """The spec is checked in a thread of its own."""
 
 
+@dataclass
 class Intake:
     """Takes submissions for one application; used from its event loop only."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        catalogue: Mapping[str, Hardware],
-        cluster: ClusterView,
-        checks: Checks,
-        projects: ProjectView,
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._catalogue = catalogue
-        self._cluster = cluster
-        self._checks = checks
-        self._projects = projects
-        self._waiting: list[_Request] = []
-        self._worker: asyncio.Task[None] | None = None
+    store: Store
+    settings: Settings
+    catalogue: Mapping[str, Hardware]
+    cluster: ClusterView
+    checks: Checks
+    projects: ProjectView
+    _waiting: list[_Request] = field(default_factory=list)
+    _worker: asyncio.Task[None] | None = None
 
     async def submit(
         self, text: bytes, caller: Caller, idempotency_key: str | None
@@ -117,7 +198,7 @@ class Intake:
             ProblemError: `forbidden`: the caller may not submit to the project.
             StoreError: as `Store.submit`.
         """
-        request = _Request(text, caller, idempotency_key)
+        request = _Request(text, caller, idempotency_key, asyncio.get_running_loop().create_future())
         try:
             if len(text) > LIGHT_BYTES:
                 raise _TooHeavy
@@ -126,16 +207,16 @@ class Intake:
                 self._worker = asyncio.create_task(self._work(), name="intake")
             return await request.answer
         except _TooHeavy:
-            return await self._checks.heavy(functools.partial(self._submit_alone, request))
+            return await self.checks.heavy(functools.partial(self._submit_alone, request))
         except UnreadData:
-            return await self._checks.look(functools.partial(self._submit_alone, request))
+            return await self.checks.look(functools.partial(self._submit_alone, request))
 
     async def _work(self) -> None:
         """Rounds until no one waits; never raises: every request gets its own answer."""
         while self._waiting:
             batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
             try:
-                answers = await self._checks.light(functools.partial(self._submit_batch, batch))
+                answers = await self.checks.light(functools.partial(self._submit_batch, batch))
             except Exception as error:
                 answers = [error] * len(batch)
             for request, answer in zip(batch, answers, strict=True):
@@ -150,7 +231,7 @@ class Intake:
     def _submit_batch(self, batch: list[_Request]) -> list[tuple[Experiment, bool] | BaseException]:
         answers = self._replays(batch)
         admitted: list[tuple[int, NewExperiment]] = []
-        roots = functools.cache(self._settings.roots)
+        roots = functools.cache(self.settings.roots)
         for position, request in enumerate(batch):
             if position in answers:
                 continue
@@ -159,7 +240,7 @@ class Intake:
             except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
-            stored = self._store.submit_many([new for _, new in admitted])
+            stored = self.store.submit_many([new for _, new in admitted])
             answers.update((position, answer) for (position, _), answer in zip(admitted, stored, strict=True))
         return [answers[position] for position in range(len(batch))]
 
@@ -169,7 +250,7 @@ class Intake:
             for position, request in enumerate(batch)
             if request.idempotency_key is not None
         }
-        found = zip(keyed, self._store.replays(list(keyed.values())), strict=True)
+        found = zip(keyed, self.store.replays(list(keyed.values())), strict=True)
         return {
             position: _replayed(earlier, batch[position])
             for position, earlier in found
@@ -182,28 +263,28 @@ class Intake:
             raise answer
         if answer is not None:
             return answer
-        new = self._admit(request, self._settings.roots, light=False)
-        return self._store.submit(new)
+        new = self._admit(request, self.settings.roots, light=False)
+        return self.store.submit(new)
 
     def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
         now_s = time.time()
-        spec = read_spec(request.text, self._catalogue)
-        self._projects.refuse(request.caller, spec)
+        spec = read_spec(request.text, self.catalogue)
+        self.projects.refuse(request.caller, spec)
         if light and not _is_light(spec):
             raise _TooHeavy
-        if problems := budget_problems(spec, self._store, self._catalogue):
+        if problems := budget_problems(spec, self.store, self.catalogue):
             raise SpecError(problems)
-        snapshot = self._cluster.read(spec.pool)
+        snapshot = self.cluster.read(spec.pool)
         visible = request.caller.visible
         admission = admit_spec(
             request.text,
             spec,
-            self._settings,
-            self._catalogue,
+            self.settings,
+            self.catalogue,
             snapshot,
             now_s=now_s,
-            find_run=functools.partial(self._store.find_run, visible=visible),
-            find_equal=functools.partial(self._store.equal_runs, visible=visible),
+            find_run=functools.partial(self.store.find_run, visible=visible),
+            find_equal=functools.partial(self.store.equal_runs, visible=visible),
             roots=roots,
             may_read=not light,
         )
@@ -215,7 +296,7 @@ class Intake:
             request.idempotency_key,
             admission.reuse,
             request.caller.actor,
-            self._projects.limits(spec.project).queued_runs_per_user,
+            self.projects.limits(spec.project).queued_runs_per_user,
         )
 
 

@@ -7,12 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.routing import RouteContext, iter_route_contexts
 
-from api.access import On, rule_of
+from api.access import On, query_names, rule_of
 from api.examples import EXAMPLES
-from api.parameters import query_names
 from api.problems import EVERYWHERE, MEDIA_TYPE, SPEC_PROBLEMS, ProblemDocument, declared
 from api.stream import CHANGES_EVENTS, EXPERIMENT_EVENTS, RUN_EVENTS
 from service.domain.access import Action
@@ -52,23 +50,17 @@ DESCRIPTION: dict[str, Any] = {
 
 
 def install(app: FastAPI) -> None:
+    derived = app.openapi
+
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = build(app)
+            app.openapi_schema = _finished(derived(), app)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def build(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        summary=app.summary,
-        description=app.description,
-        tags=app.openapi_tags,
-        routes=app.routes,
-    )
+def _finished(document: dict[str, Any], app: FastAPI) -> dict[str, Any]:
     for route in iter_route_contexts(app.routes):
         for method in route.methods or () if route.include_in_schema else ():
             _declare_problems(route, document["paths"][route.path_format][method.lower()]["responses"])

@@ -13,7 +13,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from authlib.common.errors import AuthlibBaseError
 from authlib.common.urls import add_params_to_uri
 from authlib.oauth2.client import OAuth2Client
 from authlib.oidc.core import CodeIDToken
+from cachetools import TTLCache
 from joserfc import jwt
 from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
@@ -101,9 +103,8 @@ class Provider:
         self._beyond = urlsplit(self.issuer).hostname not in LOOPBACK_NAMES
         self._settings = settings
         self._groups_claim = groups_claim
-        self._clock = clock
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[float, Any]] = {}
+        self._kept: TTLCache[str, dict[str, Any]] = TTLCache(2, _KEPT_S, clock)
 
     def depart(self, return_to: str) -> tuple[str, Departure]:
         """Returns where to send the browser, and what it must bring back."""
@@ -134,14 +135,15 @@ class Provider:
             claims = self._claims(token, departure.nonce)
             if self._groups_claim not in claims:
                 claims = {**self._user_information(session, token, claims["sub"]), **claims}
-        groups = claims.get(self._groups_claim, ())
+        groups = claims.get(self._groups_claim) or ()
+        listed = [groups] if isinstance(groups, str) else groups
         name = claims.get("preferred_username") or claims.get("email") or claims["sub"]
         email = claims.get("email")
         return Person(
             f"{self.issuer}|{claims['sub']}",
             str(name),
             email if isinstance(email, str) else None,
-            frozenset([groups] if isinstance(groups, str) else filter(_is_text, groups or ())),
+            frozenset(group for group in listed if isinstance(group, str)),
         )
 
     def end_url(self) -> str | None:
@@ -242,10 +244,8 @@ class Provider:
 
     def _fetched(self, name: str, url: str) -> dict[str, Any]:
         with self._lock:
-            until, value = self._kept.get(name, (0.0, None))
-        if value is not None and self._clock() < until:
-            kept: dict[str, Any] = value
-            return kept
+            if (kept := self._kept.get(name)) is not None:
+                return kept
         with _answers(self.issuer):
             answer = httpx.get(url, timeout=_TIMEOUT, trust_env=self._beyond)
             answer.raise_for_status()
@@ -253,7 +253,7 @@ class Provider:
         if not isinstance(found, dict):
             raise ProviderUnavailable(f"{url} is not a JSON object")
         with self._lock:
-            self._kept[name] = (self._clock() + _KEPT_S, found)
+            self._kept[name] = found
         return found
 
     def _forget(self, name: str) -> None:
@@ -261,23 +261,15 @@ class Provider:
             self._kept.pop(name, None)
 
 
-class _answers:
-    def __init__(self, issuer: str) -> None:
-        self._issuer = issuer
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+@contextmanager
+def _answers(issuer: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSALS:
-            raise ProviderError(f"{self._issuer} refused: {error.response.text[:200]!r}") from None
-        if isinstance(error, httpx.HTTPError | httpx.InvalidURL):
-            raise ProviderUnavailable(f"{self._issuer} does not answer: {error}") from None
-        if isinstance(error, AuthlibBaseError):
-            raise ProviderError(f"{self._issuer} refused: {error}") from None
-        if isinstance(error, json.JSONDecodeError):
-            raise ProviderUnavailable(f"{self._issuer} does not answer in JSON") from None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+            raise ProviderError(f"{issuer} refused: {error.response.text[:200]!r}") from None
+        raise ProviderUnavailable(f"{issuer} does not answer: {error}") from None
+    except AuthlibBaseError as error:
+        raise ProviderError(f"{issuer} refused: {error}") from None
+    except json.JSONDecodeError:
+        raise ProviderUnavailable(f"{issuer} does not answer in JSON") from None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 
 from fastapi import Request
 
@@ -61,7 +62,8 @@ def ensure_user(store: Store, name: str, *, administrator: bool = False) -> None
     try:
         store.user(name)
     except NotFound:
-        _unless_taken(lambda: store.add_user(name, administrator=administrator, actor=Actor(name)))
+        with suppress(Conflict):
+            store.add_user(name, administrator=administrator, actor=Actor(name))
 
 
 def identify_by_header(header: str) -> Identify:
@@ -98,13 +100,8 @@ def identify_by_header(header: str) -> Identify:
 def _created(store: Store, person: Person, address: str) -> User:
     email = person.email if person.email and _EMAIL.fullmatch(person.email) else None
     for name in _names(person.name):
-        added = _unless_taken(
-            lambda name=name: store.add_user(  # type: ignore[misc]
-                name, email=email, subject=person.subject, actor=Actor(name, None, address)
-            )
-        )
-        if added is not None:
-            return added
+        with suppress(Conflict):
+            return store.add_user(name, email=email, subject=person.subject, actor=Actor(name, None, address))
         user = store.user_of_subject(person.subject)
         if user is not None:
             return user  # Another request of theirs was first.
@@ -116,13 +113,6 @@ def _names(suggested: str) -> Iterator[str]:
     if is_user_name(text) and text not in _RESERVED:
         yield text
     yield from (f"{text}-{number}" for number in range(2, _NUMBERS))
-
-
-def _unless_taken(add: Callable[[], User]) -> User | None:
-    try:
-        return add()
-    except Conflict:
-        return None
 
 
 def _apply(store: Store, user: User, memberships: Memberships, actor: Actor) -> None:

@@ -17,7 +17,6 @@ from api.bodies import PastedToken
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
 from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
-from api.login.returning import login_address, safe_return
 from api.login.sessions import (
     CookieJar,
     digest,
@@ -25,8 +24,10 @@ from api.login.sessions import (
     jar_for_login,
     log_in,
     log_out,
+    login_address,
     own_token_sha256,
     refuse_foreign_page,
+    safe_return,
 )
 from api.principals import Identity, Via
 from api.problems import ProblemError, declared

@@ -1,5 +1,7 @@
 """Browser sessions: opened at a login under a new id, recognised by their cookie, safe from other sites.
 
+After a login people go back to where they came from, on this server and nowhere else.
+
 Over https the name begins with `__Host-`: the browser then guarantees that this host set the cookie, over
 TLS, for the whole host. Browsers refuse that name over plain http, except where they count loopback as
 secure, and not all do. On loopback the cookie therefore has a plain name with the port in it, because
@@ -12,8 +14,10 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
 
 from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
 
 from api.addresses import client_address
 from api.guard import LOOPBACK_NAMES, SAFE_METHODS
@@ -28,6 +32,8 @@ CSRF_HEADER = "Stillhouse-CSRF"
 """What a change made with a cookie carries: another site can send the cookie, but not know this."""
 _OWN_PAGES = frozenset({"same-origin", "none"})
 _MAX_AGENT = 200
+_HOME = "/"
+_LONGEST_PATH = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +165,37 @@ def log_out(request: Request, response: Response, actor: Actor) -> None:
 def own_token_sha256(request: Request) -> str | None:
     token = request.app.state.settings.token
     return digest(token.get_secret_value()) if token is not None else None
+
+
+def safe_return(path: str | None) -> str:
+    r"""Returns a path of this server to go to; `/` for anything that could lead elsewhere.
+
+    Browsers read `//host`, `/\host` and control characters between slashes as the beginning of another
+    host's address.
+    """
+    if not path or len(path) > _LONGEST_PATH or not path.startswith("/") or path.startswith("//"):
+        return _HOME
+    if "\\" in path or any(ord(character) < 0x21 or ord(character) == 0x7F for character in path):
+        return _HOME
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return _HOME
+    if parts.scheme or parts.netloc or parts.path.startswith("/login"):
+        return _HOME
+    return path
+
+
+def login_instead(request: Request, error: ProblemError) -> Response | None:
+    """Returns a redirection to the login page for a person who opens a page; None for a program's request."""
+    if error.kind.status != 401 or request.method not in ("GET", "HEAD"):
+        return None
+    if request.headers.get("Sec-Fetch-Mode") != "navigate" or "Authorization" in request.headers:
+        return None
+    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(login_address(here), 303, {"Cache-Control": "no-store"})
+
+
+def login_address(return_to: str, problem: str | None = None) -> str:
+    address = f"/login?return={quote(return_to, safe='')}"
+    return address if problem is None else f"{address}&problem={problem}"

@@ -1,7 +1,8 @@
-"""Answers about experiments: compare, score, frontier, effects, recommend, speed-up, report.
+"""Answers about experiments: compare, score, frontier, effects, recommend, speed-up, report, figures.
 
 Each reads the runs once and asks `service.analysis.question`. That is imported when asked for:
-the statistics are a third of the memory of a process that no one asks.
+the statistics are a third of the memory of a process that no one asks. The functions that draw figures, as
+plotly JSON, draw those of reports too; `service.output.plots` lists the kinds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+import orjson
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from api.access import MAX_ID, SEE_ALL
@@ -25,6 +27,8 @@ from service.analysis.answers import (
     Selection,
     SpeedupAnswer,
 )
+from service.analysis.words import assignments, one_assignment
+from service.output.plots.plot import MOST_CURVES, Band, By, Choices, Options, Plot, XAxis
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
@@ -156,7 +160,6 @@ def compare_experiment(
     over all pairs, with "equivalent" within a margin and about how many more seeds an undecided one needs.
     """
     from service.analysis.run_table import read_kernels
-    from service.analysis.words import assignments
 
     return asked.question(by_example=True).compare(
         by=by or (),
@@ -181,28 +184,19 @@ def score_experiment(
     ] = False,
 ) -> ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
-    from service.analysis.words import assignments
-
     return asked.question().score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
     )
 
 
 @router.get("/{experiment_id}/frontier", dependencies=[SEE_ALL], summary="Get the Pareto frontier")
-def frontier_experiment(
-    asked: Asked,
-    metric: Metrics = None,
-) -> FrontierAnswer:
+def frontier_experiment(asked: Asked, metric: Metrics = None) -> FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
     return asked.question().frontier(metrics=metric or ())
 
 
 @router.get("/{experiment_id}/effects", dependencies=[SEE_ALL], summary="Get the effects of axes")
-def effects_experiment(
-    asked: Asked,
-    metric: Metrics = None,
-    alpha: Alpha = 0.05,
-) -> EffectsAnswer:
+def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05) -> EffectsAnswer:
     """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
     return asked.question().effects(metrics=metric or (), alpha=alpha)
 
@@ -221,8 +215,6 @@ def recommend_experiment(
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
 ) -> Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
-    from service.analysis.words import assignments
-
     return asked.question(by_example=True).recommend(
         objective=objective,
         within=None if within is None else assignments(within, "within"),
@@ -252,7 +244,6 @@ def speedup_experiment(
 ) -> SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.run_table import read_curves
-    from service.analysis.words import one_assignment
 
     question = asked.question()
     wanted = one_assignment(target, "target")
@@ -294,3 +285,80 @@ def report_experiment(
         return Response(markdown(contents), media_type="text/markdown")
     page = html(contents)
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
+
+
+@router.get("/{experiment_id}/figures", dependencies=[SEE_ALL], summary="List figures")
+def list_figures(ids: Ids, store: StoreDep) -> Choices:
+    """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
+    from service.output.plots.registry import choices
+
+    return choices(store, ids)
+
+
+@router.get(
+    "/{experiment_id}/figures/{figure}", dependencies=[SEE_ALL], response_model=Plot, summary="Get a figure"
+)
+def get_figure(
+    asked: Asked,
+    figure: Annotated[
+        str, Path(max_length=100, description="Kind of figure, by its id.", examples=["curve"])
+    ],
+    metric: Metrics = None,
+    over: Annotated[
+        list[str] | None,
+        Query(
+            max_length=100,
+            description="Figures over which the frontier is found; none = those that are drawn.",
+            examples=[["cost_usd"]],
+        ),
+    ] = None,
+    x: Annotated[XAxis, Query(description="What curves are drawn over.")] = XAxis.step,
+    by: Annotated[
+        By | None, Query(description="A line per configuration (mean over seeds) or per run.")
+    ] = None,
+    band: Annotated[
+        Band, Query(description="Band around a mean: one standard deviation, or the range.")
+    ] = Band.sd,
+    smooth: Annotated[
+        float,
+        Query(ge=0, le=0.999, description="Weight of earlier values in the exponential moving average."),
+    ] = 0.0,
+    max_curves: Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")] = None,
+    unfinished: Annotated[
+        bool, Query(description="Draw curves of runs that have not succeeded, or not yet, as well.")
+    ] = True,
+    strategy: Strategy = None,
+    weight: Weights = None,
+    run: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Run of which a step is drawn.")] = None,
+) -> Response:
+    """Traces and layout for plotly, without colours of a theme; a parameter that changes nothing is refused.
+
+    Long series come averaged over ranges of steps; the note says so.
+    """
+    from service.output.plots.material import Material
+    from service.output.plots.registry import drawn
+    from service.output.run_files import known_labels, traced_step
+
+    store, settings = asked.store, asked.settings
+    material = Material(
+        store,
+        asked.ids,
+        asked.selection,
+        traced=partial(traced_step, settings),
+        label_counts=partial(known_labels, store, settings),
+    )
+    options = Options(
+        metric=tuple(metric or ()),
+        over=tuple(over or ()),
+        x=x,
+        by=by,
+        band=band,
+        smooth=smooth,
+        max_curves=max_curves,
+        unfinished=unfinished,
+        strategy=strategy,
+        weight=assignments(weight, "weight"),
+        run=run,
+    )
+    # Tens of thousands of numbers, which nothing needs to check again.
+    return Response(orjson.dumps(drawn(figure, material, options)), media_type="application/json")

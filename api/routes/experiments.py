@@ -156,11 +156,7 @@ def list_experiments(
 ) -> Page[ListedExperiment]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
     page = store.experiments(
-        filter=filter,
-        order_by=order_by,
-        page_size=page_size,
-        page_token=page_token,
-        visible=user.visible,
+        filter=filter, order_by=order_by, page_size=page_size, page_token=page_token, visible=user.visible
     )
     return Page(store.listed(page.items, costs=costs), page.next_page_token)
 
@@ -273,7 +269,7 @@ def archive_experiment(one: Subject, body: Archived) -> ExperimentDetail:
                 "text/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
                 "application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
             },
-        },
+        }
     },
 )
 def get_experiment_spec(

@@ -47,16 +47,7 @@ def add_subscription(
     if wanted.project is not None and not user.principal.sees(wanted.project):
         raise NotFound("project", wanted.project)
     try:
-        return subscribing.subscribe(
-            store,
-            settings,
-            owner=user.owner,
-            channel=wanted.channel,
-            target=wanted.target,
-            topics=wanted.topics,
-            project=wanted.project,
-            actor=user.actor,
-        )
+        return subscribing.subscribe(store, settings, owner=user.owner, **dict(wanted), actor=user.actor)
     except BadSubscription as error:
         raise invalid("invalid-body", f"body.{error.field}", str(error)) from None
 
@@ -103,13 +94,10 @@ def list_deliveries(
     """The newest messages to your subscriptions; they are kept for 90 days."""
     if subscription is not None:
         _own(store, subscription, user)
-    found = store.deliveries(
-        owner=user.owner,
-        subscription_id=subscription,
-        within=user.principal.restricted_to,
-        limit=page_size,
+    within = user.principal.restricted_to
+    return Items(
+        store.deliveries(owner=user.owner, subscription_id=subscription, within=within, limit=page_size)
     )
-    return Items(found)
 
 
 def _own(store: Store, id: int, user: Caller) -> None:

@@ -37,9 +37,6 @@ CHANGES_ACCESS = Depends(_forget, scope="function")
 """Lets what a route changes take effect at once: principals and projects are read again."""
 
 
-# -- Users -----------------------------------------------------------------------------------------
-
-
 @router.get("/users", dependencies=[ADMINISTER], summary="List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
@@ -56,9 +53,6 @@ def add_user(body: NewUser, store: StoreDep, user: CurrentUser) -> User:
 def change_user(name: UserName, body: UserChange, store: StoreDep, user: CurrentUser) -> User:
     """Disable or enable a user, make them an administrator, or change their address."""
     return store.set_user(name, **dict(body), actor=user.actor)
-
-
-# -- Tokens ----------------------------------------------------------------------------------------
 
 
 @router.get("/tokens", dependencies=[SIGNED_IN], responses=declared("forbidden"), summary="List tokens")
@@ -96,12 +90,7 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     if body.project is not None and not user.principal.sees(body.project):
         raise NotFound("project", body.project)
     return store.create_token(
-        wanted,
-        name=body.name,
-        scope=body.scope,
-        project=body.project,
-        lasts_s=body.lasts_s,
-        actor=user.actor,
+        wanted, name=body.name, scope=body.scope, project=body.project, lasts_s=body.lasts_s, actor=user.actor
     )
 
 
@@ -119,9 +108,6 @@ def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token
     if reason := principal.lacks_for_token(token.user, token.scope, token.project):
         raise ProblemError("forbidden", reason)
     return store.revoke_token(token_id, actor=user.actor)
-
-
-# -- Audit log -------------------------------------------------------------------------------------
 
 
 async def _chosen_rows(

@@ -73,8 +73,7 @@ async def _existing(run_id: RunId, store: StoreDep) -> int:
 async def _place(
     last_event_id: LastEventId = None,
     now: Annotated[
-        bool,
-        Query(description="Begin with what comes next, for a reader that has the rest from lists."),
+        bool, Query(description="Begin with what comes next, for a reader that has the rest from lists.")
     ] = False,
 ) -> Place:
     return Place(newest=True) if now and last_event_id is None else Place.parse(last_event_id)
@@ -94,10 +93,7 @@ def list_runs(store: StoreDep, user: CurrentUser, page: PageOfRuns) -> Page[Run]
     responses=export.ANSWERED,
 )
 def export_runs(
-    store: StoreDep,
-    user: CurrentUser,
-    chosen: ChosenRuns,
-    format: export.FormatParameter = TableFormat.csv,
+    store: StoreDep, user: CurrentUser, chosen: ChosenRuns, format: export.FormatParameter = TableFormat.csv
 ) -> StreamingResponse:
     """One row per run that the filter takes; streamed."""
     return export.answer(store, format, "runs", visible=user.visible, **chosen)

@@ -88,10 +88,7 @@ async def validate_spec(
 
 
 @router.post(
-    "/specs/preview",
-    dependencies=[SUBMIT],
-    openapi_extra=SPEC_BODY,
-    summary="Preview the runs of a spec",
+    "/specs/preview", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Preview the runs of a spec"
 )
 async def preview_spec(
     text: SpecBody,

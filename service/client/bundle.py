@@ -234,16 +234,9 @@ def _points(client: Client, runs: list[Run]) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    whole, real = pyarrow.int64(), pyarrow.float64()
+    whole, real, text = pyarrow.int64(), pyarrow.float64(), pyarrow.string()
     schema = pyarrow.schema(
-        {
-            "run_id": whole,
-            "name": pyarrow.string(),
-            "step": whole,
-            "attempt": whole,
-            "at_s": real,
-            "value": real,
-        }
+        {"run_id": whole, "name": text, "step": whole, "attempt": whole, "at_s": real, "value": real}
     )
     sink = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:

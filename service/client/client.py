@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import httpx
 import orjson
@@ -52,6 +52,7 @@ from service.planner.preview import Preview, Validated
 from service.scheduling.cluster import Cluster
 from service.specs.project_limits import ProjectLimits
 
+P = TypeVar("P", Preview, QueueListing)
 _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 _SLOWER_S = 5.0
 """What each `slow_down` adds to the interval; RFC 8628, section 3.5."""
@@ -219,12 +220,9 @@ class Client(Wire):
 
     def preview(self, text: str | bytes, *, limit: int = 100) -> Preview:
         """Returns the first `limit` runs that a spec would create."""
-        pages: list[Preview] = []
-        while not pages or (pages[-1].next_page_token and sum(len(page.items) for page in pages) < limit):
-            params: dict[str, Any] = {"page_size": min(1000, limit - sum(len(page.items) for page in pages))}
-            if pages:
-                params["page_token"] = pages[-1].next_page_token
-            pages.append(self._send_spec(Preview, "/specs/preview", text, params=params))
+        pages = _first_pages(
+            lambda **page: self._send_spec(Preview, "/specs/preview", text, params=page), limit
+        )
         return replace(
             pages[-1],
             items=[run for page in pages for run in page.items],
@@ -253,10 +251,7 @@ class Client(Wire):
 
     def queue(self, *, limit: int = 1000) -> QueueListing:
         """Returns the first `limit` waiting experiments with the reason, and runs waiting for capacity."""
-        pages: list[QueueListing] = []
-        while not pages or (pages[-1].next_page_token and sum(len(page.items) for page in pages) < limit):
-            size = min(1000, limit - sum(len(page.items) for page in pages))
-            pages.append(self._queue(page_size=size, page_token=pages[-1].next_page_token if pages else None))
+        pages = _first_pages(self._queue, limit)
         return replace(
             pages[-1],
             items=[entry for page in pages for entry in page.items],
@@ -427,6 +422,16 @@ def write_whole(file: Path, chunks: Iterator[bytes]) -> int:
     finally:
         draft.unlink(missing_ok=True)
     return size
+
+
+def _first_pages(read: Callable[..., P], limit: int) -> list[P]:
+    """Returns as many pages as have the first `limit` items."""
+    pages: list[P] = []
+    token, left = None, limit
+    while not pages or (token and left > 0):
+        pages.append(read(page_size=min(1000, left), **({"page_token": token} if token else {})))
+        token, left = pages[-1].next_page_token, left - len(pages[-1].items)
+    return pages
 
 
 def _pages(listing: Callable[..., Page[T]], **parameters: Any) -> Iterator[T]:

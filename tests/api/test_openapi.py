@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
-from api import errors_page
+from api import docs_pages
 from api.examples import EXAMPLES
 from api.problems import CATALOGUE
 from service.config import document
@@ -148,7 +148,7 @@ def test_every_promised_path_is_there(openapi: dict[str, Any]) -> None:
 
 
 def test_the_errors_page_is_up_to_date() -> None:
-    assert errors_page.PAGE.read_text(encoding="utf-8") == errors_page.page(), "run `make docs`"
+    assert docs_pages.ERRORS.read_text(encoding="utf-8") == docs_pages.errors_page(), "run `make docs`"
 
 
 def test_every_problem_that_the_domain_names_is_catalogued() -> None:

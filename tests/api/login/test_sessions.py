@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import AnyHttpUrl, SecretStr
 
-from api.login.returning import safe_return
+from api.login.sessions import safe_return
 from service.config.settings import Settings
 from service.domain.access import Scope
 from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S
