@@ -24,7 +24,6 @@ SHARED = frozenset(
         "Refused",
         "Sample",
         "Scheduler",
-        "Sessions",
         "Shape",
         "Snapshot",
         "Source",
