@@ -178,9 +178,9 @@ def test_a_token_for_another_client_or_with_another_key_is_refused(
 
     back = provider.log_in(leave(browser), "n-1")
     app.state.provider._fetched("jwks", app.state.provider._described("jwks_uri"))
-    until, keys = app.state.provider._kept["jwks"]
+    keys = app.state.provider._kept["jwks"]
     forged = KeySet([RSAKey.generate_key(2048, {"kid": key.get("kid")}) for key in keys["keys"]]).as_dict()
-    app.state.provider._kept["jwks"] = (until, forged)
+    app.state.provider._kept["jwks"] = forged
     assert "problem=provider-refused" in come_back(browser, back)
     app.state.provider._forget("jwks")
     back = provider.log_in(leave(browser), "n-1")
