@@ -34,8 +34,8 @@ from service.config.settings import Settings
 from service.db.errors import NotFound, StoreError
 from service.domain.access import Action, Actor, Principal, Scope, UserKind, Visibility, is_user_name, local
 from service.store import Store
+from service.store.experiments import Belonging
 from service.store.people import Refused
-from service.store.reading import Belonging
 
 OWNER_HEADER = "Stillhouse-Owner"
 MIN_TOKEN_LENGTH = 32
@@ -269,7 +269,7 @@ async def _apply(rule: Rule, action: Action, caller: Caller, request: Request) -
         if not principal.sees(project):
             raise NotFound("project", project)
         if reason := principal.lacks(action, project):
-            names = await run_in_threadpool(store.maintainers, project)
+            names = await run_in_threadpool(store.projects.maintainers, project)
             raise _forbidden(principal, reason, action, Belonging(project, principal.user), names)
         return
     ids = _ids(rule.on, request)
@@ -283,7 +283,7 @@ async def _apply(rule: Rule, action: Action, caller: Caller, request: Request) -
             raise NotFound(kind, id)
         wanted = principal.steering(belonging.owner) if action is Action.steer_own else action
         if reason := principal.lacks(wanted, *belonging):
-            names = await run_in_threadpool(store.maintainers, belonging.project)
+            names = await run_in_threadpool(store.projects.maintainers, belonging.project)
             raise _forbidden(principal, reason, wanted, belonging, names)
 
 
@@ -305,7 +305,7 @@ def refuse_submission(caller: Caller, project: str, store: Store) -> None:
     if reason := principal.lacks(Action.submit, project, caller.owner):
         belonging = Belonging(project, caller.owner)
         # A token for one project learns nothing of another, not even that it is there.
-        maintainers = store.maintainers(project) if principal.sees(project) else ()
+        maintainers = store.projects.maintainers(project) if principal.sees(project) else ()
         raise _forbidden(principal, reason, Action.submit, belonging, maintainers)
 
 
@@ -350,13 +350,13 @@ def _ids(on: On, request: Request) -> list[int]:
 def _belongings(store: Store, on: On, ids: Sequence[int]) -> dict[int, Belonging]:
     if on is On.run:
         (id,) = ids
-        found = store.belonging_of_run(id)
+        found = store.runs.belonging(id)
         return {} if found is None else {id: found}
     if on is On.deleted:
         (id,) = ids
-        if (deleted := store.deleted_experiment(id)) is not None:
+        if (deleted := store.removal.deleted_experiment(id)) is not None:
             return {id: Belonging(*deleted)}
-    return store.belonging_of_experiments(ids)
+    return store.experiments.belonging(ids)
 
 
 def refuse_unknown_parameters(request: Request) -> None:

@@ -17,7 +17,7 @@ from service.domain.serialization import adapter, to_json
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.scheduling.queue import Queue
 from service.store import Store
-from service.store.reading import Followed
+from service.store.experiments import Followed
 
 MOST_CHANGES: Final = 200
 """Most experiments that are sent at a time; when more have changed, followers read their lists again."""
@@ -61,7 +61,7 @@ class ChangesSource:
     queue: Queue
 
     def poll(self, last: ChangesSnapshot | None) -> tuple[ChangesSnapshot, Frames]:
-        now_s, changes = self.store.changes(None if last is None else last.place, limit=_WINDOW)
+        now_s, changes = self.store.experiments.changes(None if last is None else last.place, limit=_WINDOW)
         numbers = dict(changes)
         if last is None:
             return ChangesSnapshot(now_s, None, numbers, {}, now_s, {}, self._clusters()), Frames()
@@ -73,14 +73,14 @@ class ChangesSource:
             parts.append(_many(now_s))
             turns, queue_changed = {}, True
         elif changed:
-            found = self.store.followed_experiments(changed)
+            found = self.store.experiments.followed(changed)
             parts += map(_part, found)
             turns = _turns(last.turns, found)
             queue_changed = turns != last.turns
         if now_s - looked_s >= SLOWLY_S or now_s < looked_s:
             looked_s, clusters = now_s, self._clusters()
             queue_changed |= clusters != last.clusters
-            active = self.store.active_costs(MOST_ACTIVE)
+            active = self.store.experiments.active_costs(MOST_ACTIVE)
             costs = {id: cost for id, _, cost in active}
             parts += _cost_parts([one for one in active if last.costs.get(one[0]) != one[2]])
         if queue_changed:
@@ -94,13 +94,15 @@ class ChangesSource:
 
         What changed shortly before may have changed the queue after the follower read it, too.
         """
-        _, changes = self.store.changes(snapshot.place if place is None else place, limit=MOST_CHANGES + 1)
+        _, changes = self.store.experiments.changes(
+            snapshot.place if place is None else place, limit=MOST_CHANGES + 1
+        )
         changed = [id for id, _ in changes]
         parts: list[tuple[str | None, bytes]] = []
         if len(changed) > MOST_CHANGES:
             parts.append(_many(snapshot.place))
         else:
-            parts += map(_part, self.store.followed_experiments(changed))
+            parts += map(_part, self.store.experiments.followed(changed))
         if place is not None or changed:
             parts.append(self._queue_part())
         yield Frames((*parts, _place_part(snapshot.place)))
@@ -109,7 +111,7 @@ class ChangesSource:
         return {pool: (one.reachable, one.nodes) for pool, one in self.queue.clusters().items()}
 
     def _queue_part(self) -> tuple[None, bytes]:
-        return None, frame("queue", to_json(self.store.queue_counts()))
+        return None, frame("queue", to_json(self.store.experiments.queue_counts()))
 
 
 def _part(found: Followed) -> tuple[str, bytes]:

@@ -67,13 +67,13 @@ def answer(
     """
 
     def read(token: str | None) -> Page[Run]:
-        return store.runs(
+        return store.runs.page(
             experiment_id=experiment_id, page_size=_PAGE_SIZE, page_token=token, visible=visible, **chosen
         )
 
     axes = None
     if experiment_id is not None:
-        _, canonical = store.experiment_spec(experiment_id)
+        _, canonical = store.experiments.spec(experiment_id)
         axes = list(json.loads(canonical)["search"]["axes"])
     chunks = _WRITERS[format](_pages(read(None), read, axes), axes)
     return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))

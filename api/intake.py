@@ -85,7 +85,7 @@ class ProjectView:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._limits = ttl_cache(1, _PROJECTS_MAX_AGE_S)(store.limits_of_projects)
+        self._limits = ttl_cache(1, _PROJECTS_MAX_AGE_S)(store.projects.all_limits)
 
     def refuse(self, caller: Caller, spec: ExperimentSpec) -> None:
         """Checks whether someone may submit a spec: to its project, with its priority, within its budget.
@@ -108,7 +108,7 @@ class ProjectView:
         self.refuse_priority(caller, project, spec.queue.priority)
         limits = self.limits(project)
         if limits.budgets.limited():
-            spent, month = self._store.spent(project), month_of(self._store.clock()).name
+            spent, month = self._store.projects.spent(project), month_of(self._store.clock()).name
             if reason := spent_budget(limits, project, spent, month):
                 raise SpecError([Problem("budget-spent", "project", reason)])
 
@@ -125,7 +125,7 @@ class ProjectView:
         """Raises SpecError where the user would have too many queued runs in the project."""
         most = self.limits(spec.project).queued_runs_per_user
         if most is not None:
-            waiting = self._store.queued_runs_of(spec.project, caller.owner)
+            waiting = self._store.projects.queued_runs_of(spec.project, caller.owner)
             problem = queue_cap_problem(spec.project, caller.owner, waiting, spec.run_count(), most)
             if problem is not None:
                 raise SpecError([problem])
@@ -240,7 +240,7 @@ class Intake:
             except Exception as error:  # Whatever is wrong with one, the others are taken.
                 answers[position] = error
         if admitted:
-            stored = self.store.submit_many([new for _, new in admitted])
+            stored = self.store.submissions.submit_many([new for _, new in admitted])
             answers.update((position, answer) for (position, _), answer in zip(admitted, stored, strict=True))
         return [answers[position] for position in range(len(batch))]
 
@@ -250,7 +250,7 @@ class Intake:
             for position, request in enumerate(batch)
             if request.idempotency_key is not None
         }
-        found = zip(keyed, self.store.replays(list(keyed.values())), strict=True)
+        found = zip(keyed, self.store.submissions.replays(list(keyed.values())), strict=True)
         return {
             position: _replayed(earlier, batch[position])
             for position, earlier in found
@@ -264,7 +264,7 @@ class Intake:
         if answer is not None:
             return answer
         new = self._admit(request, self.settings.roots, light=False)
-        return self.store.submit(new)
+        return self.store.submissions.submit(new)
 
     def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
         now_s = time.time()
@@ -283,8 +283,8 @@ class Intake:
             self.catalogue,
             snapshot,
             now_s=now_s,
-            find_run=functools.partial(self.store.find_run, visible=visible),
-            find_equal=functools.partial(self.store.equal_runs, visible=visible),
+            find_run=functools.partial(self.store.runs.find, visible=visible),
+            find_equal=functools.partial(self.store.runs.equal, visible=visible),
             roots=roots,
             may_read=not light,
         )

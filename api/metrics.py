@@ -72,7 +72,7 @@ class ServiceCollector(Collector):
         yield from families
 
     def _families(self) -> Iterator[Metric]:
-        experiments, runs = self._store.state_counts()
+        experiments, runs = self._store.experiments.state_counts()
         yield _gauge("stillhouse_experiments", "Experiments by state.", "state", experiments)
         yield _gauge("stillhouse_runs", "Runs by state.", "state", runs)
         queued = experiments.get(ExperimentState.queued, 0)
@@ -81,14 +81,14 @@ class ServiceCollector(Collector):
         alive = {each.pool: len(each.schedulers) for each in pools}
         described = "Schedulers with a recent heartbeat, by pool."
         yield _gauge("stillhouse_schedulers_alive", described, "pool", alive)
-        ages = self._store.queue_ages()
+        ages = self._store.process_metrics.queue_ages()
         waiting = {age.project: age.experiments for age in ages}
         described = "Experiments in the queue, by project."
         yield _gauge("stillhouse_queued_experiments", described, "project", waiting)
         oldest = {age.project: age.oldest_s for age in ages}
         described = "Time since the oldest experiment in the queue was queued, by project."
         yield _gauge("stillhouse_queue_age_seconds", described, "project", oldest)
-        yield from _measured(series_of(self._store.figures()))
+        yield from _measured(series_of(self._store.process_metrics.figures()))
 
 
 def _gauge(name: str, described: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:

@@ -68,16 +68,16 @@ class Principals:
 
     async def of_token_hash(self, sha256: str) -> Principal:
         def read() -> Principal:
-            principal = self._store.principal_of_token(sha256)
+            principal = self._store.people.principal_of_token(sha256)
             if principal.token_id is not None:
-                self._store.token_used(principal.token_id)
+                self._store.people.token_used(principal.token_id)
             return principal
 
         return await self._find(sha256, read)
 
     async def of_user(self, user: str, scope: Scope) -> Principal:
         """Returns a user who has proved their name otherwise; raises `Refused` if missing or disabled."""
-        return await self._find((user, scope), lambda: self._store.principal_of_user(user, scope))
+        return await self._find((user, scope), lambda: self._store.people.principal_of_user(user, scope))
 
     def forget(self) -> None:
         """Reads everything again: users, members, projects or tokens have changed."""

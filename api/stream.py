@@ -144,8 +144,10 @@ class ExperimentSource:
 
     def poll(self, last: ExperimentSnapshot | None) -> tuple[ExperimentSnapshot, bytes]:
         # The experiment is read first: whatever had happened by then is in the reads that follow.
-        experiment = self.store.experiment(self.experiment_id)
-        summary = to_json(ExperimentStatus.of(experiment, self.store.run_counts(self.experiment_id)))
+        experiment = self.store.experiments.get(self.experiment_id)
+        summary = to_json(
+            ExperimentStatus.of(experiment, self.store.experiments.run_counts(self.experiment_id))
+        )
         number = last.place if last is not None else 0
         frames: list[bytes] = []
         named: set[int] = set()
@@ -171,14 +173,14 @@ class ExperimentSource:
         yield frame("experiment", snapshot.summary)
 
     def _events(self, after: int) -> Iterator[list[Event]]:
-        while page := self.store.events(self.experiment_id, after=after, limit=_EVENTS_PER_READ):
+        while page := self.store.experiments.events(self.experiment_id, after=after, limit=_EVENTS_PER_READ):
             yield page
             after = page[-1].number
 
     def _views(self, before: Mapping[int, RunView], named: set[int]) -> dict[int, RunView]:
         """Returns the runs that are active, were active a poll ago, or that an event names."""
         store = self.store
-        page = store.runs(
+        page = store.runs.page(
             experiment_id=self.experiment_id,
             filter="state IN ('starting', 'running')",
             page_size=_ACTIVE_RUNS,
@@ -186,9 +188,9 @@ class ExperimentSource:
         active = {run.id: run for run in page.items}
         settled = (named | {run_id for run_id, view in before.items() if view.active}) - active.keys()
         views = dict(before)
-        for run in [*active.values(), *(store.run(run_id) for run_id in sorted(settled))]:
-            line = store.last_log_line(run.id) if run.phase == _PREPARING else None
-            view = RunView(run.id in active, _run_payload(run, store.latest_points(run.id), line))
+        for run in [*active.values(), *(store.runs.get(run_id) for run_id in sorted(settled))]:
+            line = store.runs.last_log_line(run.id) if run.phase == _PREPARING else None
+            view = RunView(run.id in active, _run_payload(run, store.series.latest_points(run.id), line))
             if before.get(run.id) != view:
                 views[run.id] = view
         return views
@@ -258,12 +260,12 @@ class RunSource:
 
     def poll(self, last: RunSnapshot | None) -> tuple[RunSnapshot, bytes]:
         # The run is read first: whatever it had reported by then is in the reads that follow.
-        run = self.store.run(self.run_id)
-        attempts, latest = self.store.attempts(self.run_id), self.store.latest_points(self.run_id)
+        run = self.store.runs.get(self.run_id)
+        attempts, latest = self.store.runs.attempts(self.run_id), self.store.series.latest_points(self.run_id)
         payload = _run_payload(run, latest)
         frames: list[bytes] = []
         if last is None:
-            line = self.store.last_log_line(self.run_id)
+            line = self.store.runs.last_log_line(self.run_id)
             place = Place(line=line.cursor if line is not None else 0).resumed(attempts)
             steps = _visible_steps(latest, attempts)
             place = replace(place, step=max(steps.values(), default=0), steps=steps)
@@ -305,7 +307,7 @@ class RunSource:
     def _lines(self, after: int, until: int | None = None) -> Iterator[list[LogLine]]:
         limit = _FIRST_LINES
         while until is None or after < until:
-            lines = self.store.logs(self.run_id, after=after or None, limit=limit)
+            lines = self.store.runs.logs(self.run_id, after=after or None, limit=limit)
             if until is None:
                 yield lines
             else:
@@ -326,7 +328,7 @@ class RunSource:
             for first in range(0, len(names), _METRICS_PER_READ):
                 some = names[first : first + _METRICS_PER_READ]
                 last = max(steps[name] for name in some)
-                found = self.store.sampled_points(
+                found = self.store.series.sampled_points(
                     self.run_id, some, min_step=after + 1, max_step=last, max_points=MAX_POINTS
                 )
                 if fresh := {

@@ -171,7 +171,7 @@ def measure_scheduler(experiments: int = 500, runs: int = 100, passes: int = 20)
         store = Store.open(settings, migrate=True)
         new = NewExperiment(spec, list(spec.runs()), "queued", "ada", None)
         for _ in range(experiments // 50):
-            store.submit_many([new] * 50)
+            store.submissions.submit_many([new] * 50)
         jobs = FakeRayJobs()
         claiming = []
         for places in range(1, passes + 1):
@@ -179,7 +179,7 @@ def measure_scheduler(experiments: int = 500, runs: int = 100, passes: int = 20)
             more = settings.model_copy(update={"max_concurrent_experiments": places})
             scheduler = Scheduler(store, Queue(store), jobs, more, name="bench", python=sys.executable)
             claiming.append(_timed(scheduler.run_once))
-        assert store.state_counts()[0][ExperimentState.queued] == experiments - passes
+        assert store.experiments.state_counts()[0][ExperimentState.queued] == experiments - passes
         idle = [_timed(scheduler.run_once) for _ in range(passes)]
         store.close()
     return {

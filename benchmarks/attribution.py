@@ -66,8 +66,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder:
         with local_sweeps(Path(folder), train=1_000) as sweeps, cpus_taken(sweeps.address) as taken:
             figures = measure(sweeps, given)
-            experiments = sweeps.store.experiments(page_size=1_000).items
-            charged_s = sum(sweeps.store.experiment_totals(one.id).device_hours for one in experiments) * 3600
+            experiments = sweeps.store.experiments.page(page_size=1_000).items
+            charged_s = sum(sweeps.store.accounting.totals(one.id).device_hours for one in experiments) * 3600
         errors = [sum_of_parts_error_pct(sweeps.store, experiment) for experiment in experiments]
     figures |= {
         "sum_of_parts_error_pct": round(max(errors), 3),
@@ -113,13 +113,13 @@ def measure(sweeps: LocalSweeps, given: argparse.Namespace) -> dict[str, Any]:
 def sum_of_parts_error_pct(store: Store, experiment: Experiment) -> float:
     """Returns how far the parts of an experiment's time are from the time that its devices were held."""
     attempts = sorted(
-        (attempt for run in runs_of(store, experiment) for attempt in store.attempts(run.id)),
+        (attempt for run in runs_of(store, experiment) for attempt in store.runs.attempts(run.id)),
         key=lambda attempt: attempt.started_s,
     )
-    summaries = [store.summary(run.id) for run in runs_of(store, experiment)]
+    summaries = [store.runs.summary(run.id) for run in runs_of(store, experiment)]
     inside_s = sum(number(one, "total_time_s") + number(one, "overhead_time_s") for one in summaries)
     held_s = parts_s = 0.0
-    for placement in store.placements(experiment.id):
+    for placement in store.drivers.placements(experiment.id):
         assert placement.ready_s is not None and placement.released_s is not None
         held_s += placement.released_s - placement.placed_s
         mine = [attempt for attempt in attempts if attempt.placement == placement.id]
@@ -170,7 +170,7 @@ def ended(sweeps: LocalSweeps, fields: dict[str, Any]) -> Sequence[Run]:
 
 def runs_of(store: Store, experiment: Experiment) -> list[Run]:
     """Returns an experiment's runs in the order in which they ran."""
-    runs = store.runs(experiment_id=experiment.id, page_size=1_000).items
+    runs = store.runs.page(experiment_id=experiment.id, page_size=1_000).items
     return sorted(runs, key=lambda run: run.started_s or 0.0)
 
 

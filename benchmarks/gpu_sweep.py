@@ -51,7 +51,7 @@ def check() -> None:
 def compared(sweeps: LocalSweeps, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of a sweep's comparison, after its end."""
     experiment = sweeps.wait(sweeps.submit(spec))
-    runs = sweeps.store.runs(experiment_id=experiment.id, page_size=100).items
+    runs = sweeps.store.runs.page(experiment_id=experiment.id, page_size=100).items
     found = compare(runs, by=("precision",), metrics=METRICS)
     return [
         {

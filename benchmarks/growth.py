@@ -34,7 +34,7 @@ def experiment_get(settings: Settings, smoke: bool) -> dict[str, float]:
     runs, windows, asked = (20, 3, 3) if smoke else (10_000, 60, 100)
     with closing(Store.open(settings)) as store:
         experiment = _driven(store, runs)
-        ids = [row.id for row in store.all_runs(experiment.id)]
+        ids = [row.id for row in store.runs.all_of(experiment.id)]
         begin = time.time() - 10.0 * windows
         _insert(store, schema.attempts, [
             {"run_id": id, "number": 1, "experiment_attempt": 1, "state": RunState.succeeded,
@@ -53,7 +53,7 @@ def experiment_get(settings: Settings, smoke: bool) -> dict[str, float]:
         store.database.write(
             lambda c: c.execute(sa.update(schema.runs).values(state=RunState.succeeded, attempt=1))
         )
-        store.recount(experiment.id)
+        store.accounting.recount(experiment.id)
         _analyze(store)
     times, _ = _got(settings, f"/api/v1/experiments/{experiment.id}", asked)
     return {"experiment_get_ms_10k_runs_60_windows": percentile_ms(times, 0.99)}
@@ -75,20 +75,20 @@ def delete_experiment(settings: Settings, smoke: bool) -> dict[str, float]:
     with closing(Store.open(settings)) as store:
         deleted = _driven(store, 1)
         (run_id,) = trained(store, deleted, names, steps)
-        store.finish_run(run_id, 1, RunState.succeeded)
-        store.finish_experiment(deleted.id, 1, ExperimentState.succeeded)
+        store.attempts.finish_run(run_id, 1, RunState.succeeded)
+        store.drivers.finish_experiment(deleted.id, 1, ExperimentState.succeeded)
         _analyze(store)
         other = _driven(store, 1)
         (busy,) = trained(store, other, 1, 1)
         undisturbed = _writes(store, busy, 0, 0.2 if smoke else 15.0, lambda: True)
         begin = time.perf_counter()
-        store.delete(deleted.id, at_once=True)
+        store.removal.delete(deleted.id, at_once=True)
         deleting_s = time.perf_counter() - begin
         remover = _CONTEXT.Process(target=_remove, args=(settings,))
         remover.start()
         times = _writes(store, busy, len(undisturbed), math.inf, remover.is_alive)
         remover.join()
-        assert remover.exitcode == 0 and store.deleted_experiments() == [], "the removal failed"
+        assert remover.exitcode == 0 and store.removal.deleted_experiments() == [], "the removal failed"
     return {
         "delete_experiment_longest_write_ms": 1000 * max(deleting_s, *times),
         "delete_experiment_writes": len(times),
@@ -105,7 +105,7 @@ def _writes(store: Store, run_id: int, after: int, seconds: float, go_on: Callab
         step = after + len(times) + 1
         batch = RecordBatch([PointBatch(run_id, 1, "m0", [step], [0.5], [time.time()])])
         begin = time.perf_counter()
-        store.record(batch)
+        store.recording.record(batch)
         times.append(time.perf_counter() - begin)
         time.sleep(0.002)
     return times
@@ -113,23 +113,27 @@ def _writes(store: Store, run_id: int, after: int, seconds: float, go_on: Callab
 
 def _driven(store: Store, runs: int) -> Experiment:
     spec = validate({"name": "bench", "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+    )
     (claimed,) = Queue(store).claim("bench", lease_s=36_000)
-    store.driver_started(claimed.id, 1, "bench", 0)
+    store.drivers.started(claimed.id, 1, "bench", 0)
     return experiment
 
 
 def trained(store: Store, experiment: Experiment, names: int, steps: int) -> list[int]:
     """Opens every run and records so many series of so many points for each."""
-    ids = [run.id for run in store.all_runs(experiment.id)]
+    ids = [run.id for run in store.runs.all_of(experiment.id)]
     for id in ids:
-        store.open_attempt(id, 1)
-        store.run_started(id, 1, total_steps=steps, resumed_from_step=0, facts={})
+        store.attempts.open(id, 1)
+        store.attempts.run_started(id, 1, total_steps=steps, resumed_from_step=0, facts={})
         each = max(1, ROWS_AT_A_TIME // names)
         for first in range(0, steps, each):
             span = list(range(first, min(first + each, steps)))
             values, at_s = [math.sin(step / 99) for step in span], [float(step) for step in span]
-            store.record(RecordBatch([PointBatch(id, 1, f"m{n}", span, values, at_s) for n in range(names)]))
+            store.recording.record(
+                RecordBatch([PointBatch(id, 1, f"m{n}", span, values, at_s) for n in range(names)])
+            )
     return ids
 
 

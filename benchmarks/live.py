@@ -54,14 +54,16 @@ def api_process(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
 def started(store: Store, runs: int) -> tuple[int, list[Run]]:
     """Submits an experiment of so many runs and starts them all; returns its id and its runs."""
     spec = validate({"name": "followed", "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+    )
     Queue(store).claim("bench", lease_s=3600)
-    store.driver_started(experiment.id, 1, "bench", 0)
-    begun = store.runs(experiment_id=experiment.id).items
+    store.drivers.started(experiment.id, 1, "bench", 0)
+    begun = store.runs.page(experiment_id=experiment.id).items
     for run in begun:
-        attempt = store.open_attempt(run.id, 1)
-        store.run_started(run.id, attempt, total_steps=10**6, resumed_from_step=0, facts={})
-    return experiment.id, [store.run(run.id) for run in begun]
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=10**6, resumed_from_step=0, facts={})
+    return experiment.id, [store.runs.get(run.id) for run in begun]
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def _report(store: Store, runs: list[Run], every_s: float, stop: threading.Event
         step += 1
         names = ("loss", "learning_rate", "samples_per_s", "gradient_norm")
         at_s = [time.time()]
-        store.record(
+        store.recording.record(
             RecordBatch(
                 points=[
                     PointBatch(run.id, run.attempt, name, [step], [1.0 / step], at_s)

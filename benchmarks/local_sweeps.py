@@ -50,7 +50,7 @@ class LocalSweeps:
         task = {"name": "imdb", "path": str(self.texts), "max_length": 16, "overlap": "allow"}
         spec = validate({**_TINY, **fields, "task": {**task, **fields.get("task", {})}})
         plans = list(spec.runs())
-        return self.store.submit(
+        return self.store.submissions.submit(
             NewExperiment(spec, plans, spec_text=spec.canonical_json(), owner="benchmark")
         )[0]
 
@@ -60,8 +60,8 @@ class LocalSweeps:
         Raises:
             SystemExit: it did not.
         """
-        self.wait_for(lambda: self.store.experiment(experiment.id).state in TERMINAL_EXPERIMENT_STATES)
-        ended = self.store.experiment(experiment.id)
+        self.wait_for(lambda: self.store.experiments.get(experiment.id).state in TERMINAL_EXPERIMENT_STATES)
+        ended = self.store.experiments.get(experiment.id)
         if ended.state is not ExperimentState.succeeded:
             sys.exit(f"experiment {ended.id} is {ended.state}: {ended.failure_message}")
         return ended

@@ -118,17 +118,19 @@ def _gpu_cluster(nodes: int) -> ClusterSnapshot:
 
 
 def _begun(store: Store, settings: Settings, spec: ExperimentSpec, snapshot: ClusterSnapshot) -> Sweep:
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+    )
     (claimed,) = Queue(store).claim("bench", lease_s=3600)
     assert claimed.id == experiment.id
-    store.driver_started(experiment.id, 1, "bench", 0)
+    store.drivers.started(experiment.id, 1, "bench", 0)
     return Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: snapshot)
 
 
 def _complete(store: Store, sweep: Sweep, turn: Turn) -> None:
     assignment = sweep.open(turn, Ready("placement", 0.0))
     assert assignment is not None
-    store.run_started(turn.run_id, assignment.attempt, total_steps=1, resumed_from_step=0, facts={})
+    store.attempts.run_started(turn.run_id, assignment.attempt, total_steps=1, resumed_from_step=0, facts={})
     sweep.ended(turn, Ending("completed"))
 
 
@@ -183,14 +185,14 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
         scheduler = Scheduler(store, Queue(store), FakeRayJobs(_gpu_cluster(100).nodes), settings)
         spec = validate({"name": "idle", "task": {"name": "imdb"}})
         for _ in range(drivers):
-            store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+            store.submissions.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
         claimed: list[int] = []
         while len(claimed) < drivers:  # A pass looks at the head of the queue alone.
             now_claimed = scheduler.run_once().claimed
             assert now_claimed, f"{len(claimed)} of {drivers} experiments were claimed"
             claimed += now_claimed
         for id in claimed:
-            store.driver_started(id, 1, "bench", 0)
+            store.drivers.started(id, 1, "bench", 0)
         stop = threading.Event()
         passes = threading.Thread(target=scheduler.run, args=(stop,))
         with ExitStack() as renewals:
@@ -209,8 +211,8 @@ def heartbeats(settings: Settings, smoke: bool) -> dict[str, float]:
 
 def _renewal(store: Store, experiment_id: int, lease_s: float) -> Repeated:
     return lease_renewal(
-        lambda: store.renew_lease(experiment_id, 1, lease_s),
-        lambda: store.requests(experiment_id, 1),
+        lambda: store.drivers.renew_lease(experiment_id, 1, lease_s),
+        lambda: store.drivers.requests(experiment_id, 1),
         lease_s / RENEWALS,
         lambda requests: None,
         lambda: None,

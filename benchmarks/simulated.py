@@ -103,7 +103,7 @@ def sweep(
         "seeds": list(range(first_seed, first_seed + seeds)),
     }
     spec = validate(document)
-    submitted, _ = store.submit(
+    submitted, _ = store.submissions.submit(
         NewExperiment(
             spec, list(spec.runs()), spec_text=yaml.safe_dump(document, sort_keys=False), owner="ada"
         )
@@ -111,7 +111,7 @@ def sweep(
     clock.now += 4.0
     (claimed,) = Queue(store).claim("simulation", lease_s=1e9)
     assert claimed.id == submitted.id
-    store.driver_started(claimed.id, claimed.attempt, "here", 1)
+    store.drivers.started(claimed.id, claimed.attempt, "here", 1)
     runs = [run for page in _pages(store, claimed.id) for run in page]
     free = [clock.now, clock.now]
     for run in runs:
@@ -121,15 +121,15 @@ def sweep(
             store, clock, claimed.attempt, run, generator, out_of_memory(run), points, figures(run)
         )
     clock.now = max(free)
-    store.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
-    return store.experiment(claimed.id)
+    store.drivers.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
+    return store.experiments.get(claimed.id)
 
 
 def _pages(store: Store, experiment_id: int) -> list[list[Run]]:
     pages: list[list[Run]] = []
     token = None
     while True:
-        page = store.runs(experiment_id=experiment_id, page_size=1000, page_token=token)
+        page = store.runs.page(experiment_id=experiment_id, page_size=1000, page_token=token)
         pages.append(page.items)
         if (token := page.next_page_token) is None:
             return pages
@@ -141,8 +141,8 @@ def _simulate(
 ) -> float:  # fmt: skip
     """One run; returns its seconds."""
     began = clock.now
-    attempt = store.open_attempt(run.id, attempt_of, node="here", pid=1)
-    store.run_started(run.id, attempt, total_steps=200, resumed_from_step=0, facts=FACTS)
+    attempt = store.attempts.open(run.id, attempt_of, node="here", pid=1)
+    store.attempts.run_started(run.id, attempt, total_steps=200, resumed_from_step=0, facts=FACTS)
     size = int(run.point.get("batch.global_size", 16))
     luck = float(np.random.default_rng(1000 + run.seed).normal(0.0, 0.004))
     seconds = (
@@ -155,14 +155,16 @@ def _simulate(
     if fails:
         clock.now = began + 3.0
         message = f"batch {size} does not fit into memory"
-        store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, message))
+        store.attempts.finish_run(
+            run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, message)
+        )
         return 3.0
     accuracy = 0.88 + (0.006 if run.optimizer == "adan" else 0.0) - 0.004 * math.log2(size / 16)
     accuracy += luck + float(generator.normal(0.0, 0.0015))
     _record_curves(store, run, attempt, began, seconds, accuracy, generator, points)
     clock.now = began + seconds
     summary = _summary(run, seconds, accuracy, size, generator) | figures
-    store.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
     return seconds
 
 
@@ -178,7 +180,7 @@ def _record_curves(
     series = {"loss": (steps, loss, at_s)}
     for metric, values in (("accuracy", rising), ("validation_loss", 1.15 - rising)):
         series[metric] = (evaluated, values, began + seconds * evaluated / 200)
-    store.record(
+    store.recording.record(
         RecordBatch(
             points=[
                 PointBatch(run.id, attempt, metric, x.tolist(), y.tolist(), t.tolist())

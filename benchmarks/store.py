@@ -29,7 +29,7 @@ from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
-from service.store.submission import _INITIAL, _INITIAL_RUN
+from service.store.submissions import _INITIAL, _INITIAL_RUN
 
 BENCHMARK = Benchmark(
     "store",
@@ -184,13 +184,15 @@ def _answer(target: Callable[..., Any], arguments: tuple[Any, ...], barrier: Any
 def _started_runs(store: Store, count: int) -> list[int]:
     """Runs that train under attempt 1."""
     spec = validate({"name": "points", "task": {"name": "imdb"}, "seeds": list(range(count))})
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+    )
     (claimed,) = Queue(store).claim("bench", lease_s=3600)
     assert claimed.id == experiment.id
-    store.driver_started(experiment.id, 1, "bench", 0)
-    ids = [run.id for run in store.runs(experiment_id=experiment.id, page_size=1000).items]
+    store.drivers.started(experiment.id, 1, "bench", 0)
+    ids = [run.id for run in store.runs.page(experiment_id=experiment.id, page_size=1000).items]
     for id in ids:
-        store.open_attempt(id, 1)
+        store.attempts.open(id, 1)
     return ids
 
 
@@ -219,7 +221,7 @@ def measure_points(
             values = [1.0 / (step + 1) for step in span]
             at = [float(step) for step in span]
             started = time.perf_counter()
-            store.record(
+            store.recording.record(
                 RecordBatch([PointBatch(id, 1, name, span, values, at) for id in ids for name in names])
             )
             times.append(time.perf_counter() - started)
@@ -279,7 +281,7 @@ def fill_runs(store: Store, runs: int, points: int) -> tuple[list[int], list[int
     at = [float(step) for step in span]
     for start in range(0, runs, max(1, 20_000 // max(1, steps))):
         part = ids[start : start + max(1, 20_000 // max(1, steps))]
-        store.record(
+        store.recording.record(
             RecordBatch(
                 [PointBatch(id, 1, name, span, values, at) for id in part for name in ("loss", "accuracy")]
             )
@@ -308,21 +310,21 @@ def measure_reads(
         store.close()
         store = Store.open(settings)
         kinds: dict[str, Callable[[], object]] = {
-            "experiments": lambda: store.experiments(),
-            "experiment": lambda: store.experiment(chance.choice(experiments)),
-            "runs_of_experiment": lambda: store.runs(experiment_id=chance.choice(experiments)),
-            "run_counts": lambda: store.run_counts(chance.choice(experiments)),
-            "newest_runs": lambda: store.runs(),
-            "best_runs": lambda: store.runs(
+            "experiments": lambda: store.experiments.page(),
+            "experiment": lambda: store.experiments.get(chance.choice(experiments)),
+            "runs_of_experiment": lambda: store.runs.page(experiment_id=chance.choice(experiments)),
+            "run_counts": lambda: store.experiments.run_counts(chance.choice(experiments)),
+            "newest_runs": lambda: store.runs.page(),
+            "best_runs": lambda: store.runs.page(
                 filter="precision = 'fp16' and accuracy > 0.9", order_by="accuracy desc"
             ),
-            "cheapest_runs": lambda: store.runs(filter="accuracy > 0.5", order_by="cost_usd asc"),
-            "filtered_runs": lambda: store.runs(filter="state = 'failed' and hardware = 'cpu'"),
-            "axis_runs": lambda: store.runs(filter="axis.batch.global_size = 16"),
-            "run": lambda: store.run(chance.choice(ids)),
-            "points": lambda: store.points(chance.choice(ids), max_points=500),
-            "latest_points": lambda: store.latest_points(chance.choice(ids)),
-            "totals": lambda: store.experiment_totals(chance.choice(experiments)),
+            "cheapest_runs": lambda: store.runs.page(filter="accuracy > 0.5", order_by="cost_usd asc"),
+            "filtered_runs": lambda: store.runs.page(filter="state = 'failed' and hardware = 'cpu'"),
+            "axis_runs": lambda: store.runs.page(filter="axis.batch.global_size = 16"),
+            "run": lambda: store.runs.get(chance.choice(ids)),
+            "points": lambda: store.series.points(chance.choice(ids), max_points=500),
+            "latest_points": lambda: store.series.latest_points(chance.choice(ids)),
+            "totals": lambda: store.accounting.totals(chance.choice(experiments)),
         }
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(reads):

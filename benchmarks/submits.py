@@ -362,21 +362,23 @@ def _pour_points(seconds: float) -> dict[str, Any]:
         {"name": "points", "task": {"name": "imdb", "path": "texts"}, "seeds": list(range(_POINT_RUNS)),
          "queue": {"priority": 100}}
     )  # fmt: skip
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="points", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="points", owner="bench")
+    )
     (claimed,) = Queue(store).claim("bench", lease_s=3600.0)
     assert claimed.id == experiment.id
-    store.driver_started(claimed.id, claimed.attempt, "here", os.getpid())
-    runs = store.runs(experiment_id=claimed.id).items
+    store.drivers.started(claimed.id, claimed.attempt, "here", os.getpid())
+    runs = store.runs.page(experiment_id=claimed.id).items
     for run in runs:
-        number = store.open_attempt(run.id, claimed.attempt)
-        store.run_started(run.id, number, total_steps=10**9, resumed_from_step=0, facts={})
+        number = store.attempts.open(run.id, claimed.attempt)
+        store.attempts.run_started(run.id, number, total_steps=10**9, resumed_from_step=0, facts={})
     print("begun", flush=True)
     written, step = 0, 0
     started = time.perf_counter()
     while (now := time.perf_counter()) < started + seconds:
         steps = list(range(step + 1, step + 1 + _POINTS_PER_BATCH // _POINT_RUNS))
         batch = [PointBatch(run.id, 1, "loss", steps, [0.5] * len(steps), [now] * len(steps)) for run in runs]
-        assert not store.record(RecordBatch(points=batch))
+        assert not store.recording.record(RecordBatch(points=batch))
         step = steps[-1]
         written += len(steps) * len(runs)
     elapsed_s = time.perf_counter() - started
@@ -393,7 +395,7 @@ def _missing(environment: dict[str, str], ids: Sequence[int]) -> int:
     kept: set[int] = set()
     token: str | None = None
     while True:
-        page = store.experiments(page_size=1000, page_token=token)
+        page = store.experiments.page(page_size=1000, page_token=token)
         kept |= {experiment.id for experiment in page.items}
         if (token := page.next_page_token) is None:
             break

@@ -150,7 +150,7 @@ def measure_grid(sweeps: LocalSweeps, grid: Grid) -> dict[str, Any]:
 def finished(sweeps: LocalSweeps, fields: dict[str, Any]) -> tuple[list[Run], float]:
     """Run one sweep to its end; its runs in the order of their ends, and when it was submitted."""
     experiment = sweeps.wait(sweeps.submit(fields))
-    runs = sweeps.store.runs(experiment_id=experiment.id, page_size=1_000).items
+    runs = sweeps.store.runs.page(experiment_id=experiment.id, page_size=1_000).items
     return sorted(runs, key=end_of), experiment.created_s
 
 
@@ -174,7 +174,7 @@ def end_of(run: Run) -> float:
 
 def trained_s(store: Store, run: Run) -> float:
     """What its trainer spent after set-up."""
-    summary = store.summary(run.id)
+    summary = store.runs.summary(run.id)
     return float(summary["total_time_s"] or 0.0) - float(summary["setup_time_s"] or 0.0)
 
 

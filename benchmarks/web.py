@@ -89,20 +89,24 @@ def fill(store: Store, smoke: bool) -> tuple[int, int]:
     curved = _ended(store, "curves", 4 if smoke else 200, 2 if smoke else 5, 50 if smoke else 10_000)
     for number in range(2 if smoke else 60):
         spec = validate({"name": f"small {number}", "task": {"name": "imdb"}})
-        experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
-        store.request_cancel(experiment.id)  # None waits: later ones are claimed at once.
+        experiment, _ = store.submissions.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+        )
+        store.requests.cancel(experiment.id)  # None waits: later ones are claimed at once.
     return wide, curved
 
 
 def _ended(store: Store, name: str, runs: int, names: int, steps: int) -> int:
     spec = validate({"name": name, "task": {"name": "imdb"}, "seeds": list(range(runs))})
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="", owner="bench")
+    )
     Queue(store).claim("bench", lease_s=36_000)
-    store.driver_started(experiment.id, 1, "bench", 0)
+    store.drivers.started(experiment.id, 1, "bench", 0)
     if names:
         for run in trained(store, experiment, names, steps):
-            store.finish_run(run, 1, RunState.succeeded)
-        store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+            store.attempts.finish_run(run, 1, RunState.succeeded)
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     return experiment.id
 
 

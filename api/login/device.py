@@ -83,7 +83,7 @@ async def device_code(
         return _error("invalid_scope", f"scope: {form['scope'][:40]!r}: {', '.join(Scope)}")
     device_secret = secrets.token_urlsafe(32)
     grant = await run_in_threadpool(
-        store.begin_device_login,
+        store.sessions.begin_device_login,
         digest(device_secret),
         new_user_code(),
         name,
@@ -114,12 +114,12 @@ async def device_token(request: Request, store: StoreDep, throttle: ThrottleDep)
     if not form.get("device_code"):
         return _error("invalid_request", "device_code is missing")
     device_sha256 = digest(form["device_code"])
-    polled = await run_in_threadpool(store.poll_device_login, device_sha256)
+    polled = await run_in_threadpool(store.sessions.poll_device_login, device_sha256)
     if isinstance(polled, Polled):
         return _error(str(polled), _WHY[polled])
     try:
         token = await run_in_threadpool(
-            store.create_token,
+            store.people.create_token,
             polled.user,
             name=polled.name,
             scope=polled.scope,
@@ -165,7 +165,9 @@ def describe_device_login(
     user_code: UserCode, request: Request, user: CurrentUser, store: StoreDep
 ) -> DeviceGrant:
     """What asks, from where, for what; only while it waits for a decision."""
-    return _guessed(request, user.principal.user, lambda: store.pending_device_login(normalised(user_code)))
+    return _guessed(
+        request, user.principal.user, lambda: store.sessions.pending_device_login(normalised(user_code))
+    )
 
 
 @router.post(
@@ -181,10 +183,12 @@ def decide_device_login(
     """The device gets a token of the user who approves, for at most what they may do themselves."""
     principal = user.principal
     code = normalised(user_code)
-    grant = _guessed(request, principal.user, lambda: store.pending_device_login(code))
+    grant = _guessed(request, principal.user, lambda: store.sessions.pending_device_login(code))
     approval = None
     if decision.approve:
-        own_end_s = store.token(principal.token_id).expires_s if principal.token_id is not None else None
+        own_end_s = (
+            store.people.token(principal.token_id).expires_s if principal.token_id is not None else None
+        )
         end_s = grant.created_s + DEVICE_TOKEN_LASTS_S
         scope = grant.scope if principal.scope.includes(grant.scope) else principal.scope
         if scope is Scope.admin and not principal.administrator:
@@ -195,7 +199,7 @@ def decide_device_login(
             principal.restricted_to,
             end_s if own_end_s is None else min(end_s, own_end_s),
         )
-    store.decide_device_login(code, approval, principal.actor(client_address(request) or None))
+    store.sessions.decide_device_login(code, approval, principal.actor(client_address(request) or None))
     return Response(status_code=204)
 
 

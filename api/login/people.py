@@ -47,7 +47,7 @@ def person_logs_in(request: Request, person: Person, table: GroupTable) -> str:
     can be given to somebody else there, and must not open an account that exists here.
     """
     store: Store = request.app.state.store
-    user = store.user_of_subject(person.subject)
+    user = store.sessions.user_of_subject(person.subject)
     if user is None:
         user = _created(store, person, client_address(request))
     if user.disabled_s is not None:
@@ -60,10 +60,10 @@ def person_logs_in(request: Request, person: Person, table: GroupTable) -> str:
 def ensure_user(store: Store, name: str, *, administrator: bool = False) -> None:
     """Adds a user whom somebody else vouches for, unless they exist."""
     try:
-        store.user(name)
+        store.people.user(name)
     except NotFound:
         with suppress(Conflict):
-            store.add_user(name, administrator=administrator, actor=Actor(name))
+            store.people.add_user(name, administrator=administrator, actor=Actor(name))
 
 
 def identify_by_header(header: str) -> Identify:
@@ -101,8 +101,10 @@ def _created(store: Store, person: Person, address: str) -> User:
     email = person.email if person.email and _EMAIL.fullmatch(person.email) else None
     for name in _names(person.name):
         with suppress(Conflict):
-            return store.add_user(name, email=email, subject=person.subject, actor=Actor(name, None, address))
-        user = store.user_of_subject(person.subject)
+            return store.people.add_user(
+                name, email=email, subject=person.subject, actor=Actor(name, None, address)
+            )
+        user = store.sessions.user_of_subject(person.subject)
         if user is not None:
             return user  # Another request of theirs was first.
     raise Conflict(f"no name like {person.name[:100]!r} is free; ask an administrator to add the user")
@@ -117,14 +119,14 @@ def _names(suggested: str) -> Iterator[str]:
 
 def _apply(store: Store, user: User, memberships: Memberships, actor: Actor) -> None:
     if memberships.administrator not in (None, user.administrator):
-        store.set_user(user.name, administrator=memberships.administrator, actor=actor)
+        store.people.set_user(user.name, administrator=memberships.administrator, actor=actor)
     for project in sorted(memberships.managed):
         role = memberships.roles.get(project)
         try:
             if role is not None:
-                store.set_member(project, user.name, role, actor=actor)
+                store.projects.set_member(project, user.name, role, actor=actor)
             else:
-                store.remove_member(project, user.name, actor=actor)
+                store.projects.remove_member(project, user.name, actor=actor)
         except NotFound as error:
             if role is not None:  # Otherwise they were no member: nothing to take away.
                 _logger.warning("groups.yaml: %s; create it, or take it out of the table", error)

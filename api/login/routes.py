@@ -109,7 +109,7 @@ def login_with_token(
         ensure_user(store, user, administrator=True)
     else:
         try:
-            user = store.principal_of_token(sha256).user
+            user = store.people.principal_of_token(sha256).user
         except Refused as refusal:
             throttle.take(LOGIN, address)
             raise ProblemError("invalid-token", str(refusal)) from None
@@ -245,7 +245,7 @@ def list_sessions(
     identity: Identity | None = getattr(request.state, "identity", None)
     current = identity.session if identity is not None else None
     of = None if everyone else user.principal.user
-    found = store.live_sessions(
+    found = store.sessions.live(
         SESSION_IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to
     )
     return Items([ListedSession(**asdict(one), current=one.id == current) for one in found])
@@ -259,5 +259,5 @@ def end_session(session_id: SessionId, request: Request, user: CurrentUser, stor
 
     A token cannot end a session that may do more than itself.
     """
-    store.end_session_by_id(session_id, user.principal, client_address(request) or None)
+    store.sessions.end_by_id(session_id, user.principal, client_address(request) or None)
     return Response(status_code=204)

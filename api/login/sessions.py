@@ -93,7 +93,7 @@ def held_session(request: Request) -> OpenSession | None:
     if not held:
         return None
     store: Store = request.app.state.store
-    return store.open_session(digest(held), SESSION_IDLE_S, own_token_sha256(request))
+    return store.sessions.open(digest(held), SESSION_IDLE_S, own_token_sha256(request))
 
 
 def identify_session(request: Request) -> Identity | None:
@@ -138,7 +138,7 @@ def log_in(
     secret = secrets.token_urlsafe(32)
     address = client_address(request)
     before = request.cookies.get(jar.session)
-    store.begin_session(
+    store.sessions.begin(
         digest(secret),
         user,
         csrf=secrets.token_urlsafe(32),
@@ -158,7 +158,7 @@ def log_out(request: Request, response: Response, actor: Actor) -> None:
     if jar is None or not held:
         return
     store: Store = request.app.state.store
-    store.end_session(digest(held), actor)
+    store.sessions.end(digest(held), actor)
     jar.drop(response, jar.session)
 
 

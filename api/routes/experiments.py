@@ -59,7 +59,7 @@ across = APIRouter(prefix="/api/v1", tags=["experiments"])
 
 async def _existing(experiment_id: ExperimentId, store: StoreDep) -> int:
     """Returns the id of an experiment that exists; a stream has no status once it has begun."""
-    return (await run_in_threadpool(store.experiment, experiment_id)).id
+    return (await run_in_threadpool(store.experiments.get, experiment_id)).id
 
 
 @dataclass
@@ -84,8 +84,8 @@ class _Subject:
                 waiting = self.queue.position(experiment.id, self.user.visible)
         return ExperimentDetail.of(
             experiment,
-            self.store.run_counts(experiment.id),
-            totals=self.store.experiment_totals(experiment.id),
+            self.store.experiments.run_counts(experiment.id),
+            totals=self.store.accounting.totals(experiment.id),
             waiting=waiting,
         )
 
@@ -137,7 +137,7 @@ async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = 
         states = {RunState.queued: experiment.run_count}
     else:
         with _stored():
-            states = await run_in_threadpool(state.store.run_counts, experiment.id)
+            states = await run_in_threadpool(state.store.experiments.run_counts, experiment.id)
     body = to_json(ExperimentStatus.of(experiment, states))
     return Response(body, 201, headers, "application/json")
 
@@ -155,10 +155,10 @@ def list_experiments(
     ] = False,
 ) -> Page[ListedExperiment]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
-    page = store.experiments(
+    page = store.experiments.page(
         filter=filter, order_by=order_by, page_size=page_size, page_token=page_token, visible=user.visible
     )
-    return Page(store.listed(page.items, costs=costs), page.next_page_token)
+    return Page(store.experiments.listed(page.items, costs=costs), page.next_page_token)
 
 
 @across.get("/deleted-experiments", dependencies=[SIGNED_IN], summary="List what can be restored")
@@ -168,13 +168,13 @@ def list_deleted_experiments(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
 ) -> Items[DeletedExperiment]:
     """Deleted experiments that can be restored, those first whose results are removed first."""
-    return Items(store.restorable_experiments(limit=limit, visible=user.visible))
+    return Items(store.removal.restorable_experiments(limit=limit, visible=user.visible))
 
 
 @router.get("/{experiment_id}", dependencies=[SEE], summary="Get an experiment")
 def get_experiment(one: Subject) -> ExperimentDetail:
     """One experiment with its totals and, while it waits, its place in the queue."""
-    return one.detail(one.store.experiment(one.experiment_id))
+    return one.detail(one.store.experiments.get(one.experiment_id))
 
 
 @router.delete(
@@ -191,32 +191,32 @@ def delete_experiment(
     """Hide it with its runs, points and logs, only when it has ended; it can be restored for some time."""
     if now and (reason := user.principal.lacks(Action.administer)):
         raise ProblemError("forbidden", reason)
-    store.delete(experiment_id, at_once=now, actor=user.actor)
+    store.removal.delete(experiment_id, at_once=now, actor=user.actor)
     return Response(status_code=204)
 
 
 @router.post("/{experiment_id}/restore", dependencies=[STEER_DELETED], summary="Restore a deleted experiment")
 def restore_experiment(one: Subject) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
-    return one.changed(one.store.restore)
+    return one.changed(one.store.removal.restore)
 
 
 @router.post("/{experiment_id}/cancel", dependencies=[STEER], summary="Cancel an experiment")
 def cancel_experiment(one: Subject) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
-    return one.changed(one.store.request_cancel)
+    return one.changed(one.store.requests.cancel)
 
 
 @router.post("/{experiment_id}/pause", dependencies=[STEER], summary="Pause an experiment")
 def pause_experiment(one: Subject) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
-    return one.changed(one.store.request_pause)
+    return one.changed(one.store.requests.pause)
 
 
 @router.post("/{experiment_id}/resume", dependencies=[STEER], summary="Resume a paused experiment")
 def resume_experiment(one: Subject) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
-    return one.changed(one.store.resume)
+    return one.changed(one.store.requests.resume)
 
 
 @router.post("/{experiment_id}/retry", dependencies=[STEER], summary="Retry what failed or was cancelled")
@@ -228,33 +228,33 @@ def retry_experiment(
     ] = False,
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
-    return one.changed(one.store.retry_disturbed if disturbed else one.store.retry)
+    return one.changed(one.store.requests.retry_disturbed if disturbed else one.store.requests.retry)
 
 
 @router.put("/{experiment_id}/priority", dependencies=[STEER], summary="Set an experiment's priority")
 def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep) -> ExperimentDetail:
     """Move it among what waits."""
-    project = one.store.experiment(one.experiment_id).project
+    project = one.store.experiments.get(one.experiment_id).project
     projects.refuse_priority(one.user, project, body.priority)
-    return one.changed(one.store.set_priority, priority=body.priority)
+    return one.changed(one.store.requests.set_priority, priority=body.priority)
 
 
 @router.patch("/{experiment_id}/tags", dependencies=[ORGANISE], summary="Change an experiment's tags")
 def tag_experiment(one: Subject, body: TagChange) -> ExperimentDetail:
     """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
-    return one.changed(one.store.tag, add=body.add, remove=body.remove)
+    return one.changed(one.store.requests.tag, add=body.add, remove=body.remove)
 
 
 @router.put("/{experiment_id}/notes", dependencies=[ORGANISE], summary="Set an experiment's notes")
 def annotate_experiment(one: Subject, body: Notes) -> ExperimentDetail:
     """Replace its notes."""
-    return one.changed(one.store.annotate, notes=body.notes)
+    return one.changed(one.store.requests.annotate, notes=body.notes)
 
 
 @router.put("/{experiment_id}/archive", dependencies=[ORGANISE], summary="Archive an experiment")
 def archive_experiment(one: Subject, body: Archived) -> ExperimentDetail:
     """Archive an experiment, or undo that; the filter `archived_s IS NULL` leaves archived ones out."""
-    return one.changed(one.store.archive, archived=body.archived)
+    return one.changed(one.store.requests.archive, archived=body.archived)
 
 
 @router.get(
@@ -281,7 +281,7 @@ def get_experiment_spec(
     ] = "submitted",
 ) -> Response:
     """The text that makes this experiment: submit it again for the same runs."""
-    submitted, canonical = store.experiment_spec(experiment_id)
+    submitted, canonical = store.experiments.spec(experiment_id)
     if form == "canonical":
         return Response(canonical, media_type="application/json")
     return Response(submitted, media_type="text/yaml")
@@ -290,7 +290,7 @@ def get_experiment_spec(
 @router.get("/{experiment_id}/runs", dependencies=[SEE], summary="List the runs of an experiment")
 def list_experiment_runs(experiment_id: ExperimentId, store: StoreDep, page: PageOfRuns) -> Page[Run]:
     """In the order of the grid, or as `order_by` says."""
-    return store.runs(experiment_id=experiment_id, **page)
+    return store.runs.page(experiment_id=experiment_id, **page)
 
 
 @router.get("/{experiment_id}/events", dependencies=[SEE], summary="List an experiment's events")
@@ -301,13 +301,13 @@ def list_events(
     limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
 ) -> Items[Event]:
     """Events of an experiment, oldest first."""
-    return Items(store.events(experiment_id, after=after, limit=limit))
+    return Items(store.experiments.events(experiment_id, after=after, limit=limit))
 
 
 @router.get("/{experiment_id}/ledger", dependencies=[SEE], summary="Get the ledger of an experiment")
 def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
     """What every attempt is charged in time, money and energy; retries and lost work are charged too."""
-    return store.ledger(experiment_id)
+    return store.accounting.ledger(experiment_id)
 
 
 @router.get(
@@ -342,7 +342,7 @@ def export_experiment(
     format: export.FormatParameter = TableFormat.csv,
 ) -> StreamingResponse:
     """One row per run, with a column for each axis and each figure; streamed."""
-    experiment = store.experiment(experiment_id)
+    experiment = store.experiments.get(experiment_id)
     return export.answer(store, format, f"experiment-{experiment.id}", experiment_id=experiment_id, **chosen)
 
 

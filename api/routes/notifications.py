@@ -27,7 +27,9 @@ SubscriptionId = Annotated[
 @router.get("/subscriptions", dependencies=[SIGNED_IN], summary="List your subscriptions")
 def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
     """Who is told what, and how; without secrets."""
-    return Items([one for one in store.subscriptions(user.owner) if user.principal.reaches(one.within)])
+    return Items(
+        [one for one in store.notifications.subscriptions(user.owner) if user.principal.reaches(one.within)]
+    )
 
 
 @router.post(
@@ -61,7 +63,7 @@ def add_subscription(
 def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
     """Remove it with its log; messages that wait are not sent."""
     _own(store, subscription_id, user)
-    store.unsubscribe(subscription_id, actor=user.actor)
+    store.notifications.unsubscribe(subscription_id, actor=user.actor)
     return Response(status_code=204)
 
 
@@ -74,7 +76,7 @@ def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: 
 def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:
     """A scheduler sends it within seconds; the log of deliveries says what the outcome was."""
     _own(store, subscription_id, user)
-    return store.test_subscription(subscription_id)
+    return store.notifications.test_subscription(subscription_id)
 
 
 @router.get(
@@ -96,12 +98,14 @@ def list_deliveries(
         _own(store, subscription, user)
     within = user.principal.restricted_to
     return Items(
-        store.deliveries(owner=user.owner, subscription_id=subscription, within=within, limit=page_size)
+        store.notifications.deliveries(
+            owner=user.owner, subscription_id=subscription, within=within, limit=page_size
+        )
     )
 
 
 def _own(store: Store, id: int, user: Caller) -> None:
     """Raises NotFound for a subscription that is not one's own, or that one's token is not for."""
-    found = store.subscription(id)
+    found = store.notifications.subscription(id)
     if found.owner != user.owner or not user.principal.reaches(found.within):
         raise NotFound("subscription", id)

@@ -40,19 +40,19 @@ CHANGES_ACCESS = Depends(_forget, scope="function")
 @router.get("/users", dependencies=[ADMINISTER], summary="List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
-    return Items(store.users())
+    return Items(store.people.users())
 
 
 @router.post("/users", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Add a user")
 def add_user(body: NewUser, store: StoreDep, user: CurrentUser) -> User:
     """Add a person or a service account, who becomes a member of the project `default`."""
-    return store.add_user(**dict(body), actor=user.actor)
+    return store.people.add_user(**dict(body), actor=user.actor)
 
 
 @router.patch("/users/{name}", dependencies=[ADMINISTER, CHANGES_ACCESS], summary="Change a user")
 def change_user(name: UserName, body: UserChange, store: StoreDep, user: CurrentUser) -> User:
     """Disable or enable a user, make them an administrator, or change their address."""
-    return store.set_user(name, **dict(body), actor=user.actor)
+    return store.people.set_user(name, **dict(body), actor=user.actor)
 
 
 @router.get("/tokens", dependencies=[SIGNED_IN], responses=declared("forbidden"), summary="List tokens")
@@ -72,7 +72,7 @@ def list_tokens(
     wanted = None if everyone else of or user.owner
     if wanted != user.principal.user and (reason := user.principal.lacks(Action.administer)):
         raise ProblemError("forbidden", reason)
-    return Items([token for token in store.tokens(wanted) if user.principal.reaches(token.project)])
+    return Items([token for token in store.people.tokens(wanted) if user.principal.reaches(token.project)])
 
 
 @router.post(
@@ -89,7 +89,7 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
         raise ProblemError("forbidden", reason)
     if body.project is not None and not user.principal.sees(body.project):
         raise NotFound("project", body.project)
-    return store.create_token(
+    return store.people.create_token(
         wanted, name=body.name, scope=body.scope, project=body.project, lasts_s=body.lasts_s, actor=user.actor
     )
 
@@ -100,14 +100,14 @@ def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token
 
     Subscriptions that were made with it end. A token cannot revoke one that may do more than itself.
     """
-    token, principal = store.token(token_id), user.principal
+    token, principal = store.people.token(token_id), user.principal
     if not principal.reaches(token.project) or not (
         token.user == principal.user or principal.may(Action.administer)
     ):
         raise NotFound("token", token_id)
     if reason := principal.lacks_for_token(token.user, token.scope, token.project):
         raise ProblemError("forbidden", reason)
-    return store.revoke_token(token_id, actor=user.actor)
+    return store.people.revoke_token(token_id, actor=user.actor)
 
 
 async def _chosen_rows(
@@ -153,7 +153,7 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000, description="Most rows in the answer.")] = 500,
 ) -> AuditPage:
     """Who changed what, the oldest first."""
-    return store.audit(after=after, limit=limit, **chosen)
+    return store.audit.page(after=after, limit=limit, **chosen)
 
 
 @router.get(
@@ -172,7 +172,7 @@ def export_audit(
     format: Annotated[Literal["jsonl", "csv"], Query(description="Format of the table.")] = "jsonl",
 ) -> Response:
     """The rows that `GET /audit` with these parameters lists, as a file."""
-    rows = store.audit_rows(**chosen)
+    rows = store.audit.rows(**chosen)
     form = TableFormat(format)
     return StreamingResponse(
         _csv(rows) if form is TableFormat.csv else (to_json(row).encode() + b"\n" for row in rows),

@@ -33,19 +33,19 @@ Month = Annotated[
 @router.get("", dependencies=[SIGNED_IN], summary="List the projects")
 def list_projects(store: StoreDep, user: CurrentUser) -> Items[Project]:
     """Those that the sender sees, by name, archived ones included."""
-    return Items([project for project in store.projects() if user.principal.sees(project.name)])
+    return Items([project for project in store.projects.all() if user.principal.sees(project.name)])
 
 
 @router.post("", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Create a project")
 def create_project(body: NewProject, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """It has no members yet."""
-    return store.create_project(**dict(body), actor=user.actor)
+    return store.projects.create(**dict(body), actor=user.actor)
 
 
 @router.get("/{project}", dependencies=[SEE_PROJECT], summary="Get a project")
 def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
     """One project with its members."""
-    return store.project(project)
+    return store.projects.get(project)
 
 
 @router.patch("/{project}", dependencies=[MANAGE, CHANGES_ACCESS], summary="Change a project")
@@ -53,13 +53,13 @@ def change_project(
     project: ProjectName, body: ProjectChange, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """Change its title, its notes, or who sees it."""
-    return store.set_project(project, **dict(body), actor=user.actor)
+    return store.projects.set(project, **dict(body), actor=user.actor)
 
 
 @router.get("/{project}/limits", dependencies=[SEE_PROJECT], summary="Get a project's limits")
 def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
     """Weight, guaranteed devices, ceilings, priorities by role, and caps on a user's runs."""
-    return store.project_limits(project)
+    return store.projects.limits(project)
 
 
 @router.put("/{project}/limits", dependencies=[MANAGE, CHANGES_ACCESS], summary="Set a project's limits")
@@ -69,7 +69,7 @@ def set_project_limits(
     """Replace them all. A maintainer may change the priorities, an administrator everything."""
     administers = user.principal.may(Action.operate, project)
     if not administers:
-        before = store.project_limits(project)
+        before = store.projects.limits(project)
         theirs = [
             name
             for name in ProjectLimits.model_fields
@@ -82,7 +82,7 @@ def set_project_limits(
                 f"sets {', '.join(sorted(SET_BY_MAINTAINERS))}",
             )
     fields = None if administers else SET_BY_MAINTAINERS
-    return store.set_project_limits(project, body, fields=fields, actor=user.actor)
+    return store.projects.set_limits(project, body, fields=fields, actor=user.actor)
 
 
 @router.get("/{project}/usage", dependencies=[SEE_PROJECT], summary="Get what a project has used in a month")
@@ -91,7 +91,7 @@ def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None
 
     Lost work counts, and so do deleted experiments. Energy is that of the rated power.
     """
-    return store.project_use(project, month)
+    return store.projects.use(project, month)
 
 
 @router.put("/{project}/archive", dependencies=[MANAGE, CHANGES_ACCESS], summary="Archive a project")
@@ -99,7 +99,7 @@ def archive_project(
     project: ProjectName, body: Archived, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """An archived project accepts no new experiments; those that it has stay visible, and run."""
-    return store.archive_project(project, body.archived, actor=user.actor)
+    return store.projects.archive(project, body.archived, actor=user.actor)
 
 
 @router.put(
@@ -111,7 +111,7 @@ def set_member(
     project: ProjectName, name: UserName, body: Membership, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
     """Add a member, or change the role of one."""
-    return store.set_member(project, name, body.role, actor=user.actor)
+    return store.projects.set_member(project, name, body.role, actor=user.actor)
 
 
 @router.delete(
@@ -119,4 +119,4 @@ def set_member(
 )
 def remove_member(project: ProjectName, name: UserName, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """What they submitted stays in the project."""
-    return store.remove_member(project, name, actor=user.actor)
+    return store.projects.remove_member(project, name, actor=user.actor)

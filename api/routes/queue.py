@@ -56,7 +56,7 @@ def list_held_devices(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
 ) -> Items[HeldDevices]:
     """Who holds which devices, the longest held first; without names where the reader does not see them."""
-    return Items(store.held_devices(limit=limit, visible=user.visible))
+    return Items(store.drivers.held_devices(limit=limit, visible=user.visible))
 
 
 @router.get("/cluster", dependencies=[SIGNED_IN], summary="Get the clusters of all pools")

@@ -67,7 +67,7 @@ CheckpointName = Annotated[
 
 async def _existing(run_id: RunId, store: StoreDep) -> int:
     """Returns the id of a run that exists; a stream has no status once it has begun."""
-    return (await run_in_threadpool(store.run, run_id)).id
+    return (await run_in_threadpool(store.runs.get, run_id)).id
 
 
 async def _place(
@@ -82,7 +82,7 @@ async def _place(
 @router.get("", dependencies=[SIGNED_IN], summary="List runs over all experiments")
 def list_runs(store: StoreDep, user: CurrentUser, page: PageOfRuns) -> Page[Run]:
     """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
-    return store.runs(**page, visible=user.visible)
+    return store.runs.page(**page, visible=user.visible)
 
 
 @router.get(
@@ -102,19 +102,19 @@ def export_runs(
 @router.get("/{run_id}", dependencies=[SEE_RUN], summary="Get a run")
 def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
-    return store.run(run_id)
+    return store.runs.get(run_id)
 
 
 @router.post("/{run_id}/cancel", dependencies=[STEER_RUN], summary="Cancel a run")
 def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
-    return store.request_cancel_run(run_id, actor=user.actor)
+    return store.requests.cancel_run(run_id, actor=user.actor)
 
 
 @router.post("/{run_id}/retry", dependencies=[STEER_RUN], summary="Retry a run")
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
-    return store.retry_run(run_id, actor=user.actor)
+    return store.requests.retry_run(run_id, actor=user.actor)
 
 
 @router.get("/{run_id}/points", dependencies=[SEE_RUN], summary="Get the points of a run")
@@ -148,11 +148,13 @@ def get_points(
     if exact:
         if name is None or len(name) != 1:
             raise ProblemError("invalid-parameter", "exact: needs one metric; give `name` once")
-        rows, next_step = store.points_page(
+        rows, next_step = store.series.points_page(
             run_id, name[0], min_step=min_step, max_step=max_step, limit=max_points
         )
         return Points(run_id, {name[0]: MetricSeries.of(rows)} if rows else {}, next_step)
-    found = store.sampled_points(run_id, name, min_step=min_step, max_step=max_step, max_points=max_points)
+    found = store.series.sampled_points(
+        run_id, name, min_step=min_step, max_step=max_step, max_points=max_points
+    )
     series = {metric: MetricSeries.of(one.points, one.bucket_steps) for metric, one in found.items()}
     return Points(run_id, {metric: one for metric, one in series.items() if one.steps})
 
@@ -160,25 +162,25 @@ def get_points(
 @router.get("/{run_id}/measurements", dependencies=[SEE_RUN], summary="Get the measurements of a run")
 def get_measurements(run_id: RunId, store: StoreDep) -> Items[MeasurementRow]:
     """Quantities with unit and provenance over windows."""
-    return Items(store.measurements(run_id))
+    return Items(store.runs.measurements(run_id))
 
 
 @router.get("/{run_id}/ledger", dependencies=[SEE_RUN], summary="Get the ledger of a run")
 def get_run_ledger(run_id: RunId, store: StoreDep) -> Account:
     """What every attempt is charged in time, money and energy, and what of it was lost."""
-    return store.account(run_id)
+    return store.accounting.account(run_id)
 
 
 @router.get("/{run_id}/summary", dependencies=[SEE_RUN], summary="Get the summary of a run")
 def get_summary(run_id: RunId, store: StoreDep) -> RunSummary:
     """Everything that it reported as a whole; empty until it ends."""
-    return RunSummary(run_id, store.summary(run_id))
+    return RunSummary(run_id, store.runs.summary(run_id))
 
 
 @router.get("/{run_id}/attempts", dependencies=[SEE_RUN], summary="Get the attempts of a run")
 def get_attempts(run_id: RunId, store: StoreDep) -> Items[Attempt]:
     """Each try at it, the first one first, with what makes it reproducible."""
-    return Items(store.attempts(run_id))
+    return Items(store.runs.attempts(run_id))
 
 
 @router.get("/{run_id}/logs", dependencies=[SEE_RUN], summary="Get the log of a run")
@@ -205,7 +207,9 @@ def get_logs(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
 ) -> Items[LogLine]:
     """Lines for people, the oldest first."""
-    lines = store.logs(run_id, after=after, before=before, limit=limit, attempt=attempt, containing=contains)
+    lines = store.runs.logs(
+        run_id, after=after, before=before, limit=limit, attempt=attempt, containing=contains
+    )
     return Items(lines)
 
 
@@ -331,7 +335,7 @@ async def stream_run(
 )
 def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     """Configuration with all defaults; submitted as a spec, it makes this one run."""
-    return Response(store.run_config(run_id), media_type="application/json")
+    return Response(store.runs.config(run_id), media_type="application/json")
 
 
 @router.get("/{run_id}/checkpoints", dependencies=[SEE_RUN], summary="List the checkpoints of a run")

@@ -22,7 +22,7 @@ ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.",
 @router.get("/views", dependencies=[SIGNED_IN], summary="List saved views of the list of experiments")
 def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
-    found = store.views(user.principal.user, user.visible)
+    found = store.views.visible(user.principal.user, user.visible)
     return Items([view for view in found if user.principal.reaches(view.project)])
 
 
@@ -44,13 +44,13 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
     reason = principal.lacks(Action.share, wanted.project)
     if reason and (not principal.reaches(wanted.project) or (wanted.shared and wanted.project is not None)):
         raise ProblemError("forbidden", reason)
-    return store.save_view(principal.user, **dict(wanted), within=principal.restricted_to, actor=user.actor)
+    return store.views.save(principal.user, **dict(wanted), within=principal.restricted_to, actor=user.actor)
 
 
 @router.delete("/views/{view_id}", dependencies=[SUBMIT], status_code=204, summary="Delete a saved view")
 def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response:
     """Its owner may, and of a shared one also the maintainers of its project."""
-    view = store.view(view_id)
+    view = store.views.get(view_id)
     if not user.principal.reaches(view.project):
         raise NotFound("view", view_id)
     if view.owner != user.principal.user:
@@ -62,5 +62,5 @@ def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response
                 f"view {view_id} belongs to {view.owner}; they or a maintainer of project {view.project} can "
                 "delete it",
             )
-    store.delete_view(view_id, actor=user.actor)
+    store.views.delete(view_id, actor=user.actor)
     return Response(status_code=204)

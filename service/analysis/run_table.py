@@ -21,7 +21,7 @@ from service.domain.records import Experiment, PointRow, Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.fields import axis_names
 from service.store import Store
-from service.store.reading import as_float
+from service.store.runs import as_float
 from trainers.telemetry.kernels import KERNEL_FIGURES
 
 _r = schema.runs.c
@@ -142,8 +142,8 @@ def read_run_table(
     unit_scores: UnitScores = no_scores,
 ) -> RunTable:
     ids = list(dict.fromkeys(experiment_ids))
-    experiments = tuple(store.experiment(id) for id in ids)
-    every = [run for id in ids for run in store.all_runs(id, selection.filter)]
+    experiments = tuple(store.experiments.get(id) for id in ids)
+    every = [run for id in ids for run in store.runs.all_of(id, selection.filter)]
     runs = [run for run in every if not run.is_reference]
     summaries: dict[int, Mapping[str, Any]] = {}
     data: dict[int, Facts] = {}
@@ -184,7 +184,10 @@ def read_run_table(
     disturbed = disturbances(runs)
     left_out = {run.id for run in runs if run.id in disturbed} if selection.undisturbed else frozenset()
     if selection.with_overhead:
-        shares = {id: OverheadShare.of(store.ledger(id).total, store.run_counts(id)) for id in ids}
+        shares = {
+            id: OverheadShare.of(store.accounting.ledger(id).total, store.experiments.run_counts(id))
+            for id in ids
+        }
         runs = [shares[run.experiment_id].added_to(run) for run in runs]
         summaries = {
             run.id: shares[run.experiment_id].added_to_summary(summaries[run.id])
@@ -260,7 +263,9 @@ def read_curves(
     curves: dict[int, dict[str, list[PointRow]]] = {}
     for run in runs:
         series = {
-            name: rows for name, rows in store.points(run.id, names, max_points=max_points).items() if rows
+            name: rows
+            for name, rows in store.series.points(run.id, names, max_points=max_points).items()
+            if rows
         }
         if series:
             curves[run.id] = series

@@ -259,9 +259,9 @@ def recount() -> Answer:
     from service.store import Store
 
     with _as_failure(), closing(Store.open(read_settings())) as store:
-        wrong = [id for id in store.experiments_with_usage() if store.wrong_usage(id)]
+        wrong = [id for id in store.accounting.experiments_with_usage() if store.accounting.wrong_usage(id)]
         for id in wrong:
-            store.recount(id)
+            store.accounting.recount(id)
     return Answer({"recounted": wrong}, f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}")
 
 

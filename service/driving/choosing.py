@@ -74,11 +74,11 @@ class QueuedRuns:
 
     def read(self) -> None:
         listed_s = self._monotonic()
-        queued = self._context.store.queued_runs(self._context.experiment_id)
+        queued = self._context.store.runs.queued(self._context.experiment_id)
         self._live.keep_queued({run.id for run in queued})
         waiting = [run for run in queued if run.id not in self._live]
         unknown = {run.cell: run.id for run in waiting if run.cell not in self._cells}
-        for first in self._context.store.runs_by_id(list(unknown.values())):
+        for first in self._context.store.runs.by_id(list(unknown.values())):
             self._cells[first.cell] = first, self._decides(first)  # The axis values of a cell never change.
         waiting.sort(key=lambda run: self._places[run.place_in_grid])
         groups: dict[tuple[object, ...], Group] = {}
@@ -133,7 +133,7 @@ class SourceModels:
         """Returns the best checkpoint of a run, or why there is none; None = there may be one later."""
         store = self._context.store
         try:
-            source = store.run(number)
+            source = store.runs.get(number)
         except NotFound:
             return Reference(number, None, None, None).hopeless
         standing = Reference(number, source.state, source.failure_class, source.failure_message)
@@ -142,7 +142,7 @@ class SourceModels:
         if standing.hopeless is not None:
             return standing.hopeless
         try:
-            path = checkpoint_of(self._context.settings, store.source_of(source), "best")
+            path = checkpoint_of(self._context.settings, store.runs.source_of(source), "best")
         except NoModel as error:
             return str(error)
         problem = verify(path)
@@ -187,7 +187,7 @@ class Suggestions:
         earlier = [self._outcome(group) for _, group in sorted(groups.items())]
         point = self._spec.search.suggest(earlier, better)
         spec, _ = self._resolved(point)
-        self._store.set_point(
+        self._store.submissions.set_point(
             self._context.experiment_id,
             self._context.attempt,
             range(number * seeds, (number + 1) * seeds),
@@ -223,9 +223,9 @@ class Suggestions:
         key = (run.id, run.attempt)
         if key not in self._values:
             metric = self._spec.search.metric
-            value = self._store.summary(run.id).get(metric)
+            value = self._store.runs.summary(run.id).get(metric)
             if not isinstance(value, int | float):
-                latest = {point.name: point.value for point in self._store.latest_points(run.id)}
+                latest = {point.name: point.value for point in self._store.series.latest_points(run.id)}
                 value = latest.get(metric)
             self._values[key] = None if value is None else float(value)
         return self._values[key]
@@ -311,7 +311,7 @@ class RunChooser:
             if shape is None:
                 crowded = True
                 continue
-            run = self._context.store.run(first.id)
+            run = self._context.store.runs.get(first.id)
             self._queued.remove(first.id)
             if run.state is not RunState.queued:
                 self.relist()  # It was cancelled since it was listed.
@@ -348,11 +348,11 @@ class RunChooser:
 
     def _list(self) -> None:
         context = self._context
-        starting = context.store.starting_runs(context.experiment_id)
+        starting = context.store.runs.starting(context.experiment_id)
         known = {live.run.id for live in self._live if live.assignment is not None}
         if starting - known:
             # This driver opened the attempt, and the answer was lost with the connection.
-            context.store.reset_runs_without_worker(context.experiment_id, context.attempt, known)
+            context.store.attempts.reset_runs_without_worker(context.experiment_id, context.attempt, known)
         self._queued.read()
         self._relist = False
 
@@ -411,6 +411,6 @@ class RunChooser:
         self._queued.remove(run.id)
         store = self._context.store
         try:
-            store.refuse_run(run.id, self._context.attempt, (kind, why))
+            store.attempts.refuse_run(run.id, self._context.attempt, (kind, why))
         except Conflict:
             self.relist()

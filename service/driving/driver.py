@@ -154,7 +154,7 @@ class Driver:
     def run(self) -> None:
         """Carries the attempt through to its end; after `StaleAttempt` nothing was written."""
         wait_out(
-            lambda: self._store.driver_started(self._id, self._attempt, socket.gethostname(), os.getpid()),
+            lambda: self._store.drivers.started(self._id, self._attempt, socket.gethostname(), os.getpid()),
             "the start of the driver",
         )
         with self._renewal():
@@ -179,13 +179,15 @@ class Driver:
         address = os.environ.get("RAY_ADDRESS")
         variables = {MARK: mark_of(address or "", self._id)} | ({"RAY_ADDRESS": address} if address else {})
         ray.init(logging_level="warning", log_to_driver=True, runtime_env={"env_vars": variables})
-        _, canonical = wait_out(lambda: self._store.experiment_spec(self._id), "the sweep")
+        _, canonical = wait_out(lambda: self._store.experiments.spec(self._id), "the sweep")
         actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
         # Imports Ray Tune, which takes about as long as the actor does to start.
         importlib.import_module("service.driving.ray_tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
         self._wait_until_stored(actor)
-        wait_out(lambda: self._store.reset_runs_of_dead_attempt(self._id, self._attempt), "the sweep")
+        wait_out(
+            lambda: self._store.attempts.reset_runs_of_dead_attempt(self._id, self._attempt), "the sweep"
+        )
         self._stops = StopRequests(actor.request_stops)
         self._sweep = wait_out(
             lambda: Sweep(
@@ -210,7 +212,7 @@ class Driver:
         watch = PlacementWatch(
             look_at_placements,
             lambda: sweep.pricing,
-            lambda changed: self._store.record_placements(self._id, self._attempt, changed),
+            lambda changed: self._store.drivers.record_placements(self._id, self._attempt, changed),
         )
         judging = Repeated(
             lambda: stops.stop_early(early.look({one.run_id: one.attempt for one in sweep.live})),
@@ -244,14 +246,14 @@ class Driver:
     def _renewal(self) -> Repeated:
         return lease_renewal(
             self._renew,
-            lambda: self._store.requests(self._id, self._attempt),
+            lambda: self._store.drivers.requests(self._id, self._attempt),
             self._settings.lease_s / RENEWALS,
             self._hear,
             self._lost,
         )
 
     def _renew(self) -> Requests:
-        return self._store.renew_lease(self._id, self._attempt, self._settings.lease_s)
+        return self._store.drivers.renew_lease(self._id, self._attempt, self._settings.lease_s)
 
     def _wait_until_stored(self, actor: ExperimentActorClient) -> None:
         """Waits for this node's points; fails if the database accepts the driver's writes, but not these."""
@@ -288,14 +290,14 @@ class Driver:
 
     def _note(self, message: str, kind: EventKind = EventKind.experiment_note) -> None:
         logger.warning("%s", message)
-        wait_out(lambda: self._store.note(self._id, self._attempt, message, kind=kind), "a note")
+        wait_out(lambda: self._store.drivers.note(self._id, self._attempt, message, kind=kind), "a note")
 
 
 def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Exception) -> None:
     """Queues the experiment again after an unforeseen error, or fails it."""
     message = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     failure = (FailureClass.bug, message)
-    spec = read_stored(store.experiment_spec(experiment_id)[1])
+    spec = read_stored(store.experiments.spec(experiment_id)[1])
     decision = decide_retry(
         FailureClass.bug,
         FailureCounts(own=1 + lost_attempts(store, experiment_id), infrastructure=0),
@@ -303,9 +305,9 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
         progressed=False,
     )
     if decision.retry:
-        store.release_experiment(experiment_id, attempt, delay_s=decision.delay_s, failure=failure)
+        store.drivers.release_experiment(experiment_id, attempt, delay_s=decision.delay_s, failure=failure)
     else:
-        store.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
+        store.drivers.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
 
 
 def main() -> int:

@@ -53,7 +53,7 @@ class Endings:
             if ending.failure is not None:
                 return self._write_failure(live, ending.failure)
             if ending.stop_reason is StopReason.preempted:
-                return self._store.finish_run(
+                return self._store.attempts.finish_run(
                     run_id,
                     attempt,
                     RunState.failed,
@@ -63,9 +63,9 @@ class Endings:
                 )
             stopped = ending.kind == "stopped"
             state = _STOPPED_AS.get(ending.stop_reason, RunState.stopped) if stopped else RunState.succeeded
-            return self._store.finish_run(run_id, attempt, state, summary=ending.summary)
+            return self._store.attempts.finish_run(run_id, attempt, state, summary=ending.summary)
         except (Conflict, StaleAttempt) as error:
-            run = self._store.run(run_id)
+            run = self._store.runs.get(run_id)
             if run.attempt != attempt:
                 raise
             if run.state is RunState.starting:
@@ -76,7 +76,7 @@ class Endings:
     def _write_failure(self, live: LiveTurn, failure: tuple[FailureClass, str]) -> RunState:
         assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
-        run = self._store.run(run_id)
+        run = self._store.runs.get(run_id)
         machine = failure[0] in FAILURES_OF_MACHINES
         own = not machine and failure[0] is not FailureClass.preempted
         decision = decide_retry(
@@ -85,7 +85,7 @@ class Endings:
             max_restarts=self._max_restarts,
             progressed=(run.checkpoint_step or 0) > (live.run.checkpoint_step or 0),
         )
-        return self._store.finish_run(
+        return self._store.attempts.finish_run(
             run_id,
             attempt,
             RunState.failed,

@@ -54,9 +54,9 @@ class BudgetLimit:
         if not self._limited:
             return None
         store, id = self._context.store, self._context.experiment_id
-        totals = store.experiment_totals(id)
-        counts = store.run_counts(id)
-        started = sum(counts.values()) - counts.get(RunState.queued, 0) - store.reused_count(id)
+        totals = store.accounting.totals(id)
+        counts = store.experiments.run_counts(id)
+        started = sum(counts.values()) - counts.get(RunState.queued, 0) - store.experiments.reused_count(id)
         for name, unit, limit, used in (
             ("cost_usd", "USD", self._budget.cost_usd, totals.cost_usd),
             ("energy_kwh", "kWh", self._budget.energy_kwh, totals.energy_kwh),
@@ -74,7 +74,7 @@ def _holds(store: Store, experiment_id: int) -> int:
     If a driver died between the two, no one was asked, so that hold grants nothing.
     """
     holds, after, held = 0, 0, False
-    while events := store.events(experiment_id, after=after):
+    while events := store.experiments.events(experiment_id, after=after):
         for event in events:
             held = held or event.kind == EventKind.experiment_held
             if held and event.kind == EventKind.experiment_paused:

@@ -102,11 +102,12 @@ class EarlyStops:
         """Whether people have retried a run since it was stopped."""
         stopped = self._stopped.get(run_id, attempt)
         return stopped != attempt and any(
-            one.number >= stopped and one.state is RunState.stopped for one in self._store.attempts(run_id)
+            one.number >= stopped and one.state is RunState.stopped
+            for one in self._store.runs.attempts(run_id)
         )
 
     def _reason(self, run_id: int) -> str | None:
-        run = self._store.run(run_id)
+        run = self._store.runs.get(run_id)
         if run.is_reference:
             return None  # Not a candidate; and only a whole run measures the machine.
         factor = self._spec.search.stop_diverging
@@ -128,7 +129,7 @@ class EarlyStops:
         assert self._judge is not None
         ended = [
             run
-            for run in self._store.all_runs(self._id)
+            for run in self._store.runs.all_of(self._id)
             if run.state in RUN_STATES_WITH_RESULT and not run.is_reference
             if run.id not in live and run.total_steps is not None
         ]
@@ -140,5 +141,5 @@ class EarlyStops:
         self._restored = True
 
     def _series(self, run_id: int, name: str) -> list[tuple[int, float]]:
-        points = self._store.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])
+        points = self._store.series.points(run_id, [name], max_points=LONGEST_SERIES).get(name, [])
         return [(point.step, point.value) for point in points]

@@ -46,14 +46,14 @@ class WaitingReasons:
     def update(self, waiting: Mapping[int, Shape], lacking: Mapping[int, str]) -> None:
         """Stores why runs wait for room or for nodes, by id, and removes the reasons of the others."""
         store, id = self._context.store, self._context.experiment_id
-        others = store.held_by_others(id) if waiting else []
+        others = store.drivers.held_by_others(id) if waiting else []
         reasons = {run_id: f"capacity: {missing}" for run_id, missing in lacking.items()}
         reasons |= {run_id: waits_for(shape, others) for run_id, shape in waiting.items()}
         changed: dict[int, str | None] = {
             run_id: text for run_id, text in reasons.items() if self._stored.get(run_id) != text
         }
         changed |= dict.fromkeys(self._stored.keys() - reasons.keys())
-        store.set_waiting(id, self._context.attempt, changed)
+        store.drivers.set_waiting(id, self._context.attempt, changed)
         self._stored = reasons
 
     def opened(self, run_id: int) -> None:
@@ -99,7 +99,7 @@ class Sweep:
         self._context = context
         self._clock = store.clock
         self._monotonic = store.monotonic
-        self._submitted_s = store.experiment(experiment_id).queued_s
+        self._submitted_s = store.experiments.get(experiment_id).queued_s
         self._live = LiveTurns()
         self._room = ClusterRoom(context, capacity)
         self._budget = BudgetLimit(context)
@@ -165,7 +165,9 @@ class Sweep:
         self._yields = False
         self._chooser.relist()
         wait_out(
-            lambda: context.store.reset_runs_without_worker(context.experiment_id, context.attempt, alive=()),
+            lambda: context.store.attempts.reset_runs_without_worker(
+                context.experiment_id, context.attempt, alive=()
+            ),
             "the sweep",
         )
 
@@ -272,10 +274,10 @@ class Sweep:
         state, failure = (ExperimentState.queued, None) if yields else self.final_state()
         try:
             if yields:
-                return context.store.release_experiment(
+                return context.store.drivers.release_experiment(
                     context.experiment_id, context.attempt, delay_s=0.0, yielded=self._allowances.nothing
                 )
-            return context.store.finish_experiment(
+            return context.store.drivers.finish_experiment(
                 context.experiment_id,
                 context.attempt,
                 state,
@@ -287,7 +289,7 @@ class Sweep:
             logger.info("carrying on: %s", refused)
             return None
         except StaleAttempt:
-            ended = context.store.experiment(context.experiment_id)
+            ended = context.store.experiments.get(context.experiment_id)
             if (ended.attempt, ended.state) != (context.attempt, state):
                 raise
             return state  # The answer of an earlier try was lost.
@@ -354,7 +356,7 @@ class Sweep:
             return None
         opened_s = self._clock()
         try:
-            number = self._context.store.open_attempt(
+            number = self._context.store.attempts.open(
                 turn.run_id,
                 self._context.attempt,
                 workers=turn.shape.workers,

@@ -92,8 +92,8 @@ class SweepContext:
     note: Callable[[str, EventKind], None]
 
     def runs(self, filter: str | None = None) -> list[Run]:
-        return self.store.all_runs(self.experiment_id, filter)
+        return self.store.runs.all_of(self.experiment_id, filter)
 
     def spec_of(self, run: Run) -> ExperimentSpec:
         """Returns a run's resolved spec, without axes."""
-        return read_stored(self.store.run_config(run.id))
+        return read_stored(self.store.runs.config(run.id))

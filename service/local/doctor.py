@@ -157,8 +157,8 @@ def _running_sums(settings: Settings) -> Iterator[Finding]:
     from service.store import Store
 
     with closing(Store.open(settings)) as store:
-        experiments = store.experiments_with_usage()
-        wrong = [id for id in experiments if store.wrong_usage(id)]
+        experiments = store.accounting.experiments_with_usage()
+        wrong = [id for id in experiments if store.accounting.wrong_usage(id)]
     if wrong:
         named = ", ".join(map(str, wrong[:10])) + (", ..." if len(wrong) > 10 else "")
         yield _broken(

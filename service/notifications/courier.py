@@ -81,8 +81,8 @@ class Courier:
 
         After a `StoreError`, messages that were sent may be sent again.
         """
-        addressed = self._store.address_notifications()
-        deliveries = self._store.take_deliveries(AT_ONCE, HELD_S)
+        addressed = self._store.notifications.address()
+        deliveries = self._store.notifications.take_deliveries(AT_ONCE, HELD_S)
         arrived = asyncio.run(self._attempt_all(deliveries)) if deliveries else []
         ids: dict[str, list[int]] = {"delivered": [], "failed": []}
         for delivery, well in zip(deliveries, arrived, strict=True):
@@ -92,7 +92,7 @@ class Courier:
             self._figures.count(name, channel=delivery.channel, outcome=outcome)
         now = self._store.monotonic()
         if now - self._forgotten_s >= FORGET_EVERY_S:
-            self._store.forget_deliveries(KEPT_S)
+            self._store.notifications.forget_deliveries(KEPT_S)
             self._forgotten_s = now
         return Round(addressed, tuple(ids["delivered"]), tuple(ids["failed"]))
 
@@ -112,11 +112,11 @@ class Courier:
             failure = Undeliverable(f"{type(error).__name__}: {error}")
             logger.exception("message %s could not be sent", outgoing.message_id)
         else:
-            await asyncio.to_thread(self._store.delivered, outgoing, answer)
+            await asyncio.to_thread(self._store.notifications.delivered, outgoing, answer)
             return True
         if failure.gone:
-            await asyncio.to_thread(self._store.disable_subscription, outgoing, str(failure))
+            await asyncio.to_thread(self._store.notifications.disable_subscription, outgoing, str(failure))
         else:
             pause_s = retry_in_s(outgoing.attempt) if failure.again else None
-            await asyncio.to_thread(self._store.not_delivered, outgoing, str(failure), pause_s)
+            await asyncio.to_thread(self._store.notifications.not_delivered, outgoing, str(failure), pause_s)
         return False

@@ -40,11 +40,11 @@ def subscribe(
         raise BadSubscription("topics", f"no topic is named; choose from {', '.join(Topic)}")
     if project is None and Topic.budget in topics:
         raise BadSubscription("topics", "budgets belong to projects; name a project as well")
-    if len(store.subscriptions(owner)) >= MOST_PER_USER:
+    if len(store.notifications.subscriptions(owner)) >= MOST_PER_USER:
         raise BadSubscription("owner", f"{owner} has {MOST_PER_USER} subscriptions already; remove one")
     stored = chosen.check(target, settings)
-    subscriber = store.subscriber(owner)
-    if project is not None and not store.sees_project(owner, project):
+    subscriber = store.notifications.subscriber(owner)
+    if project is not None and not store.notifications.sees_project(owner, project):
         raise BadSubscription("project", f"project {project!r} does not exist")
     if chosen.personal and subscriber is not None and not subscriber.administrator:
         if subscriber.email is None:
@@ -54,7 +54,7 @@ def subscribe(
             why = f"mail goes to your own address, {subscriber.email}; administrators may name others"
             raise BadSubscription("target", why)
     secret = chosen.new_secret()
-    subscription = store.subscribe(
+    subscription = store.notifications.subscribe(
         owner, channel, stored, list(topics), project=project, secret=secret, actor=actor
     )
     return NewSubscription(subscription, secret)

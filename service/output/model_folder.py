@@ -109,7 +109,7 @@ def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> M
         NoModel: it has no such checkpoint, or the checkpoint is incomplete.
     """
     source = _card_source(store, settings, run_id, which)
-    path = checkpoint_of(settings, store.source_of(source.run), which)
+    path = checkpoint_of(settings, store.runs.source_of(source.run), which)
     try:
         sealed = manifest.sealed_files(path)[WEIGHTS]
         texts = {
@@ -138,20 +138,20 @@ def read_model_card(store: Store, settings: Settings, run_id: int, which: Which)
 
 
 def _card_source(store: Store, settings: Settings, run_id: int, which: Which) -> CardSource:
-    run = store.run(run_id)
-    source = store.source_of(run)
+    run = store.runs.get(run_id)
+    source = store.runs.source_of(run)
     path = checkpoint_of(settings, source, which)
     best = manifest.read_best(checkpoints_of(settings, source)) if which == "best" else None
-    attempts = store.attempts(run_id)
+    attempts = store.runs.attempts(run_id)
     return CardSource(
         run=run,
         which=which,
         step=manifest.CheckpointId.of(path).step,
         score=None if best is None else best.score,
-        spec=json.loads(store.run_config(run_id)),
-        spec_sha256=store.experiment(run.experiment_id).spec_sha256,
-        summary=store.summary(run_id),
-        measurements=store.measurements(run_id),
+        spec=json.loads(store.runs.config(run_id)),
+        spec_sha256=store.experiments.get(run.experiment_id).spec_sha256,
+        summary=store.runs.summary(run_id),
+        measurements=store.runs.measurements(run_id),
         facts=(attempts[-1].facts if attempts else None) or {},
         model_type=_model_type(path),
     )

@@ -35,7 +35,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
         NotFound: the run does not exist.
         NoTrace: it keeps none, or not yet, or its files are not on this machine.
     """
-    run = store.run(run_id)
+    run = store.runs.get(run_id)
     folder = checkpoints_of(settings, run)
     try:
         if (path := newest_file(folder, TRACE)) is not None:
@@ -47,7 +47,7 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
 
 def _untraced(store: Store, run: Run, file: str, verb: Literal["trace", "profile"]) -> NoTrace:
     """Returns why a run has left no such file."""
-    steps = json.loads(store.run_config(run.id))["telemetry"][f"{verb}_steps"]
+    steps = json.loads(store.runs.config(run.id))["telemetry"][f"{verb}_steps"]
     if not steps:
         return NoTrace(f"run {run.id} {verb}s no steps; submit it with telemetry.{verb}_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
@@ -62,7 +62,7 @@ def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) 
         NotFound: the run does not exist.
         NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
     """
-    run = store.run(run_id)
+    run = store.runs.get(run_id)
     folder = checkpoints_of(settings, run)
     try:
         traces = kernel_traces(folder)
@@ -144,8 +144,8 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
         NotFound: the run does not exist.
         NoPredictions: it has none, or not yet, or its files are not on this machine.
     """
-    run = store.run(run_id)
-    folder = checkpoints_of(settings, store.source_of(run))
+    run = store.runs.get(run_id)
+    folder = checkpoints_of(settings, store.runs.source_of(run))
     try:
         if (file := newest_file(folder, predictions.PREDICTIONS)) is not None:
             return file
@@ -153,7 +153,7 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
         raise NoPredictions(
             f"run {run_id}: {error.filename} cannot be read ({error.strerror or error})"
         ) from None
-    if json.loads(store.run_config(run_id))["task"].get("test") == "none":
+    if json.loads(store.runs.config(run_id))["task"].get("test") == "none":
         raise NoPredictions(f"run {run_id} has no test part; submit it with task.test: auto")
     if run.state in TERMINAL_RUN_STATES:
         raise NoPredictions(f"run {run_id} is {run.state} and left no {predictions.PREDICTIONS} in {folder}")
@@ -178,7 +178,7 @@ def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
 def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
     """Returns the same for any run; None where there are none on this machine."""
     try:
-        return unit_scores(settings, store.source_of(run))
+        return unit_scores(settings, store.runs.source_of(run))
     except NoPredictions:
         return None
 
@@ -186,7 +186,7 @@ def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, flo
 def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | None:
     """Returns a run's counts by label on the test part; None where there are none on this machine."""
     try:
-        file = newest_file(checkpoints_of(settings, store.source_of(run)), predictions.PREDICTIONS)
+        file = newest_file(checkpoints_of(settings, store.runs.source_of(run)), predictions.PREDICTIONS)
         return None if file is None else predictions.read_record(file).labels
     except (NoPredictions, OSError):
         return None
@@ -230,7 +230,7 @@ class SavedCheckpoint(Serializable):
 
 def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:
     """Returns the newest first; none where the run's folder is not on this machine."""
-    folder = checkpoints_of(settings, store.source_of(store.run(run_id)))
+    folder = checkpoints_of(settings, store.runs.source_of(store.runs.get(run_id)))
     best = manifest.read_best(folder)
     checkpoints = []
     try:

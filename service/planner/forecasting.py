@@ -89,7 +89,7 @@ def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) 
     """Returns a line for each of its project's monthly budgets that a grid would use up."""
     lines = []
     with contextlib.suppress(NotFound):
-        use = store.project_use(spec.project)
+        use = store.projects.use(spec.project)
         for budget in use.budgets:
             span, left = _SPANS[budget.unit](found), max(0.0, budget.left)
             if span.middle > budget.left:

@@ -175,7 +175,7 @@ class Recorder:
             self._folder.rmdir()  # Fails if anything waits in it, or is kept there.
         if self._store is not None:
             with contextlib.suppress(StoreError):
-                self._store.drop_gauges(self._source)
+                self._store.process_metrics.drop_gauges(self._source)
             self._store.close()
 
     def _answer(self, report: Report) -> Acknowledgement:
@@ -270,7 +270,7 @@ class Recorder:
         self._figures.gauge("stillhouse_spool_bytes", float(spooled_bytes(self._folder)))
         rows = self._figures.taken()
         try:
-            self._connected().add_figures(rows, source=self._source)
+            self._connected().process_metrics.add(rows, source=self._source)
         except StoreError:
             self._figures.put_back(rows)
             raise
@@ -360,7 +360,7 @@ class Recorder:
     def _start(self, report: Report, started: Started) -> None:
         def begin(facts: Mapping[str, object]) -> None:
             try:
-                self._connected().run_started(
+                self._connected().attempts.run_started(
                     report.run_id,
                     report.attempt,
                     total_steps=started.total_steps,
@@ -384,7 +384,7 @@ class Recorder:
     def _store_rows(self, batch: RecordBatch, splits: Iterable[int]) -> frozenset[tuple[int, int]]:
         """Stores a batch without rows that the database refuses; returns stale attempts, as (run, number)."""
         try:
-            return self._connected().record(batch)
+            return self._connected().recording.record(batch)
         except OutOfRange as error:
             refused: Exception = error
         except StoreError:
@@ -415,7 +415,9 @@ class Recorder:
     def _announce(self, kind: EventKind, message: str, run_id: int | None = None) -> None:
         logger.error("%s", message)
         try:
-            self._connected().note(self._experiment_id, self._attempt, message, kind=kind, run_id=run_id)
+            self._connected().drivers.note(
+                self._experiment_id, self._attempt, message, kind=kind, run_id=run_id
+            )
         except StaleAttempt as error:
             logger.error("%s", error)
 

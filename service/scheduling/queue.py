@@ -308,7 +308,7 @@ class Queue:
             explained = self._explained(connection, places, visible)
             schedulers = self._schedulers_alive(connection)
             at_work = [] if page_token is not None else _waiting_at_work(connection)
-        counts = self._store.run_counts_of([each.id for each, _ in (*explained, *at_work)])
+        counts = self._store.experiments.run_counts_of([each.id for each, _ in (*explained, *at_work)])
         return QueueListing(
             [
                 QueueEntry(

@@ -129,7 +129,7 @@ class Scheduler:
             stop.wait(min(LONGEST_PAUSE_S, PASS_EVERY_S * 2.0 ** min(failures, 10)))
         try:
             self._store_figures()
-            self._store.drop_gauges(self.name)
+            self._store.process_metrics.drop_gauges(self.name)
             self._queue.leave(self.name)
         except StoreOutage as error:
             logger.warning("could not sign off; the lease will expire instead: %s", error)
@@ -182,7 +182,7 @@ class Scheduler:
     def _store_figures(self) -> None:
         rows = self.figures.taken()
         try:
-            self._store.add_figures(rows, source=self.name)
+            self._store.process_metrics.add(rows, source=self.name)
         except StoreError:
             self.figures.put_back(rows)
             raise
@@ -209,7 +209,7 @@ class Scheduler:
         logger.warning("%s: %s; asking again in %g s", experiment.submission_id, error, pause_s)
         if not before_s:
             try:
-                self._store.note(
+                self._store.drivers.note(
                     experiment.id, experiment.attempt, f"Ray is unavailable, trying again: {error}"
                 )
             except StaleAttempt:
@@ -335,12 +335,12 @@ class Scheduler:
         failure = (FailureClass.infrastructure, why)
         try:
             if decision.retry:
-                self._store.release_experiment(
+                self._store.drivers.release_experiment(
                     experiment.id, experiment.attempt, delay_s=decision.delay_s, failure=failure
                 )
             else:
                 failure = FailureClass.infrastructure, f"{why}; {decision.reason}"
-                self._store.finish_experiment(
+                self._store.drivers.finish_experiment(
                     experiment.id, experiment.attempt, ExperimentState.failed, failure=failure
                 )
         except (StaleAttempt, Conflict):
@@ -352,7 +352,7 @@ class Scheduler:
 def lost_attempts(store: Store, experiment_id: int) -> int:
     """Returns the attempts at an experiment that were lost since people last started it."""
     lost = after = 0
-    while events := store.events(experiment_id, after=after):
+    while events := store.experiments.events(experiment_id, after=after):
         for event in events:
             if event.kind in (EventKind.experiment_retried, EventKind.experiment_resumed):
                 lost = 0

@@ -344,7 +344,7 @@ class BudgetWatch:
         """Writes the notifications that are due, each once, whichever scheduler does it."""
         while self._due:
             key, (kind, project, message, data) = next(iter(self._due.items()))
-            self._store.notice(key, kind, project, message, data)
+            self._store.notifications.notice(key, kind, project, message, data)
             self._told.add(key)
             del self._due[key]
 

@@ -40,9 +40,9 @@ class Upkeep:
 
     def run_once(self, stop: threading.Event) -> None:
         """Does all that is due now; `stop` interrupts it."""
-        for experiment_id in self._store.deleted_experiments():
+        for experiment_id in self._store.removal.deleted_experiments():
             try:
-                for _ in self._store.removing(experiment_id):
+                for _ in self._store.removal.removing(experiment_id):
                     if stop.wait(self._pause_s):
                         return
             except OSError as error:
@@ -63,10 +63,10 @@ class Upkeep:
         the next call continues.
         """
         experiments = points = 0
-        for experiment_id, ended_s in self._store.experiments_to_prune(
+        for experiment_id, ended_s in self._store.removal.experiments_to_prune(
             ended_before_s=self._store.clock() - older_than_s, keep_every=keep_every
         ):
-            for gone in self._store.pruning(experiment_id, ended_s, keep_every):
+            for gone in self._store.removal.pruning(experiment_id, ended_s, keep_every):
                 points += gone
                 if stop.wait(self._pause_s):
                     return experiments, points

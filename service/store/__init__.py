@@ -1,13 +1,7 @@
 """The store: what people submitted, what became of it, and every figure, in SQL.
 
-`Store` is one object per process, thread-safe. Each module has one aggregate with its statements:
-`submission` (experiments come in), `reading` (lists and records), `series` (points, and curves of many runs),
-`accounting` (what was used), `requests` (what people ask of experiments, their tags and notes), `removal`;
-`drivers` (what the driver of an experiment does to it, and the devices that it holds) and `attempts` (what it
-does to the runs), both fenced by attempts; `recording` (batches of points, logs and measurements);
-`notifications` (subscriptions and their messages), `process_metrics` (what processes measure of themselves);
-`people`, `projects`, `sessions`, `views` and `audit`. `service.scheduling.queue.Queue` claims from the same
-database.
+`Store` is one object per process, thread-safe, with an object for each aggregate. Each has a module with its
+statements. `service.scheduling.queue.Queue` claims from the same database.
 """
 
 from __future__ import annotations
@@ -33,20 +27,23 @@ from service.db.errors import (
     Unconfirmed,
     UnusableDatabase,
 )
+from service.store.accounting import Accounting
 from service.store.attempts import Attempts
 from service.store.audit import Audit
-from service.store.drivers import DriverWrites, Held, Requests
+from service.store.base import Clocks, StorePart
+from service.store.drivers import Drivers, Held, Requests
+from service.store.experiments import Experiments
 from service.store.notifications import Notifications
 from service.store.people import People
-from service.store.process_metrics import MetricRows
+from service.store.process_metrics import ProcessMetrics
 from service.store.projects import Projects
-from service.store.reading import QueuedRun, Reading
 from service.store.recording import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch, Recording
 from service.store.removal import Removal
 from service.store.requests import Requesting
+from service.store.runs import QueuedRun, Runs
 from service.store.series import Series
 from service.store.sessions import Sessions
-from service.store.submission import Keyed, NewExperiment, Submission, body_sha256
+from service.store.submissions import Keyed, NewExperiment, Submissions, body_sha256
 from service.store.views import Views
 
 __all__ = [
@@ -79,29 +76,35 @@ __all__ = [
 ]
 
 
-class Store(
-    Submission,
-    Reading,
-    Series,
-    Requesting,
-    Removal,
-    DriverWrites,
-    Attempts,
-    Recording,
-    People,
-    Projects,
-    Audit,
-    Notifications,
-    MetricRows,
-    Sessions,
-    Views,
-):
+class Store(StorePart):
     """The database of one installation. `clock` replaces all clocks in a simulation."""
 
     def __init__(
         self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
     ) -> None:
-        super().__init__(database, settings, clock)
+        clocks = Clocks(clock)
+        super().__init__(database, settings, clocks)
+        parts = database, settings, clocks
+        # Experiments and their runs, as people see them.
+        self.submissions = Submissions(*parts)
+        self.accounting = Accounting(*parts)
+        self.experiments = Experiments(*parts, self.accounting)
+        self.runs = Runs(*parts)
+        self.series = Series(*parts)
+        self.requests = Requesting(*parts)
+        self.removal = Removal(*parts)
+        # What the driver of an experiment does to it and to its runs, fenced by attempts.
+        self.drivers = Drivers(*parts)
+        self.attempts = Attempts(*parts)
+        self.recording = Recording(*parts)
+        # People, and what they see and hear.
+        self.people = People(*parts)
+        self.projects = Projects(*parts)
+        self.sessions = Sessions(*parts)
+        self.views = Views(*parts)
+        self.notifications = Notifications(*parts)
+        self.audit = Audit(*parts)
+        self.process_metrics = ProcessMetrics(*parts)
 
     @classmethod
     def open(
@@ -130,5 +133,5 @@ class Store(
         return self.database.path
 
     def close(self) -> None:
-        self.write_token_uses()
+        self.people.write_token_uses()
         self.database.close()

@@ -210,13 +210,13 @@ PROSPECTS = (
 
 
 class Accounting(StorePart):
-    def experiment_totals(self, experiment_id: int) -> Totals:
+    def totals(self, experiment_id: int) -> Totals:
         """What the experiment has used so far: the sum of its ledger."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             return _totals(connection, [experiment_id], self.clock())[experiment_id]
 
-    def experiment_costs(self, experiment_ids: Collection[int]) -> dict[int, ExperimentCost]:
+    def costs(self, experiment_ids: Collection[int]) -> dict[int, ExperimentCost]:
         """What several experiments cost so far, and will cost, in two statements for all of them."""
         if not experiment_ids:
             return {}

@@ -42,7 +42,7 @@ _DRIVER_GONE = (FailureClass.lost, "the driver is gone")
 
 
 class Attempts(StorePart):
-    def open_attempt(
+    def open(
         self,
         run_id: int,
         experiment_attempt: int,

@@ -55,7 +55,7 @@ def note_change(
 
 
 class Audit(StorePart):
-    def audit(
+    def page(
         self,
         *,
         after: int = 0,
@@ -91,10 +91,10 @@ class Audit(StorePart):
         page = rows[:limit]
         return AuditPage(page, page[-1].id if len(rows) > limit else None)
 
-    def audit_rows(self, **chosen: Any) -> Iterator[AuditRow]:
+    def rows(self, **chosen: Any) -> Iterator[AuditRow]:
         """Yields all rows that `audit` would return for these arguments."""
         after: int | None = 0
         while after is not None:
-            page = self.audit(after=after, limit=ROWS_AT_A_TIME, **chosen)
+            page = self.page(after=after, limit=ROWS_AT_A_TIME, **chosen)
             yield from page.items
             after = page.next_after

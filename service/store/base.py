@@ -37,33 +37,34 @@ class NewEvent:
     """User who caused it; None = the service itself."""
 
 
-class StorePart:
-    """Base of the parts of the store. `simulated` replaces every clock; None = the real clocks."""
+class Clocks:
+    """The clocks of a store. `simulated`, in Unix seconds, replaces all of them; None = the real ones."""
 
-    def __init__(
-        self, database: Database, settings: Settings, simulated: Callable[[], float] | None = None
-    ) -> None:
-        self.database = database
-        self.settings = settings
-        self._simulated = simulated
+    def __init__(self, simulated: Callable[[], float] | None = None) -> None:
+        self.simulated = simulated
 
-    @property
-    def clock(self) -> Callable[[], float]:
+    def now(self) -> float:
         """Unix seconds of this host: for the dates of events, never for leases."""
-        return self._simulated or time.time
+        return (self.simulated or time.time)()
 
-    @clock.setter
-    def clock(self, simulated: Callable[[], float]) -> None:
-        self._simulated = simulated
-
-    @property
-    def monotonic(self) -> Callable[[], float]:
+    def monotonic(self) -> float:
         """Seconds that only grow: for waits of this process."""
-        return self._simulated or time.monotonic
+        return (self.simulated or time.monotonic)()
 
     def database_time(self, connection: Connection) -> float:
-        """Returns Unix seconds by the database's clock, which is the same for all hosts: for leases."""
-        return self._simulated() if self._simulated else database_time(connection)
+        """Unix seconds by the database's clock, which is the same for all hosts: for leases."""
+        return self.simulated() if self.simulated else database_time(connection)
+
+
+class StorePart:
+    """Base of the store's aggregates, and of the store."""
+
+    def __init__(self, database: Database, settings: Settings, clocks: Clocks) -> None:
+        self.database = database
+        self.settings = settings
+        self.clocks = clocks
+        self.clock, self.monotonic = clocks.now, clocks.monotonic
+        self.database_time = clocks.database_time
 
 
 def storable(text: str) -> str:

@@ -106,8 +106,8 @@ class Held:
     devices: float
 
 
-class DriverWrites(StorePart):
-    def driver_started(
+class Drivers(StorePart):
+    def started(
         self, experiment_id: int, attempt: int, node: str, pid: int, *, lease_s: float | None = None
     ) -> None:
         """starting -> running. The same driver may repeat the call. `lease_s` None = as configured."""

@@ -200,7 +200,7 @@ class Notifications(StorePart):
             )
             return exists and self._may_be_told(connection, owner, project)
 
-    def address_notifications(self) -> int:
+    def address(self) -> int:
         """Writes the deliveries of notifications that have none yet; returns the number of notifications.
 
         Several processes may do this at once: each notification is taken by one.

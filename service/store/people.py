@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, select, update
 
 from service.config.settings import Settings
-from service.db import schema, share_statements, statements
+from service.db import schema, statements
 from service.db.engine import Database
 from service.db.errors import BadValue, Conflict, NotFound, StoreError
 from service.domain.access import (
@@ -31,9 +31,8 @@ from service.domain.access import (
     is_user_name,
 )
 from service.domain.people import TOKEN_NAME_PATTERN, NewToken, Project, Token, User
-from service.specs.project_limits import ProjectLimits
 from service.store.audit import note_change
-from service.store.base import StorePart
+from service.store.base import Clocks, StorePart
 from service.store.notifications import disable_subscriptions_of
 
 _u, _t, _p, _d, _m = (
@@ -79,10 +78,8 @@ class Refused(Exception):
 
 
 class People(StorePart):
-    def __init__(
-        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
-    ) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, database: Database, settings: Settings, clocks: Clocks) -> None:
+        super().__init__(database, settings, clocks)
         self._uses: dict[int, float] = {}
         self._uses_written_s = float("-inf")
         self._uses_lock = threading.Lock()
@@ -334,31 +331,6 @@ class People(StorePart):
         """A user who has proved their name."""
         with self.database.read() as connection:
             return _principal(connection, user, scope)
-
-    def maintainers(self, project: str) -> list[str]:
-        """Who can grant roles in a project."""
-        with self.database.read() as connection:
-            maintainers_of = (
-                select(_m.user)
-                .join(schema.users, _u.name == _m.user)
-                .where(_m.project == project, _m.role == Role.maintainer, _u.disabled_s.is_(None))
-                .order_by(_m.user)
-            )
-            return list(connection.execute(maintainers_of).scalars())
-
-    def limits_of_projects(self) -> dict[str, ProjectLimits | None]:
-        """Limits of each project, by name; None = it is archived."""
-        with self.database.read() as connection:
-            projects = select(_p.name, _p.archived_s.is_not(None).label("archived"), _p.settings)
-            return {
-                row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
-                for row in connection.execute(projects)
-            }
-
-    def queued_runs_of(self, project: str, owner: str) -> int:
-        """How many runs of a user wait in a project."""
-        with self.database.read() as connection:
-            return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
 
 
 def read_user(connection: Connection, name: str, *, lock: bool = False) -> User:

@@ -29,8 +29,8 @@ class QueueAge:
     oldest_s: float
 
 
-class MetricRows(StorePart):
-    def add_figures(self, rows: Sequence[MetricRow], *, source: str) -> None:
+class ProcessMetrics(StorePart):
+    def add(self, rows: Sequence[MetricRow], *, source: str) -> None:
         """Adds sums to those of all processes, and replaces the gauges of the process `source`.
 
         Rows come in the order of their keys, so that two processes lock them in one order.

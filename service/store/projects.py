@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, func, select, update
 
 from service.config.document import Problem
-from service.db import schema, statements
+from service.db import schema, share_statements, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
@@ -22,6 +22,7 @@ from service.store.base import StorePart, storable
 from service.store.people import PROJECT_COLUMNS, project_row, read_user
 
 _d, _x, _p, _m = schema.placements.c, schema.experiments.c, schema.projects.c, schema.members.c
+_u = schema.users.c
 
 
 LONGEST_TITLE = 200
@@ -65,17 +66,17 @@ _SPENT_BY_USERS = (
 
 
 class Projects(StorePart):
-    def projects(self) -> list[Project]:
+    def all(self) -> list[Project]:
         """All projects, by name, archived ones included."""
         with self.database.read() as connection:
             rows = connection.execute(select(*PROJECT_COLUMNS).order_by(_p.name)).mappings()
             return [Project.from_row(row) for row in rows]
 
-    def project(self, name: str) -> ProjectDetail:
+    def get(self, name: str) -> ProjectDetail:
         with self.database.read() as connection:
             return _detail(connection, name)
 
-    def create_project(
+    def create(
         self,
         name: str,
         *,
@@ -107,7 +108,7 @@ class Projects(StorePart):
 
         return self.database.write(body)
 
-    def set_project(
+    def set(
         self,
         name: str,
         *,
@@ -127,11 +128,11 @@ class Projects(StorePart):
             name, "set", {field: value for field, value in given.items() if value is not None}, actor
         )
 
-    def project_limits(self, name: str) -> ProjectLimits:
+    def limits(self, name: str) -> ProjectLimits:
         with self.database.read() as connection:
             return ProjectLimits.model_validate(_read(connection, name).settings)
 
-    def set_project_limits(
+    def set_limits(
         self,
         name: str,
         limits: ProjectLimits,
@@ -187,7 +188,7 @@ class Projects(StorePart):
         with self.database.read() as connection:
             return spent_of(connection, project, self.database_time(connection))
 
-    def project_use(self, project: str, month: str | None = None) -> ProjectUse:
+    def use(self, project: str, month: str | None = None) -> ProjectUse:
         """What a project has used in a month, by user, and how far its budgets are used.
 
         `month` is such as `2026-11` (ValueError if it is not); None = the present one.
@@ -209,9 +210,7 @@ class Projects(StorePart):
         users = [UserUse(row.owner, Spending(row.usd, row.kwh, row.device_hours)) for row in rows]
         return ProjectUse(project, wanted.name, used, budgets, users)
 
-    def archive_project(
-        self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
-    ) -> ProjectDetail:
+    def archive(self, name: str, archived: bool = True, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
         """Archives a project, or takes it back: an archived one accepts no new experiments.
 
         What was submitted before stays visible, and runs.
@@ -284,6 +283,31 @@ class Projects(StorePart):
             return _detail(connection, project)
 
         return self.database.write(body)
+
+    def maintainers(self, project: str) -> list[str]:
+        """Who can grant roles in a project."""
+        with self.database.read() as connection:
+            maintainers_of = (
+                select(_m.user)
+                .join(schema.users, _u.name == _m.user)
+                .where(_m.project == project, _m.role == Role.maintainer, _u.disabled_s.is_(None))
+                .order_by(_m.user)
+            )
+            return list(connection.execute(maintainers_of).scalars())
+
+    def all_limits(self) -> dict[str, ProjectLimits | None]:
+        """Limits of each project, by name; None = it is archived."""
+        with self.database.read() as connection:
+            projects = select(_p.name, _p.archived_s.is_not(None).label("archived"), _p.settings)
+            return {
+                row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
+                for row in connection.execute(projects)
+            }
+
+    def queued_runs_of(self, project: str, owner: str) -> int:
+        """How many runs of a user wait in a project."""
+        with self.database.read() as connection:
+            return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
 
 
 def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, Problem]:

@@ -11,7 +11,7 @@ import bisect
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from service.domain.ledger import OVERHEAD_TIME, counts_towards_usage
 from service.domain.records import LogLine, MeasurementRow
 from service.domain.states import RunState
 from service.store.accounting import settle_attempts
-from service.store.base import StorePart, storable
+from service.store.base import Clocks, StorePart, storable
 
 _u = schema.attempt_usage.c
 
@@ -247,10 +247,8 @@ class RecordBatch:
 
 
 class Recording(StorePart):
-    def __init__(
-        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
-    ) -> None:
-        super().__init__(database, settings, clock)
+    def __init__(self, database: Database, settings: Settings, clocks: Clocks) -> None:
+        super().__init__(database, settings, clocks)
         self._name_ids: dict[str, int] = {}
         self._name_lock = threading.Lock()
 

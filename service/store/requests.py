@@ -65,7 +65,7 @@ _TAG = re.compile(TAG_PATTERN)
 
 
 class Requesting(StorePart):
-    def request_cancel(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    def cancel(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended."""
         now = self.clock()
 
@@ -94,7 +94,7 @@ class Requesting(StorePart):
 
         return self.database.write(body)
 
-    def request_pause(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    def pause(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Pauses at once what waits in the queue; asks the driver to pause what runs."""
         now = self.clock()
 
@@ -311,7 +311,7 @@ class Requesting(StorePart):
 
         return self.database.write(body)
 
-    def request_cancel_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
+    def cancel_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one."""
         now = self.clock()
 

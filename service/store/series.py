@@ -26,7 +26,7 @@ from service.domain.metrics import finite
 from service.domain.records import PointRow, SampledSeries
 from service.domain.states import RunState
 from service.store.base import StorePart, read_experiment, source_of
-from service.store.reading import as_float
+from service.store.runs import as_float
 
 _p, _e, _r = schema.points.c, schema.point_extremes.c, schema.runs.c
 

@@ -56,7 +56,7 @@ class Approved:
 
 
 class Sessions(StorePart):
-    def begin_session(
+    def begin(
         self,
         sha256: str,
         user: str,
@@ -98,7 +98,7 @@ class Sessions(StorePart):
 
         self.database.write(body)
 
-    def open_session(self, sha256: str, idle_s: float, own_token_sha256: str | None) -> OpenSession | None:
+    def open(self, sha256: str, idle_s: float, own_token_sha256: str | None) -> OpenSession | None:
         """None if the session is not good any more. `own_token_sha256`: the installation's own token."""
         now = self.clock()
         with self.database.read() as connection:
@@ -117,7 +117,7 @@ class Sessions(StorePart):
             self.database.write(lambda connection: connection.execute(touch).close())
         return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
 
-    def live_sessions(
+    def live(
         self,
         idle_s: float,
         own_token_sha256: str | None,
@@ -135,7 +135,7 @@ class Sessions(StorePart):
         with self.database.read() as connection:
             return [Session.from_row(row) for row in connection.execute(statement).mappings()]
 
-    def end_session(self, sha256: str, actor: Actor) -> None:
+    def end(self, sha256: str, actor: Actor) -> None:
         """Ends a session by the hash of what its browser holds; nothing if it has ended."""
         now = self.clock()
 
@@ -146,7 +146,7 @@ class Sessions(StorePart):
 
         self.database.write(body)
 
-    def end_session_by_id(self, id: str, by: Principal, address: str | None = None) -> None:
+    def end_by_id(self, id: str, by: Principal, address: str | None = None) -> None:
         """Ends a session by its public id.
 
         Raises:

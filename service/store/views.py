@@ -21,7 +21,7 @@ _VIEW = [_v[name] for name in View.__dataclass_fields__]
 
 
 class Views(StorePart):
-    def views(self, owner: str, visible: Visibility) -> list[View]:
+    def visible(self, owner: str, visible: Visibility) -> list[View]:
         """Someone's own views, and those that are shared with a project in sight, by name."""
         with self.database.read() as connection:
             seen = sa.true() if visible.projects is None else _v.project.in_(sorted(visible.projects))
@@ -31,14 +31,14 @@ class Views(StorePart):
             rows = connection.execute(visible_views).mappings()
             return [View.from_row(row) for row in rows]
 
-    def view(self, id: int) -> View:
+    def get(self, id: int) -> View:
         with self.database.read() as connection:
             row = connection.execute(_view(id)).mappings().one_or_none()
         if row is None:
             raise NotFound("view", id)
         return View.from_row(row)
 
-    def save_view(
+    def save(
         self,
         owner: str,
         name: str,
@@ -97,7 +97,7 @@ class Views(StorePart):
 
         return self.database.write(body)
 
-    def delete_view(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
+    def delete(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
         """Removes a view; it is not an error that there is none."""
         now = self.clock()
 

@@ -265,10 +265,10 @@ class World:
         """Returns a queued experiment, and its run."""
         document = {**SPEC, "project": project}
         spec = validate(document)
-        new, _ = self.store.submit(
+        new, _ = self.store.submissions.submit(
             NewExperiment(spec, list(spec.runs()), spec_text=json.dumps(document), owner=owner)
         )
-        (run,) = self.store.runs(experiment_id=new.id).items
+        (run,) = self.store.runs.page(experiment_id=new.id).items
         return new.id, run.id
 
     def own(self, kind: str, *limits: Any, fresh: bool = True) -> str:
@@ -282,18 +282,18 @@ class World:
     def _token(self, scope: str, project: str | None) -> int:
         name = f"own_{next(_numbers)}"
         insert(self.store, schema.tokens, [token_row(name, "owner", Scope(scope)) | {"project": project}])
-        return next(token.id for token in self.store.tokens("owner") if token.name == name)
+        return next(token.id for token in self.store.people.tokens("owner") if token.name == name)
 
     def _subscription(self, project: str | None, by_token_for: str | None) -> int:
         token_id = int(self.own("token", "submit", by_token_for, fresh=False)) if by_token_for else None
-        made = self.store.subscribe(
+        made = self.store.notifications.subscribe(
             "owner", "webhook", WEBHOOK, [Topic.end], project=project, actor=Actor("owner", token_id)
         )
         return made.id
 
     def _view(self, project: str | None, shared: bool) -> int:
         name = f"own {next(_numbers)}"
-        return self.store.save_view("owner", name, "state=failed", project=project, shared=shared).id
+        return self.store.views.save("owner", name, "state=failed", project=project, shared=shared).id
 
     def _session(self, scope: str | None, project: str | None) -> str:
         secret, token = hashlib.sha256(f"session {next(_numbers)}".encode()).hexdigest(), None
@@ -301,7 +301,7 @@ class World:
             name = f"own_{next(_numbers)}"
             insert(self.store, schema.tokens, [token_row(name, "owner", Scope(scope)) | {"project": project}])
             token = hashlib.sha256(token_of(name).encode()).hexdigest()
-        self.store.begin_session(
+        self.store.sessions.begin(
             secret, "owner", csrf="x", lasting_s=9e5, idle_s=9e5, token_sha256=token, agent=None,
             replaces=None, actor=Actor("owner"),
         )  # fmt: skip
@@ -313,12 +313,14 @@ class World:
     def untouched(self) -> bool:
         """Returns whether what no one may touch is as it was."""
         kept = {
-            "token": {str(one.id) for one in self.store.tokens("owner") if one.revoked_s is None},
+            "token": {str(one.id) for one in self.store.people.tokens("owner") if one.revoked_s is None},
             "subscription": {
-                str(one.id) for one in self.store.subscriptions("owner") if one.disabled_s is None
+                str(one.id)
+                for one in self.store.notifications.subscriptions("owner")
+                if one.disabled_s is None
             },
-            "view": {str(one.id) for one in self.store.views("owner", EVERYTHING)},
-            "session": {one.id for one in self.store.live_sessions(9e5, None, "owner")},
+            "view": {str(one.id) for one in self.store.views.visible("owner", EVERYTHING)},
+            "session": {one.id for one in self.store.sessions.live(9e5, None, "owner")},
         }
         return all(number in kept[kind] for (kind, *_), number in self.fixed.items() if kind in kept)
 
@@ -639,9 +641,9 @@ def populate(store: Store) -> World:
     insert(store, schema.projects, projects)
     insert(store, schema.members, members)
     insert(store, schema.tokens, tokens)
-    store.begin_device_login("0" * 64, USER_CODE, "laptop", Scope.operate, None)
+    store.sessions.begin_device_login("0" * 64, USER_CODE, "laptop", Scope.operate, None)
     experiment_id, run_id = World(store, 0, 0).submit()
-    store.request_cancel(experiment_id)
+    store.requests.cancel(experiment_id)
     return World(store, experiment_id, run_id)
 
 

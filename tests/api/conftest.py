@@ -99,23 +99,27 @@ class Driver:
         document = {"name": "driven", "task": {"name": "imdb", "path": "texts"}, **changes}
         spec = validate(document)
         text = json.dumps(document)
-        return self.store.submit(NewExperiment(spec, list(spec.runs()), spec_text=text, owner="ada"))[0]
+        return self.store.submissions.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text=text, owner="ada")
+        )[0]
 
     def start(self, experiment: Experiment, facts: Mapping[str, Any] | None = None) -> list[Run]:
         """Bring the experiment and all its runs to running, with this record."""
         (claimed,) = self.queue.claim("scheduler", lease_s=60.0)
         assert claimed.id == experiment.id
-        self.store.driver_started(claimed.id, claimed.attempt, "here", 1)
-        runs = self.store.runs(experiment_id=claimed.id).items
+        self.store.drivers.started(claimed.id, claimed.attempt, "here", 1)
+        runs = self.store.runs.page(experiment_id=claimed.id).items
         for run in runs:
-            attempt = self.store.open_attempt(run.id, claimed.attempt)
-            self.store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts=facts or {})
-        return [self.store.run(run.id) for run in runs]
+            attempt = self.store.attempts.open(run.id, claimed.attempt)
+            self.store.attempts.run_started(
+                run.id, attempt, total_steps=100, resumed_from_step=0, facts=facts or {}
+            )
+        return [self.store.runs.get(run.id) for run in runs]
 
     def report(self, run: Run, name: str, steps: list[int], values: list[float]) -> None:
         """Record points of the run's current attempt."""
         at_s = [time.time()] * len(steps)
-        stale = self.store.record(
+        stale = self.store.recording.record(
             RecordBatch(points=[PointBatch(run.id, run.attempt, name, steps, values, at_s)])
         )
         assert not stale
@@ -125,8 +129,8 @@ class Driver:
         from service.domain.states import ExperimentState, RunState
 
         for run in runs:
-            self.store.finish_run(run.id, run.attempt, RunState.succeeded, summary={"accuracy": 0.9})
-        self.store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+            self.store.attempts.finish_run(run.id, run.attempt, RunState.succeeded, summary={"accuracy": 0.9})
+        self.store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
 
 
 @pytest.fixture

@@ -231,12 +231,12 @@ def test_a_model_out_of_sight_is_an_unknown_run(client: TestClient, world: World
 
 
 def test_results_are_reused_only_from_what_is_seen(world: World) -> None:
-    (run,) = world.store.runs(experiment_id=world.experiment_id).items
+    (run,) = world.store.runs.page(experiment_id=world.experiment_id).items
     change(world, schema.runs, "id", str(run.id), state="succeeded", config_sha256="c" * 64)
-    everyone = world.store.principal_of_user("owner").visibility
-    others = world.store.principal_of_user("other").visibility
-    assert [equal.run_id for equal in world.store.equal_runs({"c" * 64}, everyone)] == [run.id]
-    assert world.store.equal_runs({"c" * 64}, others) == []
+    everyone = world.store.people.principal_of_user("owner").visibility
+    others = world.store.people.principal_of_user("other").visibility
+    assert [equal.run_id for equal in world.store.runs.equal({"c" * 64}, everyone)] == [run.id]
+    assert world.store.runs.equal({"c" * 64}, others) == []
 
 
 def test_a_key_replays_nothing_that_has_gone_out_of_sight(client: TestClient, world: World) -> None:
@@ -333,12 +333,12 @@ def test_a_project_that_everyone_sees_is_seen_and_not_steered(client: TestClient
 
 def test_a_token_is_found_by_its_hash_alone(world: World) -> None:
     insert(world.store, schema.tokens, [token_row("second", "owner", Scope.read)])
-    principal = world.store.principal_of_token(token_row("second", "", Scope.read)["sha256"])
+    principal = world.store.people.principal_of_token(token_row("second", "", Scope.read)["sha256"])
     assert (principal.user, principal.scope, principal.token_name) == ("owner", Scope.read, "second")
 
 
 def test_tokens_are_revoked_by_their_user_or_an_administrator(client: TestClient, world: World) -> None:
-    ids = {token.name: token.id for token in world.store.tokens()}
+    ids = {token.name: token.id for token in world.store.people.tokens()}
     mine = f"/api/v1/tokens/{ids['member']}"
     for path in (mine, "/api/v1/tokens/98765"):
         answer = client.delete(path, headers=headers_of("maintainer"))
@@ -353,8 +353,8 @@ def test_tokens_are_revoked_by_their_user_or_an_administrator(client: TestClient
 
 def test_the_use_of_a_token_is_noted(client: TestClient, world: World) -> None:
     assert client.get(EXPERIMENTS, headers=headers_of("viewer")).status_code == 200
-    world.store.write_token_uses()
-    used = {token.name: token.last_used_s is not None for token in world.store.tokens()}
+    world.store.people.write_token_uses()
+    used = {token.name: token.last_used_s is not None for token in world.store.people.tokens()}
     assert (used["viewer"], used["member"]) == (True, False)
 
 

@@ -115,7 +115,7 @@ class House:
         """Ends an experiment of each kind; returns owner and project by number."""
         ended = {self.world.submit(project, owner)[0]: (owner, project) for owner, project in EXPERIMENTS}
         for id in ended:
-            self.world.store.request_cancel(id)
+            self.world.store.requests.cancel(id)
         return ended
 
     def delivered(self) -> CardSource:
@@ -125,7 +125,10 @@ class House:
         while any((did := self.courier.run_once()).delivered) or did.addressed:
             assert not did.failed
         told: CardSource = Counter()
-        of_message = {one.message_id: one.subscription_id for one in self.world.store.deliveries(limit=500)}
+        of_message = {
+            one.message_id: one.subscription_id
+            for one in self.world.store.notifications.deliveries(limit=500)
+        }
         for _, headers, body in self.http.requests:
             experiment = json.loads(body)["data"]["experiment"]["id"]
             told[of_message[headers["webhook-id"]], experiment] += 1
@@ -165,15 +168,15 @@ def test_messages_tell_no_more_than_the_token_they_were_asked_for_with(
         ended = house.happen()
         assert house.delivered() == house.expected(ended) != Counter()
 
-        store.remove_member(HERE, "member")
-        store.set_user("other", disabled=True)
+        store.projects.remove_member(HERE, "member")
+        store.people.set_user("other", disabled=True)
         revoke(client, store, "owner", "owner_submit_here")
         ended = house.happen()
         assert house.delivered() == house.expected(ended, lost_since) != house.expected(ended)
 
 
 def revoke(client: TestClient, store: Store, user: str, name: str) -> None:
-    (token,) = [token.id for token in store.tokens(user) if token.name == name]
+    (token,) = [token.id for token in store.people.tokens(user) if token.name == name]
     answer = client.delete(f"/api/v1/tokens/{token}", headers=headers_of("first_token"))
     assert answer.status_code == 200, answer.text
 
@@ -187,17 +190,20 @@ def test_a_message_that_waits_is_not_sent_once_it_may_not_be_seen(
         wanted = {"channel": "webhook", "target": http.url, "topics": ["end"], "project": HERE}
         made = client.post("/api/v1/subscriptions", json=wanted, headers=headers_of("viewer_submit"))
         assert made.status_code == 201
-        store.request_cancel(world.submit()[0])
-        assert store.address_notifications()
+        store.requests.cancel(world.submit()[0])
+        assert store.notifications.address()
         if change == "membership":
-            store.remove_member(HERE, "viewer")
+            store.projects.remove_member(HERE, "viewer")
         elif change == "user":
-            store.set_user("viewer", disabled=True)
+            store.people.set_user("viewer", disabled=True)
         else:
             revoke(client, store, "viewer", "viewer_submit")
         Courier(store, app.state.settings).run_once()
         assert http.requests == []
-        (subscription,), (entry,) = store.subscriptions("viewer"), store.deliveries(owner="viewer")
+        (subscription,), (entry,) = (
+            store.notifications.subscriptions("viewer"),
+            store.notifications.deliveries(owner="viewer"),
+        )
     if change == "token":
         assert subscription.disabled_because == "the token 'viewer_submit' that it was made with was revoked"
     else:

@@ -198,8 +198,10 @@ def test_lists_have_what_a_token_reaches(closed: tuple[TestClient, World], colum
     sender = SENDERS[column]
     numbers = {target: world.own(*target, fresh=False) for target in TARGETS}
     for target in TARGETS:
-        if target[0] == "subscription" and not world.store.deliveries(subscription_id=int(numbers[target])):
-            world.store.test_subscription(int(numbers[target]))
+        if target[0] == "subscription" and not world.store.notifications.deliveries(
+            subscription_id=int(numbers[target])
+        ):
+            world.store.notifications.test_subscription(int(numbers[target]))
     for project in MEMBERS:
         world.own("experiment", project, fresh=False)
 
@@ -227,7 +229,7 @@ def test_lists_have_what_a_token_reaches(closed: tuple[TestClient, World], colum
     assert listed("/api/v1/projects", "name") == projects
     assert listed("/api/v1/experiments?page_size=1000", "project") == projects
     of_runs = listed("/api/v1/runs?page_size=1000", "experiment_id")
-    assert {world.store.experiment(int(id)).project for id in of_runs} == projects
+    assert {world.store.experiments.get(int(id)).project for id in of_runs} == projects
     roles = client.get("/api/v1/whoami", headers=headers_of(column)).json()["roles"]
     held = {name for name, roles in MEMBERS.items() if sender.user in roles and sender.reaches(name)}
     assert roles.keys() == held
@@ -328,8 +330,8 @@ def leave_rows(client: TestClient, world: World) -> None:
             how, where = ("DELETE", whole) if verb == "delete" else ("POST", f"{whole}/{verb}")
             before = client.request(how, where, headers=headers_of(author))
             assert before.is_success, (operation, before.text)
-        last = max((row.id for row in store.audit_rows()), default=0)
+        last = max((row.id for row in store.audit.rows()), default=0)
         answer = client.request(method, path, headers=headers_of(author), json=body or None)
         assert answer.is_success, (operation, answer.text)
-        rows = {row.action: row.actor for row in store.audit(after=last).items}
+        rows = {row.action: row.actor for row in store.audit.page(after=last).items}
         assert rows.get(action) == ("admin" if operation == "login_with_token" else author), (operation, rows)

@@ -53,7 +53,7 @@ def test_kernels_of_profiled_runs_stand_beside_each_row(house: tuple[TestClient,
     client, store = house
     assert "no run was profiled on a GPU" in " ".join(get(client, "compare", 2, kernels=True)["notes"])
     fp32, bf16 = (
-        [run for run in store.all_runs(2) if run.precision == precision] for precision in ("fp32", "bf16")
+        [run for run in store.runs.all_of(2) if run.precision == precision] for precision in ("fp32", "bf16")
     )
     measured = [
         MeasurementRow(run.id, 1, name, value * factor, "1", "counter", f"kernel:{kernel}", 0.0, 1.0)
@@ -65,7 +65,7 @@ def test_kernels_of_profiled_runs_stand_beside_each_row(house: tuple[TestClient,
         )
         for name, value in figures.items()
     ]
-    store.record(RecordBatch(measurements=measured))
+    store.recording.record(RecordBatch(measurements=measured))
     answer = get(client, "compare", 2, kernels=True)
     assert [(row["label"], row["kernel"], row["runs"], row["figures"]) for row in answer["kernels"]] == [
         ("precision=fp32", "gemm", 1, {"kernel_ms_per_step": 8.0, "sm_throughput_pct": 70.0}),

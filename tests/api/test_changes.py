@@ -67,9 +67,9 @@ def test_a_life_is_followed_from_submission_to_deletion(
         driver.finish(experiment, runs)
         while of_kind(stream, "experiment")["state"] != "succeeded":
             pass
-        driver.store.delete(experiment.id)
+        driver.store.removal.delete(experiment.id)
         assert of_kind(stream, "deleted") == {"id": experiment.id}
-        driver.store.restore(experiment.id)
+        driver.store.removal.restore(experiment.id)
         assert of_kind(stream, "experiment")["id"] == experiment.id
 
 
@@ -98,7 +98,7 @@ def test_a_reconnect_is_sent_what_changed_meanwhile(
         while of_kind(stream, "experiment")["id"] != second.id:
             pass
         assert of_kind(stream, "queue")["waiting"] == 2
-        driver.store.request_cancel(first.id)
+        driver.store.requests.cancel(first.id)
         assert of_kind(stream, "experiment")["state"] == "cancelled"
 
 
@@ -117,7 +117,7 @@ def test_followers_of_different_projects_share_one_read(
     world = populate(app.state.store)
     app.state.streams._interval_s = 0.05
     reads = []
-    real = world.store.followed_experiments
+    real = world.store.experiments.followed
 
     def counted(ids: Any) -> Any:
         if ids:
@@ -133,7 +133,7 @@ def test_followers_of_different_projects_share_one_read(
             next(line for line in lines if line.startswith("id: "))  # From here on it is sent what changes.
             streams[name] = lines
         assert app.state.streams.polls == 1
-        monkeypatch.setattr(world.store, "followed_experiments", counted)
+        monkeypatch.setattr(world.store.experiments, "followed", counted)
         hidden, _ = world.submit()
         frames = {name: until_place(lines) for name, lines in streams.items()}
         assert reads == [[hidden]]
@@ -228,14 +228,14 @@ def test_what_leaves_the_order_as_it_is_does_not_announce_the_queue(
     source: ChangesSource, driver: Driver
 ) -> None:
     experiment = driver.submit()
-    driver.store.tag(experiment.id, add=["baseline"])
+    driver.store.requests.tag(experiment.id, add=["baseline"])
     snapshot, _ = source.poll(None)
-    driver.store.set_priority(experiment.id, 60)
+    driver.store.requests.set_priority(experiment.id, 60)
     snapshot, frames = source.poll(snapshot)
     assert sent(frames) == ["experiment", "queue"]
-    driver.store.annotate(experiment.id, "a note")
+    driver.store.requests.annotate(experiment.id, "a note")
     snapshot, frames = source.poll(snapshot)
     assert sent(frames) == ["experiment"]
-    driver.store.request_cancel(experiment.id)
-    assert driver.store.experiment(experiment.id).state is ExperimentState.cancelled
+    driver.store.requests.cancel(experiment.id)
+    assert driver.store.experiments.get(experiment.id).state is ExperimentState.cancelled
     assert sent(source.poll(snapshot)[1]) == ["experiment", "queue"]

@@ -129,7 +129,7 @@ def test_a_follower_that_does_not_read_is_sent_away_and_resumes(
     (run,) = driver.start(experiment)
     numbers = range(1, 2001)
     logs = [LogLine(run.id, 1, number, 0.0, "info", "x" * 8000) for number in numbers]
-    store.record(RecordBatch(logs=logs))
+    store.recording.record(RecordBatch(logs=logs))
     path = f"/api/v1/runs/{run.id}/stream"
     with connected(impatient) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())

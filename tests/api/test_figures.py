@@ -118,7 +118,7 @@ def test_a_mean_says_over_how_many_seeds_and_what_its_band_is(client: TestClient
 def test_the_mean_of_a_curve_is_the_mean_of_its_seeds(house: tuple[TestClient, Store]) -> None:
     client, store = house
     mean = lines(get(client, "curve", metric="accuracy"))[0]
-    series = [store.points(run, ["accuracy"])["accuracy"] for run in mean["meta"]["runs"]]
+    series = [store.series.points(run, ["accuracy"])["accuracy"] for run in mean["meta"]["runs"]]
     assert mean["x"] == [row.step for row in series[0]]
     expected = [sum(rows[at].value for rows in series) / 3 for at in range(len(series[0]))]
     assert mean["y"] == pytest.approx(expected, rel=1e-4)
@@ -161,7 +161,7 @@ def test_several_experiments_are_drawn_together_with_what_tells_them_apart(clien
 def test_time_and_cost_of_a_curve_end_with_those_of_its_run(house: tuple[TestClient, Store]) -> None:
     client, store = house
     over_time = lines(get(client, "curve", metric="loss", x="time", by="run", max_curves=1))[0]
-    run = store.run(over_time["meta"]["runs"][0])
+    run = store.runs.get(over_time["meta"]["runs"][0])
     assert over_time["x"][-1] == pytest.approx(run.total_time_s, rel=1e-3)
     energy = get(client, "curve", metric="loss", x="energy", by="run", max_curves=1)
     assert "mean power" in energy["caption"]

@@ -17,14 +17,14 @@ from tests.api.conftest import SPEC, Driver
 def history(driver: Driver) -> None:
     """Four finished runs of `SPEC`, 100 seconds each."""
     now = [time.time()]
-    driver.store.clock = lambda: now[0]
+    driver.store.clocks.simulated = lambda: now[0]
     experiment = driver.submit(
         model={"name": "tiny"}, search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[0, 1]
     )
     for run in driver.start(experiment):
         summary = {"accuracy": 0.9, "total_time_s": 100.0, "setup_time_s": 5.0, "energy_kwh": 0.001}
-        driver.store.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
-    driver.store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        driver.store.attempts.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
+    driver.store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
 
 
 def preview(client: TestClient, text: str, **params: Any) -> Any:
@@ -69,11 +69,13 @@ def test_a_budget_that_no_run_fits_into_is_refused_and_one_that_ends_the_sweep_i
 def test_what_does_not_fit_into_the_projects_budget_is_said_before(
     client: TestClient, history: None, driver: Driver
 ) -> None:
-    driver.store.set_project_limits(
+    driver.store.projects.set_limits(
         "default", ProjectLimits.model_validate({"budgets": {"device_hours": 0.05}})
     )
     (warning,) = preview(client, SPEC)["forecast"]["warnings"]
     assert warning.startswith("project default has 0.05 of 0.05 device-hours left for ")
     assert "these runs are forecast to take 0.1111 (" in warning
-    driver.store.set_project_limits("default", ProjectLimits.model_validate({"budgets": {"device_hours": 5}}))
+    driver.store.projects.set_limits(
+        "default", ProjectLimits.model_validate({"budgets": {"device_hours": 5}})
+    )
     assert preview(client, SPEC)["forecast"]["warnings"] == []

@@ -131,7 +131,7 @@ def failing(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cli
     def fail(**_: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr(app.state.store, "experiments", fail)
+    monkeypatch.setattr(app.state.store.experiments, "page", fail)
     with running(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_a_model_is_refused_with_its_field(
 def test_a_run_without_a_result_is_refused_and_said_why(client: TestClient, driver: Driver) -> None:
     experiment = driver.submit()
     (run,) = driver.start(experiment)
-    driver.store.finish_run(
+    driver.store.attempts.finish_run(
         run.id, run.attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64 does not fit")
     )
     body = submitted(client, f"model: {{name: 'run:{run.id}'}}", 422)
@@ -158,16 +158,18 @@ def test_a_run_that_prepares_is_streamed_with_its_last_line(driver: Driver, stor
 
     experiment = driver.submit(seeds=[0, 1])
     (claimed,) = driver.queue.claim("scheduler", lease_s=60.0)
-    store.driver_started(claimed.id, 1, "here", 1)
-    preparing, training = store.runs(experiment_id=experiment.id).items
+    store.drivers.started(claimed.id, 1, "here", 1)
+    preparing, training = store.runs.page(experiment_id=experiment.id).items
     for run in (preparing, training):
-        attempt = store.open_attempt(run.id, 1)
-        store.record(RecordBatch(logs=[LogLine(run.id, attempt, 1, 1.0, "info", "tokenised 5 of 9 parts")]))
-    store.run_started(training.id, 1, total_steps=9, resumed_from_step=0, facts={})
+        attempt = store.attempts.open(run.id, 1)
+        store.recording.record(
+            RecordBatch(logs=[LogLine(run.id, attempt, 1, 1.0, "info", "tokenised 5 of 9 parts")])
+        )
+    store.attempts.run_started(training.id, 1, total_steps=9, resumed_from_step=0, facts={})
     from service.store import ProgressRow
 
-    store.record(RecordBatch(progress=[ProgressRow(training.id, 1, 0, 9, "training")]))
+    store.recording.record(RecordBatch(progress=[ProgressRow(training.id, 1, 0, 9, "training")]))
     views = ExperimentSource(store, experiment.id).poll(None)[0].runs
     assert '"message":"tokenised 5 of 9 parts"' in views[preparing.id].payload
     assert '"line":null' in views[training.id].payload
-    store.finish_experiment(experiment.id, 1, ExperimentState.failed)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.failed)

@@ -60,4 +60,4 @@ def test_the_number_of_subscriptions_is_limited(client: TestClient, monkeypatch:
 def test_bodies_are_checked(client: TestClient, store: Store, change: dict[str, object]) -> None:
     answer = client.post(PLACE, json={**WANTED, **change})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-body")
-    assert store.subscriptions() == []
+    assert store.notifications.subscriptions() == []

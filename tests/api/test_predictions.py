@@ -89,7 +89,7 @@ def test_claims_go_over_the_predictions_that_runs_kept(
             attempt_folder(folder, 1), record, [f"unit:{at}" for at in range(400)], scores, scores, scores
         )
         summary = {"accuracy": 0.9, "test_accuracy": share, "test_score": share, "test_examples": 400}
-        driver.store.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
+        driver.store.attempts.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
     answer = client.get(f"{API}/experiments/{experiment.id}/compare", params={"claims": True})
     assert answer.status_code == 200, answer.text
     [claim] = [pair["claim"] for pair in answer.json()["claims"] if pair["metric"] == "test_accuracy"]

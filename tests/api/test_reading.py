@@ -177,7 +177,7 @@ def test_exact_points_come_in_pages(client: TestClient, driver: Driver) -> None:
 def test_run_with_all_that_it_reported(client: TestClient, driver: Driver, store: Store) -> None:
     experiment = driver.submit()
     (run,) = driver.start(experiment)
-    store.record(
+    store.recording.record(
         RecordBatch(
             logs=[LogLine(run.id, 1, number, 1.0, "info", f"line {number}") for number in (1, 2, 3)],
             measurements=[

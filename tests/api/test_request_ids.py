@@ -54,7 +54,7 @@ def test_records_of_a_request_carry_its_id(client: TestClient, caplog: pytest.Lo
 def test_an_unforeseen_error_is_found_by_its_request(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(app.state.store, "experiment", lambda id: 1 / 0)
+    monkeypatch.setattr(app.state.store.experiments, "get", lambda id: 1 / 0)
     with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:
         answer = client.get("/api/v1/experiments/1", headers={"X-Request-ID": "r9"})
     assert answer.status_code == 500

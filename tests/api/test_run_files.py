@@ -73,7 +73,7 @@ def test_a_log_is_read_from_its_end_and_searched(client: TestClient, driver: Dri
     (run,) = driver.start(driver.submit())
     words = ["starting", "loss 0.9", "50% done", "Loss is nan", "done_"]
     lines = [LogLine(run.id, 1, number, 1.0, "info", word) for number, word in enumerate(words, 1)]
-    driver.store.record(RecordBatch(logs=lines))
+    driver.store.recording.record(RecordBatch(logs=lines))
 
     def messages(**params: object) -> list[str]:
         answer = client.get(f"{API}/runs/{run.id}/logs", params=params)
@@ -94,16 +94,16 @@ def test_held_devices_name_their_run_where_it_may_be_seen(client: TestClient, dr
     assert client.get(f"{API}/cluster/held").json() == {"items": []}
     experiment = driver.submit()
     (claimed,) = driver.queue.claim("scheduler", lease_s=60.0)
-    driver.store.driver_started(claimed.id, claimed.attempt, "here", 1)
+    driver.store.drivers.started(claimed.id, claimed.attempt, "here", 1)
     held = Placement("g", "cpu", 1, 2, 0.1, 10.0, time.time(), None, None, time.time())
-    driver.store.record_placements(experiment.id, 1, [held])
+    driver.store.drivers.record_placements(experiment.id, 1, [held])
     (free,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (free["devices"], free["run_id"], free["experiment"]["owner"]) == (2, None, "ada")
     assert free["pool"] == "default"
-    driver.store.open_attempt(1, 1, placement="g", node="node-a")
+    driver.store.attempts.open(1, 1, placement="g", node="node-a")
     (busy,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (busy["run_id"], busy["node"], busy["experiment"]["id"]) == (1, "node-a", experiment.id)
-    (hidden,) = driver.store.held_devices(limit=10, visible=Visibility(frozenset()))
+    (hidden,) = driver.store.drivers.held_devices(limit=10, visible=Visibility(frozenset()))
     assert (hidden.run_id, hidden.experiment, hidden.devices) == (None, None, 2)
 
 

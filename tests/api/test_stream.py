@@ -73,11 +73,11 @@ def test_events_are_numbered_without_gaps_until_the_end(
     thread.join()
     numbers = [int(id) for name, id, _ in seen if name == "event" and id is not None]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert len(numbers) == len(driver.store.events(experiment.id))
+    assert len(numbers) == len(driver.store.experiments.events(experiment.id))
     name, _, last = seen[-1]
     assert (name, last["state"], last["run_states"]) == ("end", "succeeded", {"succeeded": 3})
     assert {data["run"]["id"] for name, _, data in seen if name == "run"} == {
-        run.id for run in driver.store.runs(experiment_id=experiment.id).items
+        run.id for run in driver.store.runs.page(experiment_id=experiment.id).items
     }
 
 
@@ -99,7 +99,7 @@ def test_a_late_follower_reads_events_that_the_shared_poll_no_longer_keeps(
     driver.finish(experiment, driver.start(experiment))
     with following(http, f"/experiments/{experiment.id}/stream") as stream:
         numbers = [int(id or 0) for name, id, _ in stream if name == "event"]
-    assert numbers == [event.number for event in driver.store.events(experiment.id)]
+    assert numbers == [event.number for event in driver.store.experiments.events(experiment.id)]
 
 
 @pytest.mark.parametrize("last_id", ["x", "-1", "1" * 30, "1-2"])
@@ -130,7 +130,7 @@ def test_a_run_streams_points_and_lines_to_its_end(fast: Streams, http: httpx.Cl
     driver.report(run, "loss", [1, 2], [0.5, float("nan")])
     with following(http, f"/runs/{run.id}/stream") as stream:
         seen = [next(stream), next(stream)]
-        driver.store.record(RecordBatch(logs=[LogLine(run.id, 1, 1, 0.0, "info", "half\nway")]))
+        driver.store.recording.record(RecordBatch(logs=[LogLine(run.id, 1, 1, 0.0, "info", "half\nway")]))
         driver.report(run, "loss", [3], [0.1])
         seen += [next(stream), next(stream)]
         driver.report(run, "accuracy", [3], [0.9])
@@ -153,11 +153,11 @@ def test_a_reader_that_has_the_rest_gets_what_comes_next(
 ) -> None:
     (run,) = driver.start(driver.submit())
     driver.report(run, "loss", [1, 2], [0.5, 0.4])
-    driver.store.record(RecordBatch(logs=[LogLine(run.id, 1, 1, 0.0, "info", "before")]))
+    driver.store.recording.record(RecordBatch(logs=[LogLine(run.id, 1, 1, 0.0, "info", "before")]))
     with following(http, f"/runs/{run.id}/stream?now=true") as stream:
         first, last_id, data = next(stream)
         assert (first, data["latest"]["loss"]["step"]) == ("run", 2)
-        driver.store.record(RecordBatch(logs=[LogLine(run.id, 1, 2, 0.0, "info", "after")]))
+        driver.store.recording.record(RecordBatch(logs=[LogLine(run.id, 1, 2, 0.0, "info", "after")]))
         assert next(data["message"] for name, _, data in stream if name == "log") == "after"
     with following(http, f"/runs/{run.id}/stream?now=true", last_id=last_id) as stream:
         # A reconnect continues from where it was, whatever the address says.
@@ -187,12 +187,12 @@ def test_a_new_attempt_sends_again_what_it_does_again(
     driver.report(run, "loss", [1, 2, 3, 4], [0.5, 0.4, 0.3, 0.2])
     with following(http, f"/runs/{run.id}/stream") as stream:
         next(stream for name, _, _ in stream if name == "points")
-        driver.store.finish_run(
+        driver.store.attempts.finish_run(
             run.id, 1, RunState.queued, failure=(FailureClass.lost, "gone"), retry_delay_s=0.0
         )
-        attempt = driver.store.open_attempt(run.id, 1)
-        driver.store.run_started(run.id, attempt, total_steps=100, resumed_from_step=2, facts={})
-        driver.report(driver.store.run(run.id), "loss", [3], [0.35])
+        attempt = driver.store.attempts.open(run.id, 1)
+        driver.store.attempts.run_started(run.id, attempt, total_steps=100, resumed_from_step=2, facts={})
+        driver.report(driver.store.runs.get(run.id), "loss", [3], [0.35])
         data = next(data for name, _, data in stream if name == "points")
     assert (data["loss"]["steps"], data["loss"]["values"]) == ([3], [0.35])
 
@@ -202,14 +202,14 @@ def test_followers_share_one_poll_and_take_it_with_them(
 ) -> None:
     experiment = driver.submit()
     polls = 0
-    read = store.run_counts
+    read = store.experiments.run_counts
 
     def counted(id: int) -> Any:
         nonlocal polls
         polls += 1
         return read(id)
 
-    monkeypatch.setattr(store, "run_counts", counted)
+    monkeypatch.setattr(store.experiments, "run_counts", counted)
     fast._interval_s = 0.2
     clients = [httpx.Client(base_url=url, trust_env=False) for _ in range(5)]
     contexts = [following(client, f"/experiments/{experiment.id}/stream") for client in clients]
@@ -230,8 +230,8 @@ def test_a_stream_of_a_deleted_experiment_ends(fast: Streams, http: httpx.Client
     experiment = driver.submit()
     with following(http, f"/experiments/{experiment.id}/stream") as stream:
         next(stream)
-        driver.store.request_cancel(experiment.id)
-        driver.store.delete(experiment.id)
+        driver.store.requests.cancel(experiment.id)
+        driver.store.removal.delete(experiment.id)
         list(stream)
 
 
@@ -239,13 +239,13 @@ def test_streams_outlive_a_store_that_is_away_for_a_while(
     fast: Streams, http: httpx.Client, driver: Driver, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = driver.submit()
-    real = store.experiment
+    real = store.experiments.get
     with following(http, f"/experiments/{experiment.id}/stream") as stream:
         next(stream)
-        monkeypatch.setattr(store, "experiment", unavailable)
+        monkeypatch.setattr(store.experiments, "get", unavailable)
         time.sleep(0.2)
-        monkeypatch.setattr(store, "experiment", real)
-        store.request_cancel(experiment.id)
+        monkeypatch.setattr(store.experiments, "get", real)
+        store.requests.cancel(experiment.id)
         assert [name for name, _, _ in stream][-1] == "end"
 
 
@@ -255,14 +255,14 @@ def test_followers_of_a_run_share_what_is_read(
     experiment = driver.submit()
     (run,) = driver.start(experiment)
     reads: list[str] = []
-    for name in ("logs", "sampled_points"):
-        real = getattr(store, name)
+    for part, name in ((store.runs, "logs"), (store.series, "sampled_points")):
+        real = getattr(part, name)
 
         def counted(*arguments: Any, _name: str = name, _real: Any = real, **named: Any) -> Any:
             reads.append(_name)
             return _real(*arguments, **named)
 
-        monkeypatch.setattr(store, name, counted)
+        monkeypatch.setattr(part, name, counted)
     clients = [httpx.Client(base_url=url, trust_env=False) for _ in range(10)]
     contexts = [following(client, f"/runs/{run.id}/stream") for client in clients]
     streams = [context.__enter__() for context in contexts]
@@ -281,18 +281,21 @@ def test_followers_of_a_run_share_what_is_read(
         client.close()
 
 
-@pytest.mark.parametrize("broken", ["experiment", "runs", "latest_points"])
+@pytest.mark.parametrize(
+    ("part", "broken"), [("experiments", "get"), ("runs", "page"), ("series", "latest_points")]
+)
 def test_a_stream_whose_poll_fails_ends_and_the_next_one_works(
     fast: Streams,
     http: httpx.Client,
     driver: Driver,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
+    part: str,
     broken: str,
 ) -> None:
     experiment = driver.submit()
     driver.start(experiment)
-    real = getattr(store, broken)
+    real = getattr(getattr(store, part), broken)
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("unforeseen")
@@ -300,9 +303,9 @@ def test_a_stream_whose_poll_fails_ends_and_the_next_one_works(
     path = f"/experiments/{experiment.id}/stream"
     with following(http, path) as stream:
         next(stream)
-        monkeypatch.setattr(store, broken, fail)
+        monkeypatch.setattr(getattr(store, part), broken, fail)
         assert "end" not in [name for name, _, _ in stream], "it ends, and the experiment has not"
-    monkeypatch.setattr(store, broken, real)
+    monkeypatch.setattr(getattr(store, part), broken, real)
     with following(http, path) as stream:
         assert next(stream)[0] == "event"
 
@@ -344,7 +347,7 @@ def test_a_stream_that_waits_for_the_store_still_gives_signs_of_life(
     with http.stream("GET", f"/api/v1/experiments/{experiment.id}/stream") as answer:
         lines = answer.iter_lines()
         next(lines)
-        monkeypatch.setattr(store, "experiment", unavailable)
+        monkeypatch.setattr(store.experiments, "get", unavailable)
         while next(lines) != ": ping":
             pass
         assert fast.polls == 1

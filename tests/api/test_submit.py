@@ -435,8 +435,8 @@ def test_a_store_in_trouble_is_never_a_500(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(store, "submit_many", fail)
-    monkeypatch.setattr(store, "submit", fail)
+    monkeypatch.setattr(store.submissions, "submit_many", fail)
+    monkeypatch.setattr(store.submissions, "submit", fail)
     for text in (SPEC, SPEC.replace("[0, 1]", str(list(range(30))))):  # light and heavy
         answer = client.post(EXPERIMENTS, content=text)
         assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{type}")
@@ -533,7 +533,7 @@ def test_a_reposted_spec_with_one_more_value_reuses_what_has_succeeded(
     app: FastAPI, client: TestClient, settings: Settings, driver: Driver
 ) -> None:
     client.post(EXPERIMENTS, content=SPEC)
-    experiment = app.state.store.experiment(1)
+    experiment = app.state.store.experiments.get(1)
     runs = driver.start(experiment, facts=recorded(settings))
     driver.finish(experiment, runs)
     wider = SPEC.replace("[fp32, bf16]", "[fp32, bf16], batch.global_size: [16, 32]")  # 16 is the default.
@@ -576,7 +576,7 @@ def test_a_mistake_in_the_data_is_found_before_the_queue(
         answer = client.post(f"/api/v1/{path}", json=spec)
         assert (answer.status_code, answer.json()["type"]) == (422, "/problems/bad-data")
         assert "set task.columns.text to one of these" in answer.json()["detail"]
-    assert store.experiments().items == []
+    assert store.experiments.page().items == []
     spec["task"]["columns"] = {"text": "sentence"}  # type: ignore[index]
     assert client.post("/api/v1/experiments", json=spec).status_code == 201
 

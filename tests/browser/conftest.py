@@ -137,11 +137,11 @@ def seeded(app: FastAPI) -> dict[str, int]:
     store: Store = app.state.store
     ids = {"done": trained(store, done=True), "running": trained(store, done=False)}
     waiting = validate({"name": "waiting", "task": {"name": "imdb"}})
-    ids["queued"] = store.submit(NewExperiment(waiting, list(waiting.runs()), spec_text="", owner="ada"))[
-        0
-    ].id
+    ids["queued"] = store.submissions.submit(
+        NewExperiment(waiting, list(waiting.runs()), spec_text="", owner="ada")
+    )[0].id
     hostile = validate({"name": "hostile", "description": HOSTILE, "task": {"name": "imdb"}})
-    ids["hostile"] = store.submit(
+    ids["hostile"] = store.submissions.submit(
         NewExperiment(hostile, list(hostile.runs()), spec_text=HOSTILE, owner=HOSTILE)
     )[0].id
     return ids
@@ -157,18 +157,18 @@ def trained(store: Store, *, done: bool, changes: dict[str, Any] | None = None) 
         **(changes or {}),
     }
     spec = validate(document)
-    experiment, _ = store.submit(
+    experiment, _ = store.submissions.submit(
         NewExperiment(spec, list(spec.runs()), spec_text="name: precision\n", owner="ada")
     )
     Queue(store).claim("scheduler", lease_s=3600)
-    store.driver_started(experiment.id, 1, "driver", 0)
-    runs = store.all_runs(experiment.id)
+    store.drivers.started(experiment.id, 1, "driver", 0)
+    runs = store.runs.all_of(experiment.id)
     for run in runs:
-        attempt = store.open_attempt(run.id, 1)
-        store.run_started(run.id, attempt, total_steps=60, resumed_from_step=0, facts={})
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=60, resumed_from_step=0, facts={})
         steps = list(range(1, 61))
         better = 0.02 * (run.point["precision"] == "fp32") + 0.01 * run.seed
-        store.record(
+        store.recording.record(
             RecordBatch(
                 points=[
                     PointBatch(
@@ -184,7 +184,7 @@ def trained(store: Store, *, done: bool, changes: dict[str, Any] | None = None) 
             )
         )  # fmt: skip
         if done:
-            store.finish_run(run.id, attempt, RunState.succeeded)
+            store.attempts.finish_run(run.id, attempt, RunState.succeeded)
     if done:
-        store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     return experiment.id

@@ -100,7 +100,7 @@ def test_an_experiment_is_cancelled_tagged_and_deleted_with_a_way_back(
     page.get_by_role("button", name="Cancel waiting").click()
     page.get_by_role("button", name="Cancel the experiment").click()
     expect(page.locator("main .state").first).to_have_text("cancelled")
-    assert store.experiment(seeded["queued"]).state is ExperimentState.cancelled
+    assert store.experiments.get(seeded["queued"]).state is ExperimentState.cancelled
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     page.wait_for_url(f"{site}/")
@@ -148,8 +148,8 @@ def test_an_experiment_and_its_runs_link_their_job_in_rays_dashboard(
     snapshot = ClusterSnapshot(time.time(), True, "http://ray.example:8265", ())
     Queue(app.state.store).put_cluster(snapshot)
     experiment = seeded["done"]
-    job = app.state.store.experiment(experiment).submission_id
-    run = app.state.store.runs(experiment_id=experiment).items[0]
+    job = app.state.store.experiments.get(experiment).submission_id
+    run = app.state.store.runs.page(experiment_id=experiment).items[0]
     for path in (f"/experiments/{experiment}", f"/runs/{run.id}"):
         page.goto(f"{site}{path}")
         ready(page)

@@ -157,8 +157,8 @@ def test_curves_of_running_runs_grow_without_being_read_again(
     opened(page, f"{site}/experiments/{seeded['running']}/curves?metric=loss&by=run")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    run = store.all_runs(seeded["running"])[0]
-    store.record(RecordBatch(points=[PointBatch(run.id, 1, "loss", [75], [0.123], [2e9])]))
+    run = store.runs.all_of(seeded["running"])[0]
+    store.recording.record(RecordBatch(points=[PointBatch(run.id, 1, "loss", [75], [0.123], [2e9])]))
     grown = "document.querySelector('figure .plot').data.some((trace) => trace.x.at(-1) === 75)"
     wait_until(lambda: bool(page.evaluate(grown)))
     assert not [url for url in asked if "/figures/" in url]

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 def submit(store: Store, name: str, **fields: object) -> int:
     spec = validate({"name": name, "task": {"name": "imdb"}, **fields})
-    return store.submit(NewExperiment(spec, list(spec.runs()), spec_text=f"name: {name}\n", owner="ada"))[
-        0
-    ].id
+    return store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text=f"name: {name}\n", owner="ada")
+    )[0].id
 
 
 def asked(page: Page) -> list[str]:
@@ -46,12 +46,12 @@ def test_the_list_changes_in_place_and_is_read_again_for_what_is_new(
     expect(rows).to_have_count(4)
     page.wait_for_timeout(500)  # What was submitted just before is sent once more.
     before = paths.count("/experiments")
-    store.request_cancel(seeded["queued"])
+    store.requests.cancel(seeded["queued"])
     expect(rows.filter(has_text="waiting").locator(".state")).to_have_text("cancelled")
     assert paths.count("/experiments") == before
     submit(store, "brand new")
     expect(rows.first).to_contain_text("brand new")
-    store.delete(seeded["done"])
+    store.removal.delete(seeded["done"])
     expect(rows).to_have_count(4)
     assert paths.count("/stream") == 1
 
@@ -64,7 +64,7 @@ def test_a_filtered_list_is_read_again_when_something_changes(
     live(page)
     rows = page.locator("table[aria-label=Experiments] tbody tr:not(.gap)")
     expect(rows).to_have_count(2)
-    app.state.store.request_cancel(seeded["queued"])
+    app.state.store.requests.cancel(seeded["queued"])
     expect(rows).to_have_count(1)
 
 
@@ -79,7 +79,7 @@ def test_the_queue_shows_who_came_and_who_moved_ahead(page: Page, app: FastAPI, 
     expect(rows).to_have_count(1)
     younger = submit(store, "younger")
     expect(rows.nth(1)).to_contain_text("younger")
-    store.set_priority(younger, 75)
+    store.requests.set_priority(younger, 75)
     expect(rows.first).to_contain_text("younger")
     page.wait_for_timeout(3500)
     quiet = len(paths)

@@ -47,7 +47,7 @@ def settings(tmp_path: Path, sqlite_template: Path) -> Settings:
 @pytest.fixture
 def closed(settings: Settings) -> FastAPI:
     app = create_app(settings)
-    app.state.store.add_user("ada")
+    app.state.store.people.add_user("ada")
     return app
 
 
@@ -62,7 +62,7 @@ def in_page(tab: Page, words: str) -> None:
 
 
 def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) -> None:
-    secret = closed.state.store.create_token("ada", name="page", scope=Scope.submit).secret
+    secret = closed.state.store.people.create_token("ada", name="page", scope=Scope.submit).secret
     with running(closed) as url:
         tab.open(f"{url}/queue")
         tab.wait("location.pathname === '/login' && document.activeElement.id === 'token'")
@@ -92,7 +92,7 @@ def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) 
         tab.value("document.getElementById('out').click()")
         tab.wait("location.pathname === '/login'")
         assert tab.cookies() == []
-        assert closed.state.store.live_sessions(3600.0, None) == []
+        assert closed.state.store.sessions.live(3600.0, None) == []
     assert tab.errors == []
 
 

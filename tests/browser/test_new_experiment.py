@@ -70,7 +70,7 @@ def test_an_example_is_submitted_once_however_often_one_clicks(
     submits.dblclick()
     page.wait_for_url(f"{site}/experiments/1")
     store: Store = app.state.store
-    assert [experiment.run_count for experiment in store.experiments().items] == [8]
+    assert [experiment.run_count for experiment in store.experiments.page().items] == [8]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_experiment_is_copied_with_another_name(page: Page, app: FastAPI, sit
 
     spec = validate({"name": "old", "task": {"name": "imdb", "path": "demo-texts"}})
     store: Store = app.state.store
-    new, _ = store.submit(
+    new, _ = store.submissions.submit(
         NewExperiment(
             spec,
             list(spec.runs()),

@@ -32,17 +32,19 @@ def run(app: FastAPI, settings: Settings) -> Run:
     store: Store = app.state.store
     document = {"name": "shown", "task": {"name": "imdb"}, "telemetry": {"trace_steps": 3}}
     spec = validate(document)
-    new, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text=json.dumps(document), owner="ada"))
+    new, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text=json.dumps(document), owner="ada")
+    )
     Queue(store).claim("scheduler", lease_s=3600)
-    store.driver_started(new.id, 1, "driver", 0)
+    store.drivers.started(new.id, 1, "driver", 0)
     now = time.time()
-    (run,) = store.all_runs(new.id)
-    store.record_placements(
+    (run,) = store.runs.all_of(new.id)
+    store.drivers.record_placements(
         new.id, 1, [Placement("g", "cpu", 1, 2, 0.1, 10.0, now - 60, now - 50, None, now)]
     )
-    first = store.open_attempt(run.id, 1, placement="g", node="node-a")
+    first = store.attempts.open(run.id, 1, placement="g", node="node-a")
     facts = {"torch": "2.13.0", "encoder_parity": {"largest_difference": 1e-6, "tolerance": 1e-4}}
-    store.run_started(run.id, first, total_steps=60, resumed_from_step=0, facts=facts)
+    store.attempts.run_started(run.id, first, total_steps=60, resumed_from_step=0, facts=facts)
     steps = list(range(1, 31))
     lines = [
         LogLine(run.id, first, n, now + n, "warning" if n == 700 else "info", f"step {n} of many")
@@ -66,7 +68,7 @@ def run(app: FastAPI, settings: Settings) -> Run:
         for name, value in (("kernel_ms_per_step", 2.5), ("grid_size", 640.0), ("sm_throughput_pct", 71.0))
         for worker in ("", "worker:1:")
     ]
-    store.record(
+    store.recording.record(
         RecordBatch(
             points=[
                 PointBatch(run.id, first, "loss", steps, [1 / n for n in steps], [now + n for n in steps])
@@ -76,7 +78,7 @@ def run(app: FastAPI, settings: Settings) -> Run:
         )
     )
     write_trace(checkpoints_folder(settings, new.id, run.id))
-    return store.run(run.id)
+    return store.runs.get(run.id)
 
 
 @pytest.mark.parametrize("tab", ["", "curves", "logs", "profile", "counters", "files", "config"])
@@ -109,7 +111,7 @@ def test_the_log_follows_is_searched_and_leads_to_a_line(
     log = page.get_by_role("log")
     expect(log.get_by_text("step 900 of many")).to_be_visible()
     expect(page.locator("#live")).to_have_text("live")
-    store.record(
+    store.recording.record(
         RecordBatch(logs=[LogLine(run.id, 1, 901, time.time(), "info", "a line that came just now")])
     )
     expect(log.get_by_text("a line that came just now")).to_be_visible()
@@ -131,11 +133,11 @@ def test_a_search_finds_lines_of_earlier_attempts_and_says_of_which(
     page: Page, app: FastAPI, site: str, run: Run, looked_at: Callable[[str], None]
 ) -> None:
     store: Store = app.state.store
-    store.finish_run(run.id, 1, RunState.queued, retry_delay_s=0.0)
-    second = store.open_attempt(run.id, 1)
-    store.run_started(run.id, second, total_steps=60, resumed_from_step=0, facts={})
+    store.attempts.finish_run(run.id, 1, RunState.queued, retry_delay_s=0.0)
+    second = store.attempts.open(run.id, 1)
+    store.attempts.run_started(run.id, second, total_steps=60, resumed_from_step=0, facts={})
     line = LogLine(run.id, second, 1, time.time(), "info", "a second needle")
-    store.record(RecordBatch(logs=[line]))
+    store.recording.record(RecordBatch(logs=[line]))
     page.goto(f"{site}/runs/{run.id}/logs?attempt=2")
     ready(page)
     log = page.get_by_role("log")
@@ -147,7 +149,9 @@ def test_a_search_finds_lines_of_earlier_attempts_and_says_of_which(
     expect(page.get_by_text("2 lines with “needle” in attempts 1, 2")).to_be_visible()
     expect(page.get_by_label("Attempt", exact=True)).to_be_disabled()
     looked_at("run-logs-search")
-    store.record(RecordBatch(logs=[LogLine(run.id, second, 2, time.time(), "info", "needle, live")]))
+    store.recording.record(
+        RecordBatch(logs=[LogLine(run.id, second, 2, time.time(), "info", "needle, live")])
+    )
     expect(log.locator("li")).to_have_count(3)
     log.get_by_role("link").first.click()
     expect(log.locator(".here")).to_contain_text("a needle")
@@ -161,7 +165,7 @@ def test_curves_grow_while_one_looks(page: Page, app: FastAPI, site: str, run: R
     ready(page)
     page.wait_for_selector("[data-metric=loss] [data-drawn=true]")
     now = time.time()
-    store.record(RecordBatch(points=[PointBatch(run.id, 1, "accuracy", [31], [0.75], [now])]))
+    store.recording.record(RecordBatch(points=[PointBatch(run.id, 1, "accuracy", [31], [0.75], [now])]))
     expect(page.get_by_label("Add a metric")).to_contain_text("accuracy")
     page.get_by_label("Add a metric").select_option("accuracy")
     page.wait_for_selector("[data-metric=accuracy] [data-drawn=true]")
@@ -178,12 +182,12 @@ def test_a_run_is_cancelled_after_a_question_and_retried(
     ready(page)
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel", exact=True).click()
-    assert store.run(run.id).cancel_requested_s is None
+    assert store.runs.get(run.id).cancel_requested_s is None
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.get_by_text("cancelling")).to_be_visible()
-    assert store.run(run.id).cancel_requested_s is not None
-    store.finish_run(run.id, 1, RunState.cancelled)
+    assert store.runs.get(run.id).cancel_requested_s is not None
+    store.attempts.finish_run(run.id, 1, RunState.cancelled)
     expect(page.locator("main .state.cancelled").first).to_be_visible()
     page.get_by_role("button", name="Retry").click()
     expect(page.locator("main .state.queued").first).to_be_visible()
@@ -199,7 +203,7 @@ def test_a_page_goes_on_when_its_server_is_back(
     expect(page.locator("#live")).to_contain_text("reconnecting")
     again = create_app(settings)
     line = LogLine(run.id, 1, 901, time.time(), "info", "written while the server was away")
-    again.state.store.record(RecordBatch(logs=[line]))
+    again.state.store.recording.record(RecordBatch(logs=[line]))
     with running(again, int(url.rpartition(":")[2])):
         expect(page.locator("#live")).to_have_text("live", timeout=20_000)
         expect(page.get_by_role("log")).to_contain_text("written while the server was away")

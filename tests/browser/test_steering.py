@@ -37,12 +37,12 @@ def team(settings: Settings) -> FastAPI:
     """A server that asks who one is, with a viewer, a member and a maintainer of project `nlp`."""
     app = create_app(settings.model_copy(update={"token": SecretStr(OWN)}))
     store: Store = app.state.store
-    store.create_project("nlp", title=HOSTILE, notes=HOSTILE)
+    store.projects.create("nlp", title=HOSTILE, notes=HOSTILE)
     for name, role in (("vera", Role.viewer), ("ada", Role.member), ("max", Role.maintainer)):
-        store.add_user(name)
-        store.set_member("nlp", name, role)
+        store.people.add_user(name)
+        store.projects.set_member("nlp", name, role)
     spec = validate({"name": "theirs", "project": "nlp", "task": {"name": "imdb"}, "seeds": [0, 1]})
-    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: theirs\n", owner="ada"))
+    store.submissions.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: theirs\n", owner="ada"))
     return app
 
 
@@ -61,7 +61,7 @@ def log_in(context: BrowserContext, url: str, token: str) -> None:
 
 def enter(page: Page, url: str, app: FastAPI, user: str, scope: Scope = Scope.operate) -> None:
     """Logs a user in with a token of their own."""
-    made = app.state.store.create_token(user, name="browser", scope=scope)
+    made = app.state.store.people.create_token(user, name="browser", scope=scope)
     log_in(page.context, url, made.secret)
 
 
@@ -86,7 +86,7 @@ def test_the_queue_says_when_each_starts_and_what_decides(
     queue.put_cluster(ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 1.0}, {}),)))
     assert len(queue.claim("s", lease_s=600)) == 1
     spec = validate({"name": "next", "project": "nlp", "task": {"name": "imdb"}})
-    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: next\n", owner="max"))
+    store.submissions.submit(NewExperiment(spec, list(spec.runs()), spec_text="name: next\n", owner="max"))
     StartForecasts(store).run_once()
     enter(page, closed, team, "vera")
     page.goto(f"{closed}/queue")
@@ -126,10 +126,10 @@ def test_an_owner_changes_the_priority_and_takes_it_back(page: Page, closed: str
     store: Store = team.state.store
     page.get_by_label("Priority of theirs").select_option("high")
     expect(page.locator(".toast")).to_contain_text("theirs has priority high")
-    assert store.experiment(1).priority == 75
+    assert store.experiments.get(1).priority == 75
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_label("Priority of theirs")).to_have_value("50")
-    assert store.experiment(1).priority == 50
+    assert store.experiments.get(1).priority == 50
 
 
 def test_an_experiment_is_paused_resumed_cancelled_and_retried(
@@ -141,15 +141,15 @@ def test_an_experiment_is_paused_resumed_cancelled_and_retried(
     store: Store = team.state.store
     page.get_by_role("button", name="Pause theirs").click()
     expect(page.get_by_role("button", name="Resume theirs")).to_be_visible()
-    assert store.experiment(1).state is ExperimentState.paused
+    assert store.experiments.get(1).state is ExperimentState.paused
     page.get_by_role("button", name="Resume theirs").click()
     page.get_by_role("button", name="Cancel theirs").click()
     page.get_by_role("button", name="Cancel the experiment").click()
     expect(page.get_by_role("button", name="Retry theirs")).to_be_visible()
-    assert store.experiment(1).state is ExperimentState.cancelled
+    assert store.experiments.get(1).state is ExperimentState.cancelled
     page.get_by_role("button", name="Retry theirs").click()
     expect(page.get_by_role("button", name="Pause theirs")).to_be_visible()
-    assert store.experiment(1).state is ExperimentState.queued
+    assert store.experiments.get(1).state is ExperimentState.queued
 
 
 def test_an_administrator_manages_people_projects_and_tokens(
@@ -179,7 +179,7 @@ def test_an_administrator_manages_people_projects_and_tokens(
     page.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_label("Role of grace")).to_have_value("member")
     looked_at("project")
-    assert {member.user for member in store.project("nlp").members} == {"ada", "grace", "max", "vera"}
+    assert {member.user for member in store.projects.get("nlp").members} == {"ada", "grace", "max", "vera"}
 
     page.goto(f"{closed}/tokens")
     ready(page)
@@ -211,7 +211,7 @@ def test_devices_are_shown_with_who_holds_them(
 ) -> None:
     store: Store = app.state.store
     now = time.time()
-    store.record_placements(
+    store.drivers.record_placements(
         seeded["running"], 1, [Placement("g", "cpu", 1, 3, 0.15, 10.0, now - 90, now - 80, None, now)]
     )
     terms = {"weight": 3, "guaranteed": {"cpu": 2}}

@@ -45,7 +45,7 @@ def test_a_view_is_saved_chosen_shared_and_deleted(
     page.get_by_role("dialog").get_by_label("For").select_option("default")
     page.get_by_role("dialog").get_by_role("button", name="Share").click()
     expect(page.get_by_text("in default")).to_be_visible()
-    assert [one.shared for one in app.state.store.views("someone else", DEFAULT)] == [True]
+    assert [one.shared for one in app.state.store.views.visible("someone else", DEFAULT)] == [True]
     page.get_by_role("button", name="Delete what waits").click()
     page.get_by_role("button", name="Delete the view").click()
     expect(link).to_have_count(0)
@@ -54,7 +54,7 @@ def test_a_view_is_saved_chosen_shared_and_deleted(
 def test_escape_closes_the_menu_and_a_link_to_a_view_shows_the_same(
     page: Page, site: str, app: FastAPI, seeded: dict[str, int]
 ) -> None:
-    app.state.store.save_view("ada", "ada's", "state=queued", project="default", shared=True)
+    app.state.store.views.save("ada", "ada's", "state=queued", project="default", shared=True)
     page.goto(site)
     ready(page)
     page.locator("summary", has_text="Views").press("Enter")

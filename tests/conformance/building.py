@@ -34,8 +34,8 @@ def plans_of(runs: int, priority: int = 50, **fields: Any) -> tuple[Any, list[Ru
 
 def remove_deleted(store: Store) -> None:
     """Do to the end what a service does bit by bit."""
-    for experiment_id in store.deleted_experiments():
-        for _ in store.removing(experiment_id):
+    for experiment_id in store.removal.deleted_experiments():
+        for _ in store.removal.removing(experiment_id):
             pass
 
 

@@ -21,9 +21,9 @@ def submit(store: Store) -> Submit:
         runs: int = 1, *, owner: str = "ada", priority: int = 50, key: str | None = None, **fields: Any
     ) -> Experiment:
         spec, plans, written = plans_of(runs, priority, **fields)
-        return store.submit(NewExperiment(spec, plans, spec_text=written, owner=owner, idempotency_key=key))[
-            0
-        ]
+        return store.submissions.submit(
+            NewExperiment(spec, plans, spec_text=written, owner=owner, idempotency_key=key)
+        )[0]
 
     return call
 
@@ -36,8 +36,8 @@ def running(store: Store, queue: Queue, submit: Submit) -> Callable[..., tuple[E
         wanted = submit(runs, **fields)
         (claimed,) = queue.claim("s1", lease_s=30)
         assert claimed.id == wanted.id
-        store.driver_started(claimed.id, claimed.attempt, "node", 1)
-        return store.experiment(claimed.id), store.runs(experiment_id=claimed.id).items
+        store.drivers.started(claimed.id, claimed.attempt, "node", 1)
+        return store.experiments.get(claimed.id), store.runs.page(experiment_id=claimed.id).items
 
     return call
 
@@ -48,8 +48,8 @@ def training(store: Store, running: Callable[..., Any]) -> Callable[..., tuple[E
 
     def call(**fields: Any) -> tuple[Experiment, Run, int]:
         experiment, (run,) = running(1, **fields)
-        attempt = store.open_attempt(run.id, experiment.attempt)
-        store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
-        return experiment, store.run(run.id), attempt
+        attempt = store.attempts.open(run.id, experiment.attempt)
+        store.attempts.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
+        return experiment, store.runs.get(run.id), attempt
 
     return call

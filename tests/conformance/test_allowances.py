@@ -28,12 +28,12 @@ def fair_pass(store: Store) -> FairPass:
 def started(store: Store, queue: Queue) -> Experiment:
     """The next experiment, with a driver."""
     (claimed,) = queue.claim("s", lease_s=30)
-    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     return claimed
 
 
 def allowances(store: Store, experiment_id: int) -> dict[str, DeviceAllowance]:
-    return dict(store.requests(experiment_id, 1).allowances)
+    return dict(store.drivers.requests(experiment_id, 1).allowances)
 
 
 def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> None:
@@ -42,7 +42,7 @@ def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> N
         id="placement", hardware="cpu", workers=1, devices=devices, price_usd_per_hour=devices * 0.9,
         power_w=15.0, placed_s=since_s, ready_s=None, released_s=None, seen_s=since_s,
     )  # fmt: skip
-    store.record_placements(experiment_id, 1, [placed])
+    store.drivers.record_placements(experiment_id, 1, [placed])
 
 
 def used(store: Store) -> dict[tuple[str, str, str, str], float]:
@@ -74,7 +74,7 @@ def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(
     store: Store, queue: Queue, submit: Submit
 ) -> None:
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     grid = submit(20)
     started(store, queue)
     hold(store, grid.id, 3, since_s=now[0])
@@ -111,7 +111,7 @@ def test_who_has_no_driver_gets_the_place_of_whoever_has_most(
     assert divided() == divided() == [2, 0]
     reason = allowances(store, new.id)["cpu"].reason
     assert reason is not None
-    store.release_experiment(new.id, 1, delay_s=0.0, yielded=reason)
+    store.drivers.release_experiment(new.id, 1, delay_s=0.0, yielded=reason)
     assert fair_pass.divide(four, queue.active(), 1) == [newcomer.id]
 
 
@@ -128,7 +128,7 @@ def test_a_driver_stays_where_everybody_has_one(
 def test_others_projects_are_not_named(
     store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
 ) -> None:
-    store.create_project("secret")
+    store.projects.create("secret")
     grid = submit(20)
     started(store, queue)
     submit(owner="bob", project="secret")
@@ -141,9 +141,9 @@ def test_others_projects_are_not_named(
 def test_share_errors_are_of_those_who_have_work(
     store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
 ) -> None:
-    store.create_project("nlp")
+    store.projects.create("nlp")
     now = 1_000_000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     assert fair_pass.share_errors() == {}, "there was no pass yet"
     grid = submit(20)
     started(store, queue)
@@ -157,7 +157,7 @@ def test_share_errors_are_of_those_who_have_work(
     other = submit(owner="bob", project="nlp")
     fair_pass.divide(CLUSTER, queue.active(), 3)
     assert fair_pass.share_errors() == pytest.approx({"default": 0.25, "nlp": -0.25})
-    store.request_cancel(other.id)
+    store.requests.cancel(other.id)
     fair_pass.divide(CLUSTER, queue.active(), 3)
     assert fair_pass.share_errors() == {"default": 0.0, "nlp": 0.0}, f"{grid.id} is alone"
 
@@ -202,7 +202,7 @@ def test_only_named_experiments_are_claimed_and_only_if_they_wait(
     store: Store, queue: Queue, submit: Submit
 ) -> None:
     first, second, third = submit(), submit(), submit()
-    store.request_pause(third.id)
+    store.requests.pause(third.id)
     (claimed,) = queue.claim("s", lease_s=30, among=[third.id, second.id, 10_000])
     assert claimed.id == second.id
     assert queue.claim("s", lease_s=30, among=[third.id, second.id]) == []
@@ -213,7 +213,7 @@ def test_two_schedulers_charge_the_use_of_devices_once(
     store: Store, queue: Queue, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     grid = submit(20)
     started(store, queue)
     hold(store, grid.id, 2, since_s=now[0])
@@ -227,7 +227,7 @@ def test_two_schedulers_charge_the_use_of_devices_once(
 
 def test_use_halves_within_a_half_life(store: Store, queue: Queue, submit: Submit) -> None:
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     grid = submit(20)
     started(store, queue)
     hold(store, grid.id, 2, since_s=now[0] - 50)
@@ -252,8 +252,11 @@ def test_an_experiment_that_yields_is_queued_and_no_attempt_is_lost(
     experiment = submit()
     started(store, queue)
     yielded = "no cpu device is free"
-    assert store.release_experiment(experiment.id, 1, delay_s=0.0, yielded=yielded) is ExperimentState.queued
-    event = store.events(experiment.id)[-1]
+    assert (
+        store.drivers.release_experiment(experiment.id, 1, delay_s=0.0, yielded=yielded)
+        is ExperimentState.queued
+    )
+    event = store.experiments.events(experiment.id)[-1]
     assert (event.kind, event.message) == (
         EventKind.experiment_yielded,
         "queued until it may hold devices: no cpu device is free",
@@ -300,7 +303,7 @@ def test_nothing_is_kept_for_an_experiment_that_there_is_no_place_for(
 def test_priorities_of_other_projects_are_not_named(
     store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
 ) -> None:
-    store.create_project("secret")
+    store.projects.create("secret")
     sweep, other = submit(20, priority=25), submit(20, priority=50, owner="bob", project="secret")
     for each in (other, sweep):
         started(store, queue)
@@ -318,7 +321,7 @@ def test_an_urgent_experiment_gets_the_place_of_one_of_lower_priority_after_a_us
     store: Store, queue: Queue, submit: Submit
 ) -> None:
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     fair_pass = FairPass(store)
     old, new = submit(20, priority=25), submit(20, priority=25)
     for each in (old, new):
@@ -333,5 +336,5 @@ def test_an_urgent_experiment_gets_the_place_of_one_of_lower_priority_after_a_us
     assert divided() == [1, 1]
     now[0] += USEFUL_S
     assert divided() == divided() == [2, 0]
-    store.release_experiment(new.id, 1, delay_s=0.0, yielded="urgent")
+    store.drivers.release_experiment(new.id, 1, delay_s=0.0, yielded="urgent")
     assert fair_pass.divide(CLUSTER, queue.active(), 1) == [urgent.id]

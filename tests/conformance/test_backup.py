@@ -52,11 +52,11 @@ def worked(store: Store, settings: Settings, training: Training) -> Worked:
     experiment, run, attempt = training()
     values = [1.0 / step for step in STEPS]
     points = [PointBatch(run.id, attempt, "loss", STEPS, values, [float(step) for step in STEPS])]
-    assert not store.record(RecordBatch(points=points))
+    assert not store.recording.record(RecordBatch(points=points))
     save_checkpoint(settings, run, attempt, 50)
-    store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 0.9, "best_step": 50})
-    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
-    return Worked(store.experiment(experiment.id), store.run(run.id))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 0.9, "best_step": 50})
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    return Worked(store.experiments.get(experiment.id), store.runs.get(run.id))
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     def keep_submitting() -> None:
         while not enough.is_set() and len(acknowledged) < 100:
             spec, plans, written = plans_of(3, 50)
-            acknowledged.append(store.submit(NewExperiment(spec, plans, spec_text=written, owner="ada"))[0])
+            acknowledged.append(
+                store.submissions.submit(NewExperiment(spec, plans, spec_text=written, owner="ada"))[0]
+            )
             begun.set()
 
     thread = threading.Thread(target=keep_submitting)
@@ -98,20 +100,24 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     restored = Store.open(elsewhere)
     try:
         for experiment in before:
-            assert restored.experiment(experiment.id).spec_sha256 == experiment.spec_sha256
-        known = {experiment.id for experiment in restored.experiments(page_size=200).items}
+            assert restored.experiments.get(experiment.id).spec_sha256 == experiment.spec_sha256
+        known = {experiment.id for experiment in restored.experiments.page(page_size=200).items}
         assert len(known) == made.contents.experiments
         for id in known - {worked.experiment.id}:
-            assert len(restored.runs(experiment_id=id).items) == 3  # Whole, or not there.
-        assert restored.run(worked.run.id) == worked.run
-        assert restored.attempts(worked.run.id) == store.attempts(worked.run.id)
-        assert restored.points(worked.run.id) == store.points(worked.run.id)
-        assert restored.events(worked.experiment.id) == store.events(worked.experiment.id)
-        path = checkpoint_of(elsewhere, restored.run(worked.run.id), "best")
+            assert len(restored.runs.page(experiment_id=id).items) == 3  # Whole, or not there.
+        assert restored.runs.get(worked.run.id) == worked.run
+        assert restored.runs.attempts(worked.run.id) == store.runs.attempts(worked.run.id)
+        assert restored.series.points(worked.run.id) == store.series.points(worked.run.id)
+        assert restored.experiments.events(worked.experiment.id) == store.experiments.events(
+            worked.experiment.id
+        )
+        path = checkpoint_of(elsewhere, restored.runs.get(worked.run.id), "best")
         assert path.is_relative_to(elsewhere.data_dir)
         assert verify(path) is None
         spec, plans, written = plans_of(1, 50)
-        assert restored.submit(NewExperiment(spec, plans, spec_text=written, owner="eve"))[0].id > max(known)
+        assert restored.submissions.submit(NewExperiment(spec, plans, spec_text=written, owner="eve"))[
+            0
+        ].id > max(known)
     finally:
         restored.close()
 
@@ -152,10 +158,10 @@ def test_an_installation_with_experiments_is_not_replaced_unless_told_to(
     store.close()
     with pytest.raises(Conflict, match="holds 2 experiments; give --replace"):
         restore(settings, archive, replace=False)
-    assert store.experiment(later.id) == later
+    assert store.experiments.get(later.id) == later
     store.close()
     restore(settings, archive, replace=True)
-    assert [found.id for found in store.experiments().items] == [worked.experiment.id]
+    assert [found.id for found in store.experiments.page().items] == [worked.experiment.id]
 
 
 def test_files_that_the_restored_database_does_not_have_are_set_aside(
@@ -164,7 +170,7 @@ def test_files_that_the_restored_database_does_not_have_are_set_aside(
     """Their numbers are used again: a later run would resume from another run's checkpoint."""
     back_up(settings, archive, checkpoints=False)
     later = submit(1)
-    (later_run,) = store.runs(experiment_id=later.id).items
+    (later_run,) = store.runs.page(experiment_id=later.id).items
     save_checkpoint(settings, later_run, 1, 10)
     save_checkpoint(settings, worked.run, 7, 90)
     store.close()
@@ -265,7 +271,7 @@ def test_a_damaged_backup_changes_nothing(
         restore(settings, archive, replace=True)
     assert "\n" not in str(refused.value)
     assert str(archive) in str(refused.value)
-    assert store.experiment(later.id) == later
+    assert store.experiments.get(later.id) == later
     assert checkpoint_of(settings, worked.run, "best").is_dir()
     assert not list(settings.data_dir.glob(".restore-*"))
 

@@ -31,11 +31,11 @@ def test_held_devices_are_charged_and_only_in_their_month(store: Store, queue: Q
     now = store.clock()
     hold(store, experiment.id, 2, since_s=now - 3600)
     in_month_s = min(3600.0, now - month_of(now).start_s)
-    spent = store.spent("default")
+    spent = store.projects.spent("default")
     assert spent.usd == pytest.approx(2 * 0.9 * in_month_s / 3600, rel=0.01)
     assert spent.device_hours == pytest.approx(2 * in_month_s / 3600, rel=0.01)
     assert spent.kwh == pytest.approx(0.015 * in_month_s / 3600, rel=0.01)
-    assert store.spent("other").usd == 0.0
+    assert store.projects.spent("other").usd == 0.0
 
 
 def test_a_spent_budget_starts_nothing_more_and_stops_nothing(
@@ -45,7 +45,7 @@ def test_a_spent_budget_starts_nothing_more_and_stops_nothing(
     started(store, queue)
     hold(store, grid.id, 1, since_s=store.clock() - 60)
     waiting = submit(owner="bob")
-    store.set_project_limits("default", budget(0.001))
+    store.projects.set_limits("default", budget(0.001))
     fair_pass = FairPass(store)
     assert fair_pass.divide(CLUSTER, queue.active(), 3) == []
     allowed = allowances(store, grid.id)["cpu"]
@@ -54,7 +54,7 @@ def test_a_spent_budget_starts_nothing_more_and_stops_nothing(
     assert told(store) == ["budget.reached"]
     FairPass(store).divide(CLUSTER, queue.active(), 3)
     assert told(store) == ["budget.reached"]
-    store.set_project_limits("default", budget(100.0))
+    store.projects.set_limits("default", budget(100.0))
     assert fair_pass.divide(CLUSTER, queue.active(), 3) == [waiting.id]
     assert allowances(store, grid.id)["cpu"].devices == 1
 
@@ -63,7 +63,7 @@ def test_subscribers_are_warned_at_four_fifths(store: Store, queue: Queue, submi
     experiment = submit(2)
     started(store, queue)
     hold(store, experiment.id, 1, since_s=store.clock() - 60)
-    store.set_project_limits("default", budget(store.spent("default").usd / 0.9))
+    store.projects.set_limits("default", budget(store.projects.spent("default").usd / 0.9))
     fair_pass = FairPass(store)
     fair_pass.divide(CLUSTER, queue.active(), 3)
     assert told(store) == ["budget.warned"]

@@ -21,7 +21,7 @@ from trainers.errors import FailureClass
 def test_claim_gives_attempt_lease_and_submission_id(store: Store, queue: Queue, submit: Submit) -> None:
     wanted = submit()
     (claimed,) = queue.claim("s1", lease_s=30)
-    assert claimed == store.experiment(wanted.id)
+    assert claimed == store.experiments.get(wanted.id)
     assert (claimed.state, claimed.attempt, claimed.lease_owner) == (ExperimentState.starting, 1, "s1")
     assert claimed.submission_id == f"stillhouse-{wanted.id}-1"
     assert claimed.lease_until_s == pytest.approx(store.clock() + 30, abs=5)
@@ -68,7 +68,7 @@ def test_concurrent_claimers_claim_each_once(store: Store, queue: Queue, submit:
     with ThreadPoolExecutor(8) as pool:
         claimed = [id for mine in pool.map(claimer, range(8)) for id in mine]
     assert sorted(claimed) == sorted(ids)
-    assert all(store.experiment(id).attempt == 1 for id in ids)
+    assert all(store.experiments.get(id).attempt == 1 for id in ids)
 
 
 def test_the_limit_holds_over_concurrent_claimers(queue: Queue, submit: Submit) -> None:
@@ -96,8 +96,8 @@ def test_claims_of_several_schedulers_in_one_group_each_get_their_lease(
     assert sorted(experiment.id for experiment in found) == sorted(ids) == sorted(expected)
     assert {experiment.lease_owner for experiment in found} == {"s0", "s1", "s2", "s3"}
     for experiment in found:
-        assert experiment == store.experiment(experiment.id)
-        submitted, claimed = store.events(experiment.id)
+        assert experiment == store.experiments.get(experiment.id)
+        submitted, claimed = store.experiments.events(experiment.id)
         assert submitted.kind == "experiment.submitted"
         assert (claimed.number, claimed.kind, claimed.attempt) == (2, "experiment.claimed", 1)
         assert claimed.message == f"claimed by {experiment.lease_owner}, attempt 1"
@@ -121,12 +121,12 @@ def test_what_somebody_is_changing_is_passed_over(store: Store, queue: Queue, su
 
 def test_what_waits_for_its_delay_is_passed_over(store: Store, queue: Queue, submit: Submit) -> None:
     now = [1000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     queue = Queue(store)
     first, second = submit(priority=90), submit(priority=10)
     queue.claim("s", lease_s=30)
     failure = (FailureClass.infrastructure, "no node")
-    store.release_experiment(first.id, 1, delay_s=60, failure=failure)
+    store.drivers.release_experiment(first.id, 1, delay_s=60, failure=failure)
     queue.heartbeat("s", node="n", pid=1)
     assert "retrying in 60 s after: no node" in queue.position(first.id).reason
     assert [claimed.id for claimed in queue.claim("s", lease_s=30)] == [second.id]
@@ -140,7 +140,7 @@ def test_what_waits_for_its_delay_is_passed_over(store: Store, queue: Queue, sub
 
 def test_a_lease_that_ran_out_is_adopted_once(store: Store, queue: Queue, submit: Submit) -> None:
     now = [1000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     queue = Queue(store)
     id = submit().id
     queue.claim("dead", lease_s=30)
@@ -148,16 +148,16 @@ def test_a_lease_that_ran_out_is_adopted_once(store: Store, queue: Queue, submit
     now[0] += 31
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(lambda n: queue.adopt(id, 1, f"s{n}", 30), range(8))) == 1
-    store.driver_started(id, 1, "n", 1)  # The driver is still of the current attempt.
+    store.drivers.started(id, 1, "n", 1)  # The driver is still of the current attempt.
     now[0] += 100
     assert not queue.adopt(id, 2, "s3", 30)
-    store.renew_lease(id, 1, 30)
+    store.drivers.renew_lease(id, 1, 30)
     assert not queue.adopt(id, 1, "s3", 30)
 
 
 def test_cancelled_and_paused_are_not_claimed(store: Store, queue: Queue, submit: Submit) -> None:
-    store.request_cancel(submit().id)
-    store.request_pause(submit().id)
+    store.requests.cancel(submit().id)
+    store.requests.pause(submit().id)
     assert queue.claim("s", lease_s=30) == []
     assert queue.listing().items == []
 
@@ -165,7 +165,7 @@ def test_cancelled_and_paused_are_not_claimed(store: Store, queue: Queue, submit
 def test_set_priority_moves_in_the_queue(store: Store, queue: Queue, submit: Submit) -> None:
     submit()
     second = submit()
-    store.set_priority(second.id, 80)
+    store.requests.set_priority(second.id, 80)
     assert queue.position(second.id).position == 1
 
 
@@ -185,7 +185,7 @@ def test_reasons(store: Store, queue: Queue, submit: Submit) -> None:
 
 def test_schedulers_are_alive_by_heartbeat(store: Store) -> None:
     now = [1000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     queue = Queue(store)
     queue.heartbeat("s", node="n", pid=1)
     now[0] += 20
@@ -244,7 +244,7 @@ def test_a_page_of_an_empty_queue_is_empty(queue: Queue) -> None:
 
 def test_positions_are_those_of_the_order_of_claims(store: Store, submit: Submit) -> None:
     now = [1000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     queue = Queue(store)
     chance = random.Random(7)
     for _ in range(40):
@@ -259,4 +259,4 @@ def test_positions_are_those_of_the_order_of_claims(store: Store, submit: Submit
 def test_a_claimed_experiment_keeps_its_runs_queued(store: Store, queue: Queue, submit: Submit) -> None:
     id = submit(3).id
     queue.claim("s", lease_s=30)
-    assert store.run_counts(id)[RunState.queued] == 3
+    assert store.experiments.run_counts(id)[RunState.queued] == 3

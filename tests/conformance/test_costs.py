@@ -16,30 +16,30 @@ HOUR_USD = 0.05
 
 
 def advance(store: Store, run: Run, attempt: int, step: int) -> None:
-    store.record(RecordBatch(progress=[ProgressRow(run.id, attempt, step, 100, "training")]))
+    store.recording.record(RecordBatch(progress=[ProgressRow(run.id, attempt, step, 100, "training")]))
 
 
 def test_the_rest_is_forecast_from_what_its_own_runs_cost(
     store: Store, submit: Submit, running: Callable[..., tuple[Experiment, list[Run]]]
 ) -> None:
     now = 1_000_000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     experiment, runs = running(4)
     waiting = submit(2)
-    assert store.experiment_costs([experiment.id, waiting.id]) == {
+    assert store.accounting.costs([experiment.id, waiting.id]) == {
         experiment.id: ExperimentCost(0.0, None),
         waiting.id: ExperimentCost(0.0, None),
     }
-    attempts = [store.open_attempt(run.id, experiment.attempt) for run in runs[:2]]
+    attempts = [store.attempts.open(run.id, experiment.attempt) for run in runs[:2]]
     for run, attempt in zip(runs, attempts, strict=False):
-        store.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
+        store.attempts.run_started(run.id, attempt, total_steps=100, resumed_from_step=0, facts={})
     now += 3600.0
-    store.finish_run(
+    store.attempts.finish_run(
         runs[0].id, attempts[0], RunState.succeeded, summary={"cost_usd": HOUR_USD, "total_time_s": 3600.0}
     )
     advance(store, runs[1], attempts[1], 25)
-    cost = store.experiment_costs([experiment.id])[experiment.id]
-    assert cost.so_far_usd == pytest.approx(store.experiment_totals(experiment.id).cost_usd)
+    cost = store.accounting.costs([experiment.id])[experiment.id]
+    assert cost.so_far_usd == pytest.approx(store.accounting.totals(experiment.id).cost_usd)
     assert cost.so_far_usd == pytest.approx(2 * HOUR_USD)
     # One has 3 h to go; two wait, and cost the mean of one that took 1 h and one that will have taken 4 h.
     assert cost.rest_usd == pytest.approx((3 + 2 * 2.5) * HOUR_USD)
@@ -49,24 +49,24 @@ def test_a_resumed_run_is_judged_by_its_present_attempt(
     store: Store, training: Callable[..., tuple[Experiment, Run, int]]
 ) -> None:
     now = 1_000_000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     experiment, run, attempt = training()
     now += 36_000.0
-    store.finish_run(run.id, attempt, RunState.queued, retry_delay_s=0.0)
-    second = store.open_attempt(run.id, experiment.attempt)
-    store.run_started(run.id, second, total_steps=100, resumed_from_step=80, facts={})
+    store.attempts.finish_run(run.id, attempt, RunState.queued, retry_delay_s=0.0)
+    second = store.attempts.open(run.id, experiment.attempt)
+    store.attempts.run_started(run.id, second, total_steps=100, resumed_from_step=80, facts={})
     now += 3600.0
     advance(store, run, second, 90)
-    assert store.experiment_costs([experiment.id])[experiment.id].rest_usd == pytest.approx(HOUR_USD)
+    assert store.accounting.costs([experiment.id])[experiment.id].rest_usd == pytest.approx(HOUR_USD)
 
 
 def test_what_has_ended_costs_nothing_more(
     store: Store, training: Callable[..., tuple[Experiment, Run, int]]
 ) -> None:
     experiment, run, attempt = training()
-    store.finish_run(run.id, attempt, RunState.succeeded)
-    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
-    assert store.experiment_costs([experiment.id])[experiment.id].rest_usd == 0.0
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    assert store.accounting.costs([experiment.id])[experiment.id].rest_usd == 0.0
 
 
 def test_costs_take_as_many_statements_for_one_experiment_as_for_many(store: Store, submit: Submit) -> None:
@@ -78,6 +78,6 @@ def test_costs_take_as_many_statements_for_one_experiment_as_for_many(store: Sto
     counts = []
     for some in (ids[:1], ids):
         statements.clear()
-        store.experiment_costs(some)
+        store.accounting.costs(some)
         counts.append(sum("attempt_usage" in text for text in statements))
     assert counts == [2, 2]

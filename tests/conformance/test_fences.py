@@ -278,9 +278,9 @@ ADDRESSED = {
 def world(store: Store, running: Running) -> Store:
     """A store with one row in each table that a fence stands before."""
     experiment, (run,) = running()
-    store.open_attempt(run.id, experiment.attempt)
-    store.run_started(run.id, 1, total_steps=100, resumed_from_step=0, facts={})
-    store.record_placements(experiment.id, 1, [placement("g", placed_s=1.0)])
+    store.attempts.open(run.id, experiment.attempt)
+    store.attempts.run_started(run.id, 1, total_steps=100, resumed_from_step=0, facts={})
+    store.drivers.record_placements(experiment.id, 1, [placement("g", placed_s=1.0)])
     assert (experiment.id, run.id) == (ID, RUN)
     subscription = {
         "id": 1, "owner": "ada", "topics": "failed", "channel": "webhook", "target": "http://127.0.0.1",
@@ -496,27 +496,35 @@ def test_no_update_of_an_attempt_or_a_lease_goes_untested() -> None:
 
 Write = Callable[[Store, int], Any]
 OF_THE_EXPERIMENT: dict[str, Write] = {
-    "driver_started": lambda store, attempt: store.driver_started(ID, attempt, "n", 1),
-    "renew_lease": lambda store, attempt: store.renew_lease(ID, attempt, 1e6),
-    "requests": lambda store, attempt: store.requests(ID, attempt),
-    "finish_experiment": lambda store, attempt: store.finish_experiment(ID, attempt, ExperimentState.failed),
-    "release_experiment": lambda store, attempt: store.release_experiment(ID, attempt, delay_s=0),
-    "note": lambda store, attempt: store.note(ID, attempt, "x"),
-    "open_attempt": lambda store, attempt: store.open_attempt(RUN, attempt, number=1),
-    "refuse_run": lambda store, attempt: store.refuse_run(RUN, attempt, (FailureClass.bug, "x")),
-    "record_placements": lambda store, attempt: store.record_placements(
+    "driver_started": lambda store, attempt: store.drivers.started(ID, attempt, "n", 1),
+    "renew_lease": lambda store, attempt: store.drivers.renew_lease(ID, attempt, 1e6),
+    "requests": lambda store, attempt: store.drivers.requests(ID, attempt),
+    "finish_experiment": lambda store, attempt: store.drivers.finish_experiment(
+        ID, attempt, ExperimentState.failed
+    ),
+    "release_experiment": lambda store, attempt: store.drivers.release_experiment(ID, attempt, delay_s=0),
+    "note": lambda store, attempt: store.drivers.note(ID, attempt, "x"),
+    "open_attempt": lambda store, attempt: store.attempts.open(RUN, attempt, number=1),
+    "refuse_run": lambda store, attempt: store.attempts.refuse_run(RUN, attempt, (FailureClass.bug, "x")),
+    "record_placements": lambda store, attempt: store.drivers.record_placements(
         ID, attempt, [placement("h", placed_s=1.0)]
     ),
-    "set_waiting": lambda store, attempt: store.set_waiting(ID, attempt, {RUN: "1 CPU"}),
-    "reset_runs_of_dead_attempt": lambda store, attempt: store.reset_runs_of_dead_attempt(ID, attempt),
-    "reset_runs_without_worker": lambda store, attempt: store.reset_runs_without_worker(ID, attempt, ()),
-    "set_point": lambda store, attempt: store.set_point(ID, attempt, [0], {}, plans_of(1)[0], "x"),
+    "set_waiting": lambda store, attempt: store.drivers.set_waiting(ID, attempt, {RUN: "1 CPU"}),
+    "reset_runs_of_dead_attempt": lambda store, attempt: store.attempts.reset_runs_of_dead_attempt(
+        ID, attempt
+    ),
+    "reset_runs_without_worker": lambda store, attempt: store.attempts.reset_runs_without_worker(
+        ID, attempt, ()
+    ),
+    "set_point": lambda store, attempt: store.submissions.set_point(
+        ID, attempt, [0], {}, plans_of(1)[0], "x"
+    ),
 }
 OF_THE_RUN: dict[str, Write] = {
-    "run_started": lambda store, attempt: store.run_started(
+    "run_started": lambda store, attempt: store.attempts.run_started(
         RUN, attempt, total_steps=1, resumed_from_step=0, facts={}
     ),
-    "finish_run": lambda store, attempt: store.finish_run(RUN, attempt, RunState.succeeded),
+    "finish_run": lambda store, attempt: store.attempts.finish_run(RUN, attempt, RunState.succeeded),
 }
 
 
@@ -538,7 +546,7 @@ def test_a_write_of_another_attempt_changes_nothing(world: Store, attempt: int) 
 
 
 def test_a_write_of_an_attempt_that_was_given_back_changes_nothing(world: Store) -> None:
-    world.release_experiment(ID, 1, delay_s=0)
+    world.drivers.release_experiment(ID, 1, delay_s=0)
     before = everything(world)
     for write in OF_THE_EXPERIMENT.values():
         with pytest.raises(StaleAttempt):
@@ -562,14 +570,14 @@ def test_a_run_whose_cancellation_was_requested_opens_no_attempt(store: Store, r
         lambda connection: connection.execute(statements.set_run(run.id, cancel_requested_s=1.0))
     )
     with pytest.raises(Conflict, match="only a queued run can start"):
-        store.open_attempt(run.id, experiment.attempt)
-    assert store.attempts(run.id) == []
+        store.attempts.open(run.id, experiment.attempt)
+    assert store.runs.attempts(run.id) == []
 
 
 def test_a_record_of_another_attempt_names_its_writer_and_changes_nothing(world: Store) -> None:
     before = everything(world)
     batch = RecordBatch(alive=[AliveRow(RUN, 2, 1e9)])
-    assert world.record(batch) == {(RUN, 2)}
+    assert world.recording.record(batch) == {(RUN, 2)}
     assert everything(world) == before
 
 

@@ -58,10 +58,10 @@ def test_leases_go_by_the_databases_clock(
     id = submit().id
     (claimed,) = queue.claim("s", lease_s=30)
     assert claimed.lease_until_s == pytest.approx(now + 30, abs=10)
-    store.driver_started(id, 1, "node", 1, lease_s=60)
-    assert store.experiment(id).lease_until_s == pytest.approx(now + 60, abs=10)
-    store.renew_lease(id, 1, 90)
-    assert store.experiment(id).lease_until_s == pytest.approx(now + 90, abs=10)
+    store.drivers.started(id, 1, "node", 1, lease_s=60)
+    assert store.experiments.get(id).lease_until_s == pytest.approx(now + 60, abs=10)
+    store.drivers.renew_lease(id, 1, 90)
+    assert store.experiments.get(id).lease_until_s == pytest.approx(now + 90, abs=10)
     assert not queue.adopt(id, 1, "s2", 30)
     queue.heartbeat("s", node="n", pid=1)
     assert [alive.name for alive in queue.schedulers_alive()] == ["s"]
@@ -73,7 +73,7 @@ def test_delays_before_another_attempt_go_by_the_databases_clock(
     id = submit().id
     queue.claim("s", lease_s=30)
     host_is_ahead(-3600)
-    store.release_experiment(id, 1, delay_s=60)
+    store.drivers.release_experiment(id, 1, delay_s=60)
     host_is_ahead(0)
     assert queue.claim("s", lease_s=30) == []
     host_is_ahead(3600)
@@ -97,26 +97,26 @@ def test_requests_are_read_without_a_write(
     store: Store, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, runs = running(2)
-    store.open_attempt(runs[1].id, 1)
-    store.request_pause(experiment.id)
-    store.request_cancel_run(runs[1].id)
+    store.attempts.open(runs[1].id, 1)
+    store.requests.pause(experiment.id)
+    store.requests.cancel_run(runs[1].id)
 
     def refuse(body: object) -> None:
         raise AssertionError("nothing is to be written")
 
     with monkeypatch.context() as patched:
         patched.setattr(store.database, "write", refuse)
-        asked = store.requests(experiment.id, 1)
+        asked = store.drivers.requests(experiment.id, 1)
     assert (asked.cancel, asked.pause, asked.cancel_attempts) == (False, True, {(runs[1].id, 1)})
-    assert store.renew_lease(experiment.id, 1, 30) == asked
+    assert store.drivers.renew_lease(experiment.id, 1, 30) == asked
     with pytest.raises(StaleAttempt):
-        store.requests(experiment.id, 2)
+        store.drivers.requests(experiment.id, 2)
 
 
 def test_no_index_has_a_column_that_a_renewal_changes(store: Store, running: Running) -> None:
     experiment, _ = running()
     before = row_of(store, experiment.id)
-    store.renew_lease(experiment.id, 1, 77)
+    store.drivers.renew_lease(experiment.id, 1, 77)
     after = row_of(store, experiment.id)
     changed = {name for name, value in after.items() if value != before[name]}
     assert changed == {"lease_until_s", "lease_s"}

@@ -32,16 +32,16 @@ def filled(store: Store, running: Callable[..., tuple[Experiment, list[Run]]]) -
     for run in runs:
         if chance.random() < 0.3:
             continue
-        attempt = store.open_attempt(run.id, 1)
-        store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
         if chance.random() < 0.3:
-            store.finish_run(
+            store.attempts.finish_run(
                 run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "50% of 1_000")
             )
         else:
             figures = {"accuracy": round(chance.random(), 1), "cost_usd": chance.choice([None, 0.5, 2.0])}
-            store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
-    return store.runs(experiment_id=experiment.id).items
+            store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    return store.runs.page(experiment_id=experiment.id).items
 
 
 def every(read: Callable[..., Page[Any]], **arguments: Any) -> Iterator[Any]:
@@ -135,11 +135,11 @@ def like(text: str, pattern: str) -> bool:
 def test_a_filter_means_what_it_says(store: Store, filled: list[Run], text: str) -> None:
     condition = parse_filter(text, RUN_NAMES)
     expected = {run.id for run in filled if condition is None or holds(condition, run)}
-    assert {run.id for run in store.runs(filter=text).items} == expected
+    assert {run.id for run in store.runs.page(filter=text).items} == expected
 
 
 def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> None:
-    assert len(store.runs(filter="axis.deterministic = 'true'").items) == len(filled) // 2
+    assert len(store.runs.page(filter="axis.deterministic = 'true'").items) == len(filled) // 2
 
 
 @pytest.mark.parametrize("column", ["accuracy", "cost_usd", "index", "precision", "failure_class", "id"])
@@ -147,7 +147,7 @@ def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> N
 def test_orders_are_total_and_put_no_value_last(
     store: Store, filled: list[Run], column: str, direction: str
 ) -> None:
-    runs = list(every(store.runs, order_by=f"{column} {direction}", page_size=5))
+    runs = list(every(store.runs.page, order_by=f"{column} {direction}", page_size=5))
     assert sorted(run.id for run in runs) == sorted(run.id for run in filled)
     values = [getattr(run, column) for run in runs]
     known = [value for value in values if value is not None]
@@ -158,38 +158,40 @@ def test_orders_are_total_and_put_no_value_last(
 @pytest.mark.parametrize("page_size", [1, 7, 24, 25])
 def test_pages_cover_a_list_once(store: Store, filled: list[Run], page_size: int) -> None:
     text = "accuracy > 0.2 or accuracy is null"
-    pages = list(every(store.runs, filter=text, order_by="accuracy", page_size=page_size))
+    pages = list(every(store.runs.page, filter=text, order_by="accuracy", page_size=page_size))
     assert len(pages) == len({run.id for run in pages})
-    assert {run.id for run in pages} == {run.id for run in store.runs(filter=text).items}
+    assert {run.id for run in pages} == {run.id for run in store.runs.page(filter=text).items}
 
 
 def test_pages_are_stable_when_rows_arrive(store: Store, submit: Submit) -> None:
     first = [submit().id for _ in range(10)]
-    page = store.experiments(page_size=4)
+    page = store.experiments.page(page_size=4)
     seen = [experiment.id for experiment in page.items]
     while page.next_page_token:
         submit()
-        page = store.experiments(page_size=4, page_token=page.next_page_token)
+        page = store.experiments.page(page_size=4, page_token=page.next_page_token)
         seen += [experiment.id for experiment in page.items]
     assert seen == first[::-1]
 
 
 def test_default_orders(store: Store, submit: Submit) -> None:
     ids = [submit(3).id for _ in range(2)]
-    assert [experiment.id for experiment in store.experiments().items] == ids[::-1]
-    assert [run.index for run in store.runs(experiment_id=ids[0]).items] == [0, 1, 2]
-    everything = store.runs().items
+    assert [experiment.id for experiment in store.experiments.page().items] == ids[::-1]
+    assert [run.index for run in store.runs.page(experiment_id=ids[0]).items] == [0, 1, 2]
+    everything = store.runs.page().items
     assert [run.id for run in everything] == sorted((run.id for run in everything), reverse=True)
 
 
 def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) -> None:
     mine, other = submit(owner="ada"), submit(owner="bob")
-    store.request_cancel(other.id)
-    assert [e.id for e in store.experiments(filter="owner = 'ada' and state = 'queued'").items] == [mine.id]
-    (cancelled,) = store.experiments(filter="cancel_requested_s > 0", order_by="ended_s desc").items
+    store.requests.cancel(other.id)
+    assert [e.id for e in store.experiments.page(filter="owner = 'ada' and state = 'queued'").items] == [
+        mine.id
+    ]
+    (cancelled,) = store.experiments.page(filter="cancel_requested_s > 0", order_by="ended_s desc").items
     assert (cancelled.id, cancelled.state) == (other.id, ExperimentState.cancelled)
     with pytest.raises(FilterError, match="owner"):
-        store.experiments(filter="ownr = 'ada'")
+        store.experiments.page(filter="ownr = 'ada'")
 
 
 @pytest.mark.parametrize(
@@ -201,25 +203,25 @@ def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) 
 def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: str) -> None:
     submit()
     with pytest.raises(BadPageToken):
-        store.experiments(page_token=token)
+        store.experiments.page(page_token=token)
 
 
 def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit: Submit) -> None:
     submit(5)
-    token = store.runs(page_size=2, order_by="precision").next_page_token
+    token = store.runs.page(page_size=2, order_by="precision").next_page_token
     assert token is not None
     for other in ({"order_by": "seed"}, {"order_by": "precision desc"}, {"filter": "seed > 0"}, {}):
         with pytest.raises(BadPageToken):
-            store.runs(page_token=token, **other)  # type: ignore[arg-type]
+            store.runs.page(page_token=token, **other)  # type: ignore[arg-type]
     with pytest.raises(BadPageToken):
-        store.experiments(page_token=token)
+        store.experiments.page(page_token=token)
     fingerprint, values, id = content(token)
     for forged in ([fingerprint, [7], id], [fingerprint, values, "1"], [fingerprint, values, 10**30],
                    [fingerprint, values, id, 1], [fingerprint, [*values, 1], id], [fingerprint, values, True],
                    [fingerprint, [None], id], [fingerprint, [{"a": 1}], 1], [fingerprint, "x", 1],
                    [fingerprint, ["\0"], id], [fingerprint, ["\ud800"], id]):  # fmt: skip
         with pytest.raises(BadPageToken):
-            store.runs(order_by="precision", page_token=encoded(forged))
+            store.runs.page(order_by="precision", page_token=encoded(forged))
 
 
 @pytest.mark.parametrize("value", [True, 10**400, float("nan"), float("inf"), 1.5, 2**31, "1"])
@@ -227,11 +229,11 @@ def test_a_token_with_a_number_that_the_column_cannot_hold_is_refused(
     store: Store, submit: Submit, value: object
 ) -> None:
     submit(2)
-    token = store.runs(page_size=1, order_by="attempt").next_page_token
+    token = store.runs.page(page_size=1, order_by="attempt").next_page_token
     assert token is not None
     fingerprint, _, id = content(token)
     with pytest.raises(BadPageToken):
-        store.runs(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
+        store.runs.page(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
 
 
 def content(token: str) -> list[Any]:
@@ -254,7 +256,7 @@ def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]
 
     order_by = "cost_usd, accuracy desc, precision asc"
     for page_size in (1, 5, 100):
-        paged = list(every(store.runs, order_by=order_by, page_size=page_size))
+        paged = list(every(store.runs.page, order_by=order_by, page_size=page_size))
         assert [run.id for run in paged] == [run.id for run in sorted(paged, key=rank)]
         assert len(paged) == len(filled)
 
@@ -264,13 +266,13 @@ def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]
 )
 def test_an_order_that_is_none_is_refused(store: Store, order_by: str) -> None:
     with pytest.raises(FilterError):
-        store.runs(order_by=order_by)
+        store.runs.page(order_by=order_by)
 
 
 def test_page_sizes_are_clamped(store: Store, submit: Submit) -> None:
     submit(3)
-    assert len(store.runs(page_size=0).items) == 1
-    assert len(store.runs(page_size=10**9).items) == 3
+    assert len(store.runs.page(page_size=0).items) == 1
+    assert len(store.runs.page(page_size=10**9).items) == 3
 
 
 def test_figures_of_every_task_are_columns_to_filter_and_order_by(
@@ -278,24 +280,24 @@ def test_figures_of_every_task_are_columns_to_filter_and_order_by(
 ) -> None:
     _, runs = running(3)
     for run, score in zip(runs, (0.25, float("nan"), 0.75), strict=True):
-        attempt = store.open_attempt(run.id, 1)
-        store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
         figures = {
             "map": score, "mrr": score, "exact_match": score, "top5_accuracy": score, "mfu_pct": score,
             "headline": "map", "score": score, "test_score": score, "test_examples": 63,
             "best_score": 0.9, "best_step": 4, "best_checkpoint": "/c/4",
         }  # fmt: skip
-        store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
     low, unknown, high = runs
     wanted = "headline = 'map' and score > 0.5 and map > 0.5 and mrr > 0.5 and exact_match > 0.5"
     wanted += " and top5_accuracy > 0.5 and mfu_pct > 0.5 and best_step = 4 and best_checkpoint like '/c/%'"
     wanted += " and test_score > 0.5 and test_examples = 63"
-    assert [run.id for run in store.runs(filter=wanted).items] == [high.id]
+    assert [run.id for run in store.runs.page(filter=wanted).items] == [high.id]
     for column in ("score", "test_score"):
-        ordered = store.runs(order_by=f"{column} desc").items
+        ordered = store.runs.page(order_by=f"{column} desc").items
         assert [run.id for run in ordered] == [high.id, low.id, unknown.id]
-    assert store.runs(filter="teacher is null and score is null").items[0].id == unknown.id
-    found = store.run(high.id)
+    assert store.runs.page(filter="teacher is null and score is null").items[0].id == unknown.id
+    found = store.runs.get(high.id)
     assert (found.best_score, found.best_step, found.best_checkpoint) == (0.9, 4, "/c/4")
 
 
@@ -304,9 +306,9 @@ def test_a_run_that_is_tried_again_has_no_best_of_the_try_before(
 ) -> None:
     _, run, attempt = training()
     figures = {"headline": "map", "score": 0.5, "best_score": 0.5, "best_step": 4, "best_checkpoint": "/c/4"}
-    store.finish_run(run.id, attempt, RunState.stopped, summary=figures)
-    assert store.run(run.id).best_step == 4
-    again = store.retry_run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.stopped, summary=figures)
+    assert store.runs.get(run.id).best_step == 4
+    again = store.requests.retry_run(run.id)
     assert (again.score, again.best_step, again.best_checkpoint) == (None, None, None)
 
 
@@ -317,14 +319,14 @@ def test_lists_show_the_projects_that_their_reader_sees(
     monkeypatch.setattr(listing, "FEW", few)
     projects = ("nlp", "vision", "default", "nlp")
     for name in ("nlp", "vision"):
-        store.create_project(name)
+        store.projects.create(name)
     ids = {submit(2, project=project).id: project for project in projects}
     for seen in (frozenset(), frozenset({"nlp"}), frozenset({"nlp", "vision"}), None):
         visible = Visibility(seen)
         expected = [id for id, project in ids.items() if visible.includes(project)]
         assert [
-            found.id for found in every(store.experiments, visible=visible, order_by="id", page_size=1)
+            found.id for found in every(store.experiments.page, visible=visible, order_by="id", page_size=1)
         ] == expected
         for order_by in ("id", "id desc", "accuracy", "seed, id"):
-            runs = every(store.runs, visible=visible, order_by=order_by, page_size=3)
+            runs = every(store.runs.page, visible=visible, order_by=order_by, page_size=3)
             assert sorted(run.experiment_id for run in runs) == sorted(2 * expected)

@@ -28,11 +28,11 @@ URL = "https://hooks.example.com/"
 
 
 def told(store: Store, *topics: Topic, owner: str = "ada", project: str | None = None) -> int:
-    return store.subscribe(owner, "webhook", URL, topics, project=project).id
+    return store.notifications.subscribe(owner, "webhook", URL, topics, project=project).id
 
 
 def kinds(store: Store) -> list[str]:
-    return sorted(entry.kind for entry in store.deliveries())
+    return sorted(entry.kind for entry in store.notifications.deliveries())
 
 
 def in_threads(settings: Settings, number: int, work: Callable[[Store], Any]) -> list[Any]:
@@ -58,11 +58,11 @@ def test_a_failure_is_an_end_and_is_told_once(
 ) -> None:
     told(store, Topic.end, Topic.failure)
     experiment, _ = running()
-    store.finish_experiment(
+    store.drivers.finish_experiment(
         experiment.id, experiment.attempt, ExperimentState.failed, failure=(FailureClass.bug, "wrong")
     )
-    assert store.address_notifications() == 1
-    assert store.address_notifications() == 0
+    assert store.notifications.address() == 1
+    assert store.notifications.address() == 0
     assert kinds(store) == ["experiment.failed"]
 
 
@@ -72,13 +72,13 @@ def test_a_preempted_run_is_told_and_counted(
     told(store, Topic.preemption)
     _, run, attempt = training()
     failure = (FailureClass.preempted, "2 devices go to experiment 7")
-    store.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=0.0)
-    store.address_notifications()
-    (taken,) = store.take_deliveries(1, 60.0)
+    store.attempts.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=0.0)
+    store.notifications.address()
+    (taken,) = store.notifications.take_deliveries(1, 60.0)
     message = json.loads(taken.body)
     assert (message["type"], message["data"]["run"]) == ("run.preempted", run.id)
     assert "2 devices go to experiment 7" in message["data"]["message"]
-    (counted,) = series_of(store.figures())
+    (counted,) = series_of(store.process_metrics.figures())
     assert (counted.info.name, counted.labels, counted.value) == (
         "stillhouse_preemptions_total", {"project": "default"}, 1.0,
     )  # fmt: skip
@@ -97,51 +97,55 @@ def test_a_notice_exists_only_if_its_event_does(store: Store, submit: Submit) ->
 
 
 def test_a_subscription_is_told_of_nothing_older_than_itself(store: Store, submit: Submit) -> None:
-    store.request_cancel(submit().id)
+    store.requests.cancel(submit().id)
     told(store, Topic.end)
     later = submit()
-    store.request_cancel(later.id)
-    assert store.address_notifications() == 2, "no scheduler had looked yet"
-    (sent,) = store.take_deliveries(10, 60.0)
+    store.requests.cancel(later.id)
+    assert store.notifications.address() == 2, "no scheduler had looked yet"
+    (sent,) = store.notifications.take_deliveries(10, 60.0)
     assert json.loads(sent.body)["data"]["experiment"]["id"] == later.id
 
 
 def test_schedulers_address_each_notice_once(store: Store, submit: Submit, settings: Settings) -> None:
     told(store, Topic.end)
     for _ in range(30):
-        store.request_cancel(submit().id)
-    in_threads(settings, 3, lambda each: each.address_notifications())
-    store.address_notifications()  # What a thread found locked is left to the next round.
+        store.requests.cancel(submit().id)
+    in_threads(settings, 3, lambda each: each.notifications.address())
+    store.notifications.address()  # What a thread found locked is left to the next round.
     assert count(store, "deliveries") == 30
 
 
 def test_schedulers_take_each_delivery_once(store: Store, submit: Submit, settings: Settings) -> None:
     told(store, Topic.end)
     for _ in range(30):
-        store.request_cancel(submit().id)
-    store.address_notifications()
-    taken = in_threads(settings, 3, lambda each: [one.id for one in each.take_deliveries(20, 60.0)])
-    taken.append([one.id for one in store.take_deliveries(30, 60.0)])
+        store.requests.cancel(submit().id)
+    store.notifications.address()
+    taken = in_threads(
+        settings, 3, lambda each: [one.id for one in each.notifications.take_deliveries(20, 60.0)]
+    )
+    taken.append([one.id for one in store.notifications.take_deliveries(30, 60.0)])
     ids = [id for each in taken for id in each]
     assert len(ids) == len(set(ids)) == 30
 
 
 def test_what_a_dead_scheduler_took_is_taken_again_later(store: Store, submit: Submit) -> None:
     now = 1000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     told(store, Topic.end)
-    store.request_cancel(submit().id)
-    store.address_notifications()
-    (first,) = store.take_deliveries(10, 60.0)
+    store.requests.cancel(submit().id)
+    store.notifications.address()
+    (first,) = store.notifications.take_deliveries(10, 60.0)
     now += 59.0
-    assert not store.take_deliveries(10, 60.0)
+    assert not store.notifications.take_deliveries(10, 60.0)
     now += 2.0
-    (second,) = store.take_deliveries(10, 60.0)
+    (second,) = store.notifications.take_deliveries(10, 60.0)
     assert (second.id, second.attempt, second.message_id) == (first.id, 2, first.message_id)
-    store.not_delivered(first, "too late", None)  # The first was only slow: its word no longer counts.
-    assert store.deliveries()[0].state is DeliveryState.pending
-    store.delivered(second, "204")
-    assert store.deliveries()[0].state is DeliveryState.delivered
+    store.notifications.not_delivered(
+        first, "too late", None
+    )  # The first was only slow: its word no longer counts.
+    assert store.notifications.deliveries()[0].state is DeliveryState.pending
+    store.notifications.delivered(second, "204")
+    assert store.notifications.deliveries()[0].state is DeliveryState.delivered
 
 
 def test_a_budget_is_told_once_to_its_project(store: Store) -> None:
@@ -149,9 +153,9 @@ def test_a_budget_is_told_once_to_its_project(store: Store) -> None:
     told(store, Topic.budget, owner="bob", project="default")
     told(store, Topic.end, project="default")
     key = "budget:default:2026-11:usd:80"
-    assert store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
-    assert not store.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
-    store.address_notifications()
+    assert store.notifications.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
+    assert not store.notifications.notice(key, BUDGET_WARNED, "default", "80% is used", {"usd": 80.0})
+    store.notifications.address()
     assert kinds(store) == [BUDGET_WARNED, BUDGET_WARNED]
 
 
@@ -160,11 +164,11 @@ def test_a_project_is_told_of_everyones_experiments_and_a_user_of_their_own(
 ) -> None:
     by_project = told(store, Topic.end, owner="bob", project="default")
     by_user = told(store, Topic.end, owner="bob")
-    store.request_cancel(submit(owner="ada").id)
-    store.request_cancel(submit(owner="bob").id)
-    store.address_notifications()
-    assert len(store.deliveries(subscription_id=by_project)) == 2
-    assert len(store.deliveries(subscription_id=by_user)) == 1
+    store.requests.cancel(submit(owner="ada").id)
+    store.requests.cancel(submit(owner="bob").id)
+    store.notifications.address()
+    assert len(store.notifications.deliveries(subscription_id=by_project)) == 2
+    assert len(store.notifications.deliveries(subscription_id=by_user)) == 1
 
 
 def people(connection: Connection) -> None:
@@ -203,33 +207,36 @@ def test_only_those_who_see_a_project_are_told_of_it(store: Store) -> None:
         name: told(store, Topic.budget, owner=name, project="closed")
         for name in ("member", "left", "disabled", "root")
     }
-    store.notice("k", BUDGET_WARNED, "closed", "80% is used", {})
-    store.address_notifications()
-    assert {entry.subscription_id for entry in store.deliveries()} == {ids["member"], ids["root"]}
-    assert not store.sees_project("left", "closed")
-    assert store.sees_project("member", "closed")
-    assert not store.sees_project("root", "nowhere")
+    store.notifications.notice("k", BUDGET_WARNED, "closed", "80% is used", {})
+    store.notifications.address()
+    assert {entry.subscription_id for entry in store.notifications.deliveries()} == {
+        ids["member"],
+        ids["root"],
+    }
+    assert not store.notifications.sees_project("left", "closed")
+    assert store.notifications.sees_project("member", "closed")
+    assert not store.notifications.sees_project("root", "nowhere")
 
 
 def test_a_subscription_goes_with_its_messages(store: Store, submit: Submit) -> None:
     id = told(store, Topic.end)
-    store.request_cancel(submit().id)
-    store.address_notifications()
-    store.unsubscribe(id)
-    assert not store.take_deliveries(10, 60.0)
+    store.requests.cancel(submit().id)
+    store.notifications.address()
+    store.notifications.unsubscribe(id)
+    assert not store.notifications.take_deliveries(10, 60.0)
     assert count(store, "deliveries") == 0
 
 
 def test_the_log_is_kept_for_a_while(store: Store, submit: Submit) -> None:
     now = 1000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     told(store, Topic.end)
-    store.request_cancel(submit().id)
-    store.address_notifications()
-    (taken,) = store.take_deliveries(1, 60.0)
-    store.delivered(taken, "204")
-    store.forget_deliveries(100.0)
+    store.requests.cancel(submit().id)
+    store.notifications.address()
+    (taken,) = store.notifications.take_deliveries(1, 60.0)
+    store.notifications.delivered(taken, "204")
+    store.notifications.forget_deliveries(100.0)
     assert count(store, "deliveries") == 1
     now += 101.0
-    store.forget_deliveries(100.0)
+    store.notifications.forget_deliveries(100.0)
     assert count(store, "deliveries") == count(store, "notices") == 0

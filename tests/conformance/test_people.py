@@ -20,14 +20,14 @@ ROOT = Actor("root", 7, "192.0.2.1")
 
 
 def log(store: Store) -> list[AuditRow]:
-    return list(store.audit_rows())
+    return list(store.audit.rows())
 
 
 def test_a_user_joins_the_default_project(store: Store) -> None:
-    user = store.add_user("ada", email="ada@example.org", actor=ROOT)
+    user = store.people.add_user("ada", email="ada@example.org", actor=ROOT)
     assert (user.kind, user.administrator, user.disabled_s) == (UserKind.person, False, None)
-    assert [user.name for user in store.users()] == ["ada"]
-    assert [(member.user, member.role) for member in store.project("default").members] == [
+    assert [user.name for user in store.people.users()] == ["ada"]
+    assert [(member.user, member.role) for member in store.projects.get("default").members] == [
         ("ada", Role.member)
     ]
     (row,) = log(store)
@@ -37,16 +37,16 @@ def test_a_user_joins_the_default_project(store: Store) -> None:
 
 
 def test_an_identity_is_one_users(store: Store) -> None:
-    store.add_user("ada", subject="https://id.example|1")
+    store.people.add_user("ada", subject="https://id.example|1")
     with pytest.raises(Conflict, match="belongs to user ada"):
-        store.add_user("bob", subject="https://id.example|1")
+        store.people.add_user("bob", subject="https://id.example|1")
 
 
 def test_only_what_changes_of_a_user_is_noted(store: Store) -> None:
-    store.add_user("ada")
-    assert store.set_user("ada", disabled=True).disabled_s is not None
-    store.set_user("ada", disabled=True)
-    assert store.set_user("ada", disabled=False, administrator=True).administrator
+    store.people.add_user("ada")
+    assert store.people.set_user("ada", disabled=True).disabled_s is not None
+    store.people.set_user("ada", disabled=True)
+    assert store.people.set_user("ada", disabled=False, administrator=True).administrator
     assert [(row.action, sorted(row.after or {})) for row in log(store)[1:]] == [
         ("user.disable", ["disabled_s"]),
         ("user.set", ["administrator", "disabled_s"]),
@@ -54,12 +54,12 @@ def test_only_what_changes_of_a_user_is_noted(store: Store) -> None:
 
 
 def test_a_token_is_kept_as_a_hash_and_shown_once(store: Store) -> None:
-    store.add_user("ada")
-    made = store.create_token("ada", name="ci", scope=Scope.submit, lasts_s=3600.0, actor=ROOT)
+    store.people.add_user("ada")
+    made = store.people.create_token("ada", name="ci", scope=Scope.submit, lasts_s=3600.0, actor=ROOT)
     assert made.secret.startswith(TOKEN_PREFIX)
     assert len(made.secret) == len(TOKEN_PREFIX) + 43, "256 bits"
     assert made.expires_s == made.created_s + 3600.0
-    (token,) = store.tokens("ada")
+    (token,) = store.people.tokens("ada")
     assert not hasattr(token, "secret") and made.secret.startswith(token.prefix)
     with store.database.read() as connection:
         (row,) = connection.execute(sa.select(schema.tokens)).all()
@@ -70,46 +70,46 @@ def test_a_token_is_kept_as_a_hash_and_shown_once(store: Store) -> None:
 
 def test_the_last_use_of_tokens_is_written_together_once_a_minute(store: Store) -> None:
     now = 1_000.0
-    store.clock = lambda: now
-    store.add_user("ada")
-    first, second = (store.create_token("ada", name=name, scope=Scope.read).id for name in ("a", "b"))
+    store.clocks.simulated = lambda: now
+    store.people.add_user("ada")
+    first, second = (store.people.create_token("ada", name=name, scope=Scope.read).id for name in ("a", "b"))
 
     def used() -> list[float | None]:
-        return [store.token(id).last_used_s for id in (first, second)]
+        return [store.people.token(id).last_used_s for id in (first, second)]
 
-    store.token_used(first)
+    store.people.token_used(first)
     assert used() == [1_000.0, None]
     now += NOTE_USES_EVERY_S / 2
-    store.token_used(first)
-    store.token_used(second)
+    store.people.token_used(first)
+    store.people.token_used(second)
     assert used() == [1_000.0, None]
     now += NOTE_USES_EVERY_S / 2
-    store.token_used(first)
+    store.people.token_used(first)
     assert used() == [1_060.0, 1_030.0]
 
 
 def test_a_token_name_is_free_again_after_its_token(store: Store) -> None:
     now = 1_000.0
-    store.clock = lambda: now
-    store.add_user("ada")
-    made = store.create_token("ada", name="ci", scope=Scope.read)
+    store.clocks.simulated = lambda: now
+    store.people.add_user("ada")
+    made = store.people.create_token("ada", name="ci", scope=Scope.read)
     with pytest.raises(Conflict, match="has a token 'ci' already"):
-        store.create_token("ada", name="ci", scope=Scope.read)
-    assert store.revoke_token(made.id, actor=ROOT).revoked_s == 1_000.0
-    store.create_token("ada", name="ci", scope=Scope.read, lasts_s=10.0)
+        store.people.create_token("ada", name="ci", scope=Scope.read)
+    assert store.people.revoke_token(made.id, actor=ROOT).revoked_s == 1_000.0
+    store.people.create_token("ada", name="ci", scope=Scope.read, lasts_s=10.0)
     now = 1_010.0
-    store.create_token("ada", name="ci", scope=Scope.read)
-    assert store.revoke_token(made.id).revoked_s == 1_000.0, "revoked once, it stays so"
+    store.people.create_token("ada", name="ci", scope=Scope.read)
+    assert store.people.revoke_token(made.id).revoked_s == 1_000.0, "revoked once, it stays so"
     assert [row.action for row in log(store)].count("token.revoke") == 1
 
 
 def test_projects_have_members_with_roles(store: Store) -> None:
-    store.add_user("ada")
-    store.create_project("nlp", title="Language", actor=ROOT)
-    store.set_member("nlp", "ada", Role.viewer, actor=ROOT)
-    project = store.set_member("nlp", "ada", Role.maintainer, actor=ROOT)
+    store.people.add_user("ada")
+    store.projects.create("nlp", title="Language", actor=ROOT)
+    store.projects.set_member("nlp", "ada", Role.viewer, actor=ROOT)
+    project = store.projects.set_member("nlp", "ada", Role.maintainer, actor=ROOT)
     assert [(member.user, member.role) for member in project.members] == [("ada", Role.maintainer)]
-    assert store.remove_member("nlp", "ada", actor=ROOT).members == []
+    assert store.projects.remove_member("nlp", "ada", actor=ROOT).members == []
     rows = [(row.action, row.before, row.after) for row in log(store) if "member" in row.action]
     assert rows == [
         ("project.member_set", None, {"members": {"ada": "viewer"}}),
@@ -119,10 +119,10 @@ def test_projects_have_members_with_roles(store: Store) -> None:
 
 
 def test_changes_of_a_project_are_noted_before_and_after(store: Store) -> None:
-    store.create_project("nlp", title="Language")
-    project = store.set_project("nlp", visible_to_all=True, title="Language models", actor=ROOT)
+    store.projects.create("nlp", title="Language")
+    project = store.projects.set("nlp", visible_to_all=True, title="Language models", actor=ROOT)
     assert (project.visible_to_all, project.title) == (True, "Language models")
-    store.set_project("nlp", visible_to_all=True)
+    store.projects.set("nlp", visible_to_all=True)
     row = log(store)[-1]
     assert (row.action, row.actor) == ("project.set", "root")
     assert (row.before, row.after) == (
@@ -132,22 +132,22 @@ def test_changes_of_a_project_are_noted_before_and_after(store: Store) -> None:
 
 
 def test_the_default_project_is_there_and_stays(store: Store) -> None:
-    assert [(project.name, project.visible_to_all) for project in store.projects()] == [("default", True)]
+    assert [(project.name, project.visible_to_all) for project in store.projects.all()] == [("default", True)]
     with pytest.raises(Conflict, match="cannot be archived"):
-        store.archive_project("default")
+        store.projects.archive("default")
 
 
 def test_an_archived_project_takes_no_experiment_and_keeps_those_it_has(store: Store, submit: Submit) -> None:
-    store.create_project("nlp")
+    store.projects.create("nlp")
     kept = submit(project="nlp", key="k")
     assert kept.project == "nlp"
-    store.archive_project("nlp")
+    store.projects.archive("nlp")
     with pytest.raises(SpecError, match="project nlp is archived"):
         submit(project="nlp")
     with pytest.raises(SpecError, match="there is no project cv; list them"):
         submit(project="cv")
-    assert store.experiment(kept.id).project == "nlp"
-    store.archive_project("nlp", False)
+    assert store.experiments.get(kept.id).project == "nlp"
+    store.projects.archive("nlp", False)
     assert submit(project="nlp").id > kept.id
 
 
@@ -155,33 +155,45 @@ def test_one_bad_project_refuses_one_submission_of_a_group(store: Store) -> None
     from service.store import NewExperiment
 
     good, bad = (NewExperiment(*plans_of(1, project=name), "ada") for name in ("default", "nowhere"))
-    answers = store.submit_many([good, bad, good])
+    answers = store.submissions.submit_many([good, bad, good])
     assert isinstance(answers[1], SpecError)
     assert [type(answers[place]) for place in (0, 2)] == [tuple, tuple]
 
 
 REFUSED: list[tuple[Callable[[Store], object], type[Exception], str]] = [
-    (lambda s: s.add_user("ada"), Conflict, "user ada exists already"),
-    (lambda s: s.add_user("no spaces"), BadValue, "not a user's name"),
-    (lambda s: s.add_user("bob", email="bob"), BadValue, "not an e-mail address"),
-    (lambda s: s.set_user("bob", disabled=True), NotFound, "there is no user bob"),
-    (lambda s: s.create_token("bob", name="x", scope=Scope.read), NotFound, "there is no user bob"),
-    (lambda s: s.create_token("ada", name="", scope=Scope.read), BadValue, "not a token's name"),
-    (lambda s: s.create_token("ada", name="x", scope=Scope.admin), Conflict, "ada is not an administrator"),
+    (lambda s: s.people.add_user("ada"), Conflict, "user ada exists already"),
+    (lambda s: s.people.add_user("no spaces"), BadValue, "not a user's name"),
+    (lambda s: s.people.add_user("bob", email="bob"), BadValue, "not an e-mail address"),
+    (lambda s: s.people.set_user("bob", disabled=True), NotFound, "there is no user bob"),
+    (lambda s: s.people.create_token("bob", name="x", scope=Scope.read), NotFound, "there is no user bob"),
+    (lambda s: s.people.create_token("ada", name="", scope=Scope.read), BadValue, "not a token's name"),
     (
-        lambda s: s.create_token("ada", name="x", scope=Scope.read, project="cv"),
+        lambda s: s.people.create_token("ada", name="x", scope=Scope.admin),
+        Conflict,
+        "ada is not an administrator",
+    ),
+    (
+        lambda s: s.people.create_token("ada", name="x", scope=Scope.read, project="cv"),
         NotFound,
         "there is no project cv",
     ),
-    (lambda s: s.create_token("eve", name="x", scope=Scope.read), Conflict, "eve is disabled.*user enable"),
-    (lambda s: s.revoke_token(99), NotFound, "no token has the id 99"),
-    (lambda s: s.create_project("default"), Conflict, "project default exists already"),
-    (lambda s: s.create_project("NLP"), BadValue, "not a project's name"),
-    (lambda s: s.create_project("nlp", title="x" * 201), BadValue, "title.*201 characters"),
-    (lambda s: s.set_project("cv", title="x"), NotFound, "there is no project cv"),
-    (lambda s: s.set_member("cv", "ada", Role.member), NotFound, "there is no project cv"),
-    (lambda s: s.set_member("default", "bob", Role.member), NotFound, "there is no user bob"),
-    (lambda s: s.remove_member("default", "bob"), NotFound, "there is no member of project default bob"),
+    (
+        lambda s: s.people.create_token("eve", name="x", scope=Scope.read),
+        Conflict,
+        "eve is disabled.*user enable",
+    ),
+    (lambda s: s.people.revoke_token(99), NotFound, "no token has the id 99"),
+    (lambda s: s.projects.create("default"), Conflict, "project default exists already"),
+    (lambda s: s.projects.create("NLP"), BadValue, "not a project's name"),
+    (lambda s: s.projects.create("nlp", title="x" * 201), BadValue, "title.*201 characters"),
+    (lambda s: s.projects.set("cv", title="x"), NotFound, "there is no project cv"),
+    (lambda s: s.projects.set_member("cv", "ada", Role.member), NotFound, "there is no project cv"),
+    (lambda s: s.projects.set_member("default", "bob", Role.member), NotFound, "there is no user bob"),
+    (
+        lambda s: s.projects.remove_member("default", "bob"),
+        NotFound,
+        "there is no member of project default bob",
+    ),
 ]
 
 
@@ -189,12 +201,12 @@ REFUSED: list[tuple[Callable[[Store], object], type[Exception], str]] = [
 def test_what_is_refused_is_said_in_one_line_and_changes_nothing(
     store: Store, call: Callable[[Store], object], error: type[Exception], says: str
 ) -> None:
-    store.add_user("ada")
-    store.add_user("eve")
-    store.set_user("eve", disabled=True)
+    store.people.add_user("ada")
+    store.people.add_user("eve")
+    store.people.set_user("eve", disabled=True)
     before = log(store)
     with pytest.raises(error) as refusal:
         call(store)
     assert re.search(says, str(refusal.value)) and "\n" not in str(refusal.value)
     assert log(store) == before
-    assert (len(store.users()), len(store.tokens()), len(store.projects())) == (2, 0, 1)
+    assert (len(store.people.users()), len(store.people.tokens()), len(store.projects.all())) == (2, 0, 1)

@@ -40,7 +40,7 @@ class Pool:
 def now(store: Store) -> list[float]:
     """The time, which tests move."""
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     return now
 
 
@@ -97,7 +97,7 @@ def test_a_pool_without_schedulers_leaves_the_others_serving(
     assert here.scheduler.run_once().claimed == (mine.id,)
     assert not here.queue.adopt(orphan.id, 1, "default-one", 30)
     assert not here.queue.withdraw(orphan.id, 1)
-    assert store.experiment(orphan.id).lease_owner == "gpu-one"
+    assert store.experiments.get(orphan.id).lease_owner == "gpu-one"
     assert here.queue.position(waiting.id).reason == (
         "no scheduler of pool 'gpu' is running; "
         "start one with: stillhouse scheduler --pool gpu --ray-address URL"
@@ -157,8 +157,8 @@ def test_a_pass_divides_its_pools_devices_alone(store: Store, submit: Submit) ->
     for _ in range(2):
         here.divide(cpus(2.0), Queue(store).active(), 0)
         there.divide(cpus(3.0), Queue(store, "gpu").active(), 0)
-        assert store.requests(grid.id, 1).allowances["cpu"].devices == 2
-        assert store.requests(other.id, 1).allowances["cpu"].devices == 3
+        assert store.drivers.requests(grid.id, 1).allowances["cpu"].devices == 2
+        assert store.drivers.requests(other.id, 1).allowances["cpu"].devices == 3
 
 
 @pytest.mark.parametrize(("ceiling", "left"), [(4, 1), (3, 0), (9, 5)])
@@ -168,9 +168,9 @@ def test_a_ceiling_is_over_all_pools(store: Store, submit: Submit, ceiling: int,
     for queue in (Queue(store), Queue(store, "gpu")):
         queue.claim("s", lease_s=30)
     FairPass(store, "gpu").divide(cpus(3.0), Queue(store, "gpu").active(), 0)
-    assert store.requests(other.id, 1).allowances["cpu"].devices == 3
+    assert store.drivers.requests(other.id, 1).allowances["cpu"].devices == 3
     FairPass(store).divide(cpus(5.0), Queue(store).active(), 0)
-    assert store.requests(grid.id, 1).allowances["cpu"].devices == left
+    assert store.drivers.requests(grid.id, 1).allowances["cpu"].devices == left
 
 
 def test_use_is_charged_once_over_all_pools(store: Store, submit: Submit, now: list[float]) -> None:
@@ -183,7 +183,7 @@ def test_use_is_charged_once_over_all_pools(store: Store, submit: Submit, now: l
             id="placement", hardware="cpu", workers=1, devices=2, price_usd_per_hour=1.8, power_w=15.0,
             placed_s=now[0], ready_s=None, released_s=None, seen_s=now[0],
         )  # fmt: skip
-        store.record_placements(experiment.id, 1, [placed])
+        store.drivers.record_placements(experiment.id, 1, [placed])
     for _ in range(10):
         now[0] += 20.0
         for fair_pass, queue in passes.values():

@@ -34,7 +34,7 @@ def test_it_is_not_claimed_before_the_run_has_succeeded(
     waiting = submit(1, model={"name": f"run:{run.id}"})
     assert reason(queue, waiting) == f"waiting for run {run.id} to finish"
     assert queue.claim("s", lease_s=30) == []
-    store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 9})
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 9})
     assert reason(queue, waiting) == "next in line; the scheduler will claim it shortly"
     assert [found.id for found in queue.claim("s", lease_s=30)] == [waiting.id]
     assert source.id != waiting.id
@@ -53,9 +53,9 @@ def test_an_axis_waits_for_every_run_that_it_names(
     _, runs = running(3)
     names = [f"run:{run.id}" for run in runs]
     waiting = submit(1, model={"name": "tiny"}, search={"axes": {"model.teacher": [None, *names[1:]]}})
-    assert [found.run_id for found in store.references(waiting.id)] == [runs[1].id, runs[2].id]
+    assert [found.run_id for found in store.experiments.references(waiting.id)] == [runs[1].id, runs[2].id]
     assert reason(queue, waiting) == f"waiting for runs {runs[1].id} and {runs[2].id} to finish"
-    assert [run.teacher for run in store.runs(experiment_id=waiting.id).items] == [None, *names[1:]]
+    assert [run.teacher for run in store.runs.page(experiment_id=waiting.id).items] == [None, *names[1:]]
     assert count(store, "run_references") == 2
 
 
@@ -64,7 +64,9 @@ def test_a_run_that_failed_is_told_and_holds_nobody_up(
 ) -> None:
     _, run, attempt = training()
     waiting = submit(1, model={"name": f"run:{run.id}"})
-    store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64"))
+    store.attempts.finish_run(
+        run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "batch 64")
+    )
     assert reason(queue, waiting) == (
         f"next in line; the scheduler will claim it shortly; run {run.id} failed: out_of_memory: "
         "batch 64; runs that start from it will fail with bad_spec"
@@ -77,10 +79,10 @@ def test_a_cancelled_run_that_is_retried_is_waited_for_again(
 ) -> None:
     _, run, attempt = training()
     waiting = submit(1, model={"name": f"run:{run.id}"})
-    store.request_cancel_run(run.id)
-    store.finish_run(run.id, attempt, RunState.cancelled)
+    store.requests.cancel_run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.cancelled)
     assert f"run {run.id} was cancelled" in reason(queue, waiting)
-    store.retry_run(run.id)
+    store.requests.retry_run(run.id)
     assert reason(queue, waiting) == f"waiting for run {run.id} to finish"
 
 
@@ -89,31 +91,31 @@ def test_a_source_is_not_deleted_while_another_experiment_needs_it(
 ) -> None:
     source, run, attempt = training()
     waiting = submit(1, model={"name": f"run:{run.id}"})
-    store.finish_run(run.id, attempt, RunState.succeeded)
-    store.finish_experiment(source.id, 1, ExperimentState.succeeded)
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    store.drivers.finish_experiment(source.id, 1, ExperimentState.succeeded)
     with pytest.raises(Conflict, match=f"experiment {waiting.id} starts from run {run.id}"):
-        store.delete(source.id)
-    store.request_cancel(waiting.id)
-    store.delete(source.id)
+        store.removal.delete(source.id)
+    store.requests.cancel(waiting.id)
+    store.removal.delete(source.id)
     with pytest.raises(NotFound):
-        store.run(run.id)
-    (left,) = store.references(waiting.id)
+        store.runs.get(run.id)
+    (left,) = store.experiments.references(waiting.id)
     assert left.hopeless == f"run {run.id} no longer exists"
 
 
 def test_references_go_with_their_experiment(store: Store, submit: Submit, training: Training) -> None:
     _, run, _ = training()
     waiting = submit(1, model={"name": f"run:{run.id}"})
-    store.request_cancel(waiting.id)
-    store.delete(waiting.id, at_once=True)
+    store.requests.cancel(waiting.id)
+    store.removal.delete(waiting.id, at_once=True)
     remove_deleted(store)
     assert count(store, "run_references") == 0
 
 
 def test_a_run_is_found_by_its_number_or_not_at_all(store: Store, training: Training) -> None:
     _, run, _ = training()
-    assert store.find_run(run.id) == run
-    assert store.find_run(run.id + 1) is None
+    assert store.runs.find(run.id) == run
+    assert store.runs.find(run.id + 1) is None
 
 
 def test_the_last_line_of_a_log_is_of_the_last_attempt(store: Store, training: Training) -> None:
@@ -121,7 +123,7 @@ def test_the_last_line_of_a_log_is_of_the_last_attempt(store: Store, training: T
     from service.store import RecordBatch
 
     _, run, attempt = training()
-    assert store.last_log_line(run.id) is None
+    assert store.runs.last_log_line(run.id) is None
     lines = [LogLine(run.id, attempt, number, 1.0, "info", f"line {number}") for number in (1, 2, 10)]
-    store.record(RecordBatch(logs=lines))
-    assert store.last_log_line(run.id) == lines[-1]
+    store.recording.record(RecordBatch(logs=lines))
+    assert store.runs.last_log_line(run.id) == lines[-1]

@@ -45,49 +45,49 @@ def everything(run: Run, attempt: int, length: int) -> RecordBatch:
 def ended(store: Store, training: Training, length: int = 50) -> tuple[Experiment, Run]:
     """An experiment that has ended with a result and rows of every kind."""
     experiment, run, attempt = training()
-    store.record(everything(run, attempt, length))
-    store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 0.5})
-    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    store.recording.record(everything(run, attempt, length))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 0.5})
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
     return experiment, run
 
 
 def test_a_deleted_experiment_is_gone_for_everyone_at_once(store: Store, training: Training) -> None:
     experiment, run = ended(store, training)
-    store.delete(experiment.id)
+    store.removal.delete(experiment.id)
     assert count(store, "runs") == 1, "its rows are still there"
-    assert (store.experiments().items, store.runs().items) == ([], [])
-    assert store.state_counts() == ({}, {RunState.succeeded: 0})
+    assert (store.experiments.page().items, store.runs.page().items) == ([], [])
+    assert store.experiments.state_counts() == ({}, {RunState.succeeded: 0})
     for read in (
-        lambda: store.experiment(experiment.id),
-        lambda: store.experiment_spec(experiment.id),
-        lambda: store.experiment_totals(experiment.id),
-        lambda: store.ledger(experiment.id),
-        lambda: store.run_counts(experiment.id),
-        lambda: store.events(experiment.id),
-        lambda: store.runs(experiment_id=experiment.id),
-        lambda: store.retry(experiment.id),
-        lambda: store.delete(experiment.id),
-        lambda: store.run(run.id),
-        lambda: store.run_config(run.id),
-        lambda: store.attempts(run.id),
-        lambda: store.measurements(run.id),
-        lambda: store.summary(run.id),
-        lambda: store.logs(run.id),
-        lambda: store.points(run.id),
-        lambda: store.latest_points(run.id),
-        lambda: store.account(run.id),
-        lambda: store.retry_run(run.id),
+        lambda: store.experiments.get(experiment.id),
+        lambda: store.experiments.spec(experiment.id),
+        lambda: store.accounting.totals(experiment.id),
+        lambda: store.accounting.ledger(experiment.id),
+        lambda: store.experiments.run_counts(experiment.id),
+        lambda: store.experiments.events(experiment.id),
+        lambda: store.runs.page(experiment_id=experiment.id),
+        lambda: store.requests.retry(experiment.id),
+        lambda: store.removal.delete(experiment.id),
+        lambda: store.runs.get(run.id),
+        lambda: store.runs.config(run.id),
+        lambda: store.runs.attempts(run.id),
+        lambda: store.runs.measurements(run.id),
+        lambda: store.runs.summary(run.id),
+        lambda: store.runs.logs(run.id),
+        lambda: store.series.points(run.id),
+        lambda: store.series.latest_points(run.id),
+        lambda: store.accounting.account(run.id),
+        lambda: store.requests.retry_run(run.id),
     ):
         with pytest.raises(NotFound):
             read()
-    assert store.find_run(run.id) is None
+    assert store.runs.find(run.id) is None
 
 
 def test_what_a_spool_delivers_to_a_deleted_experiment_is_refused(store: Store, training: Training) -> None:
     experiment, run = ended(store, training)
-    store.delete(experiment.id)
+    store.removal.delete(experiment.id)
     before = count(store, "points")
-    assert store.record(everything(run, 1, 60)) == {(run.id, 1)}
+    assert store.recording.record(everything(run, 1, 60)) == {(run.id, 1)}
     assert count(store, "points") == before
 
 
@@ -96,12 +96,12 @@ def test_rows_go_in_small_transactions_and_the_neighbours_stay(
 ) -> None:
     experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME + 5)
     kept, kept_run = ended(store, training, 3)
-    store.delete(experiment.id, at_once=True)
-    assert store.deleted_experiments() == [experiment.id]
-    gone = list(store.removing(experiment.id))
+    store.removal.delete(experiment.id, at_once=True)
+    assert store.removal.deleted_experiments() == [experiment.id]
+    gone = list(store.removal.removing(experiment.id))
     assert max(gone) <= ROWS_AT_A_TIME
     assert sum(gone) > 8 * ROWS_AT_A_TIME
-    assert store.deleted_experiments() == []
+    assert store.removal.deleted_experiments() == []
     for table in schema.metadata.sorted_tables:
         column = next((table.c[name] for name in ("experiment_id", "run_id") if name in table.c), None)
         # Notices go by their age: whoever asked to be told of an experiment's end is, even if it was deleted.
@@ -115,15 +115,15 @@ def test_rows_go_in_small_transactions_and_the_neighbours_stay(
 
 def test_removal_continues_after_a_crash(store: Store, settings: Settings, training: Training) -> None:
     experiment, _ = ended(store, training, 2 * ROWS_AT_A_TIME)
-    store.delete(experiment.id, at_once=True)
-    next(store.removing(experiment.id))
+    store.removal.delete(experiment.id, at_once=True)
+    next(store.removal.removing(experiment.id))
     assert count(store, "points") > 0
     again = Store.open(settings)
-    (id,) = again.deleted_experiments()
-    for _ in again.removing(id):
+    (id,) = again.removal.deleted_experiments()
+    for _ in again.removal.removing(id):
         pass
     assert count(again, "experiments") == count(again, "runs") == count(again, "points") == 0
-    assert list(again.removing(id)) == [], "a second process that removes it as well does no harm"
+    assert list(again.removal.removing(id)) == [], "a second process that removes it as well does no harm"
     again.close()
 
 
@@ -136,45 +136,47 @@ def test_checkpoints_and_other_files_go_too(
     for file in (checkpoint, other):
         file.parent.mkdir(parents=True)
         file.write_bytes(b"x")
-    store.delete(experiment.id, at_once=True)
-    for _ in store.removing(experiment.id):
+    store.removal.delete(experiment.id, at_once=True)
+    for _ in store.removal.removing(experiment.id):
         pass
     assert not experiment_folder(settings, experiment.id).exists()
     assert other.exists()
 
 
 def test_pruned_points_leave_every_sample_as_it_was(store: Store, training: Training) -> None:
-    store.clock = lambda: 1_000.0
+    store.clocks.simulated = lambda: 1_000.0
     experiment, run, attempt = training()
     length = 2 * ROWS_AT_A_TIME + 300
     batch = points(run, attempt, range(3, length))
     batch.values[777] = math.nan
     sparse = points(run, attempt, range(5, length, 200), "accuracy")
-    store.record(RecordBatch(points=[batch, sparse]))
-    store.finish_run(run.id, attempt, RunState.succeeded)
-    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
-    before = store.sampled_points(run.id, max_points=24)["loss"]
-    assert store.experiments_to_prune(ended_before_s=1_000.0, keep_every=10) == []
+    store.recording.record(RecordBatch(points=[batch, sparse]))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    before = store.series.sampled_points(run.id, max_points=24)["loss"]
+    assert store.removal.experiments_to_prune(ended_before_s=1_000.0, keep_every=10) == []
     for _ in range(2):  # The second time as after a crash: nothing more goes.
-        for id, ended_s in store.experiments_to_prune(ended_before_s=1_001.0, keep_every=10):
-            assert sum(store.pruning(id, ended_s, 10)) > 0.8 * length
+        for id, ended_s in store.removal.experiments_to_prune(ended_before_s=1_001.0, keep_every=10):
+            assert sum(store.removal.pruning(id, ended_s, 10)) > 0.8 * length
         store.database.write(lambda c: c.execute(sa.text("UPDATE experiments SET pruned_s = 1500")))
-        kept = [point.step for point in store.points(run.id)["loss"]]
+        kept = [point.step for point in store.series.points(run.id)["loss"]]
         assert {3, length - 1, 777 + 3, *range(10, length, 10)} <= set(kept)
         assert len(kept) < 0.15 * length
-    after = store.sampled_points(run.id, max_points=24)["loss"]
+    after = store.series.sampled_points(run.id, max_points=24)["loss"]
     assert [(p.step, repr(p.value)) for p in after.points] == [(p.step, repr(p.value)) for p in before.points]
-    assert len(store.points(run.id)["accuracy"]) == len(sparse.steps)
-    assert store.experiments_to_prune(ended_before_s=1_001.0, keep_every=10) == []
-    assert store.experiments_to_prune(ended_before_s=1_001.0, keep_every=100) == [(experiment.id, 1_000.0)]
+    assert len(store.series.points(run.id)["accuracy"]) == len(sparse.steps)
+    assert store.removal.experiments_to_prune(ended_before_s=1_001.0, keep_every=10) == []
+    assert store.removal.experiments_to_prune(ended_before_s=1_001.0, keep_every=100) == [
+        (experiment.id, 1_000.0)
+    ]
 
 
 def test_pruning_twice_removes_nothing_more(store: Store, training: Training) -> None:
     experiment, _ = ended(store, training, 500)
-    ended_s = store.experiment(experiment.id).ended_s
+    ended_s = store.experiments.get(experiment.id).ended_s
     assert ended_s is not None
-    assert sum(store.pruning(experiment.id, ended_s, 10)) > 0
-    assert sum(store.pruning(experiment.id, ended_s, 10)) == 0
+    assert sum(store.removal.pruning(experiment.id, ended_s, 10)) > 0
+    assert sum(store.removal.pruning(experiment.id, ended_s, 10)) == 0
 
 
 def test_a_small_part_of_a_long_series_is_found_without_reading_the_rest(
@@ -183,7 +185,7 @@ def test_a_small_part_of_a_long_series_is_found_without_reading_the_rest(
     if store.database.is_sqlite:
         pytest.skip("counts pages of PostgreSQL")
     _, run, attempt = training()
-    store.record(RecordBatch([points(run, attempt, range(60_000))]))
+    store.recording.record(RecordBatch([points(run, attempt, range(60_000))]))
 
     def plan(connection: sa.Connection) -> dict[str, Any]:
         key = connection.execute(sa.text("SELECT name_id, attempt, step FROM points WHERE step = 100")).one()

@@ -21,67 +21,69 @@ FIGURES = {"accuracy": 0.9, "cost_usd": 2.0, "energy_kwh": 0.5, "total_time_s": 
 def source(store: Store, running: Callable[..., Any]) -> int:
     """A run that has succeeded, with a curve, a record and a summary."""
     experiment, (run,) = running(1)
-    attempt = store.open_attempt(run.id, experiment.attempt)
-    store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts=FACTS)
-    store.record(RecordBatch(points=[PointBatch(run.id, attempt, "loss", [9], [0.25], [1.0])]))
-    store.finish_run(run.id, attempt, RunState.succeeded, summary=FIGURES)
-    store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+    attempt = store.attempts.open(run.id, experiment.attempt)
+    store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts=FACTS)
+    store.recording.record(RecordBatch(points=[PointBatch(run.id, attempt, "loss", [9], [0.25], [1.0])]))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=FIGURES)
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
     return int(run.id)
 
 
 def submit_reusing(store: Store, runs: int, reuse: Reuse) -> int:
     spec, plans, text = plans_of(runs)
-    return store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=reuse))[0].id
+    return store.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=reuse))[
+        0
+    ].id
 
 
 def test_a_reused_run_shows_the_figures_of_the_other_and_is_not_charged(store: Store, source: int) -> None:
     id = submit_reusing(store, 2, Reuse({0: source}, {1: "run 9 has other data"}))
-    first, second = store.runs(experiment_id=id).items
+    first, second = store.runs.page(experiment_id=id).items
     assert (first.state, first.reused_from, first.accuracy) == (RunState.succeeded, source, 0.9)
     assert (first.attempt, second.state, second.reused_from) == (0, RunState.queued, None)
-    assert store.summary(first.id) == FIGURES
-    assert [point.value for point in store.points(first.id)["loss"]] == [0.25]
-    assert [point.value for point in store.latest_points(first.id)] == [0.25]
-    assert store.attempts(first.id)[0].facts == FACTS
-    totals = store.experiment_totals(id)
+    assert store.runs.summary(first.id) == FIGURES
+    assert [point.value for point in store.series.points(first.id)["loss"]] == [0.25]
+    assert [point.value for point in store.series.latest_points(first.id)] == [0.25]
+    assert store.runs.attempts(first.id)[0].facts == FACTS
+    totals = store.accounting.totals(id)
     assert (totals.cost_usd, totals.energy_kwh, totals.device_hours) == (0, 0, 0)
-    assert store.reused_count(id) == 1
-    told = {event.kind: event.message for event in store.events(id)}
+    assert store.experiments.reused_count(id) == 1
+    told = {event.kind: event.message for event in store.experiments.events(id)}
     assert told["experiment.note"] == "not reused: run 9 has other data"
     assert f"run {source} of experiment" in told["run.reused"]
-    assert store.experiment(id).state is ExperimentState.queued
+    assert store.experiments.get(id).state is ExperimentState.queued
 
 
 def test_equal_runs_are_found_by_their_settings_and_reused_ones_are_not(store: Store, source: int) -> None:
     _, plans, _ = plans_of(1, priority=99)
     submit_reusing(store, 1, Reuse({0: source}))
-    (found,) = store.equal_runs([config_sha256(plans[0].spec, CATALOGUE), "another"])
+    (found,) = store.runs.equal([config_sha256(plans[0].spec, CATALOGUE), "another"])
     assert (found.run_id, found.seed, found.facts) == (source, 0, FACTS)
-    assert store.equal_runs([]) == []
+    assert store.runs.equal([]) == []
 
 
 def test_an_experiment_whose_every_run_is_reused_has_ended(store: Store, source: int) -> None:
     spec, plans, text = plans_of(1)
-    experiment, created = store.submit(
+    experiment, created = store.submissions.submit(
         NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: source}))
     )
     assert (experiment.state, created) == (ExperimentState.succeeded, True)
     assert experiment.ended_s is not None
     with pytest.raises(Conflict, match="nothing to retry"):
-        store.retry(experiment.id)
+        store.requests.retry(experiment.id)
 
 
 def test_what_is_reused_is_not_deleted_before_the_reuse(store: Store, source: int) -> None:
     id = submit_reusing(store, 1, Reuse({0: source}))
-    original = store.run(source).experiment_id
+    original = store.runs.get(source).experiment_id
     with pytest.raises(Conflict, match=f"experiment {id} reuses run {source}"):
-        store.delete(original)
-    store.delete(id)
-    store.delete(original)
+        store.removal.delete(original)
+    store.removal.delete(id)
+    store.removal.delete(original)
 
 
 def test_a_run_that_is_gone_meanwhile_is_trained(store: Store, submit: Submit, source: int) -> None:
-    store.delete(store.run(source).experiment_id)
+    store.removal.delete(store.runs.get(source).experiment_id)
     id = submit_reusing(store, 1, Reuse({0: source}))
-    (run,) = store.runs(experiment_id=id).items
+    (run,) = store.runs.page(experiment_id=id).items
     assert (run.state, run.reused_from) == (RunState.queued, None)

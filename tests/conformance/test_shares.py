@@ -21,8 +21,8 @@ PRICE = 0.05
 def two_projects(store: Store, queue: Queue, submit: Submit) -> None:
     """ada of nlp holds a CPU and waits for more, eve of vision waits."""
     for name in ("nlp", "vision"):
-        store.create_project(name)
-    store.set_project_limits("nlp", ProjectLimits(weight=3.0))
+        store.projects.create(name)
+    store.projects.set_limits("nlp", ProjectLimits(weight=3.0))
     grid = submit(4, project="nlp")
     started(store, queue)
     hold(store, grid.id, 1, since_s=store.clock() - 3600)
@@ -64,8 +64,8 @@ def test_without_work_nobody_has_a_share(store: Store) -> None:
 @pytest.mark.usefixtures("two_projects")
 def test_use_of_a_month_is_by_user_and_next_to_the_budgets(store: Store) -> None:
     limits = ProjectLimits.model_validate({"budgets": {"usd": 10.0}})
-    store.set_project_limits("nlp", limits)
-    use = store.project_use("nlp")
+    store.projects.set_limits("nlp", limits)
+    use = store.projects.use("nlp")
     now = store.clock()
     month = month_of(now)
     hours = min(3600.0, now - month.start_s) / 3600
@@ -82,10 +82,10 @@ def test_use_of_a_month_is_by_user_and_next_to_the_budgets(store: Store) -> None
 
 @pytest.mark.usefixtures("two_projects")
 def test_use_of_another_month(store: Store) -> None:
-    assert store.project_use("nlp", "2020-02").used.usd == 0.0
-    assert store.project_use("nlp", "2020-02").users == []
-    assert store.project_use("nlp", "2999-12").used.usd == 0.0
+    assert store.projects.use("nlp", "2020-02").used.usd == 0.0
+    assert store.projects.use("nlp", "2020-02").users == []
+    assert store.projects.use("nlp", "2999-12").used.usd == 0.0
     with pytest.raises(ValueError, match="2020-13"):
-        store.project_use("nlp", "2020-13")
+        store.projects.use("nlp", "2020-13")
     with pytest.raises(NotFound):
-        store.project_use("nobody")
+        store.projects.use("nobody")

@@ -21,7 +21,7 @@ CLUSTER = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 
 def now(store: Store) -> list[float]:
     """The installation's clock."""
     at = [store.clock()]
-    store.clock = lambda: at[0]
+    store.clocks.simulated = lambda: at[0]
     return at
 
 
@@ -31,7 +31,7 @@ def busy(store: Store, queue: Queue, submit: Submit, now: list[float]) -> Experi
     queue.put_cluster(CLUSTER)
     grid = submit(20)
     (claimed,) = queue.claim("s", lease_s=30)
-    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     held = [
         Placement(
             id=f"placement-{number}", hardware="cpu", workers=1, devices=1, price_usd_per_hour=0.9,
@@ -39,7 +39,7 @@ def busy(store: Store, queue: Queue, submit: Submit, now: list[float]) -> Experi
         )
         for number in range(2)
     ]  # fmt: skip
-    store.record_placements(grid.id, 1, held)
+    store.drivers.record_placements(grid.id, 1, held)
     return grid
 
 
@@ -73,7 +73,7 @@ def test_a_waiting_experiment_learns_when_behind_whom_and_why(
 def test_experiments_ahead_of_other_projects_are_not_named(
     store: Store, queue: Queue, submit: Submit, busy: Experiment
 ) -> None:
-    store.create_project("secret")
+    store.projects.create("secret")
     hidden = submit(owner="bob", priority=70, project="secret")
     mine = submit(owner="cem")
     StartForecasts(store).run_once()
@@ -112,8 +112,8 @@ def test_a_start_teaches_how_far_its_forecast_was_off(
     now[0] += 30.0
     (claimed,) = queue.claim("s", lease_s=30)
     assert claimed.id == started.id
-    store.driver_started(claimed.id, claimed.attempt, "node", 1)
-    store.request_cancel(cancelled.id)
+    store.drivers.started(claimed.id, claimed.attempt, "node", 1)
+    store.requests.cancel(cancelled.id)
     foresight.run_once()
     with store.database.read() as connection:
         errors = connection.execute(ERRORS).all()
@@ -131,7 +131,7 @@ def test_what_finds_no_place_waits_for_an_experiment_to_end(
     for number in range(most - 1):
         submit(owner=f"driver-{number}")
         (claimed,) = queue.claim("s", lease_s=30)
-        store.driver_started(claimed.id, claimed.attempt, "node", 1)
+        store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     waiting = [submit(owner=f"user-{number}") for number in range(most + 1)]
     StartForecasts(store).run_once()
     start, last = foreseen(queue, waiting[0]), foreseen(queue, waiting[-1])
@@ -160,7 +160,7 @@ def test_who_has_no_driver_is_forecast_the_place_of_whoever_has_most(
     for _ in range(store.settings.max_concurrent_experiments):
         submit()
         (claimed,) = queue.claim("s", lease_s=30)
-        store.driver_started(claimed.id, claimed.attempt, "node", 1)
+        store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     newcomer, more = submit(owner="bob"), submit(owner="ada")
     StartForecasts(store).run_once()
     soon, later = foreseen(queue, newcomer).median_s, foreseen(queue, more).median_s

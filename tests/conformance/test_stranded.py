@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import hypothesis
@@ -38,7 +39,7 @@ BUG = (FailureClass.bug, "IndexError")
 
 
 def states_of(store: Store, experiment_id: int) -> list[RunState]:
-    return [run.state for run in store.runs(experiment_id=experiment_id).items]
+    return [run.state for run in store.runs.page(experiment_id=experiment_id).items]
 
 
 # -- Pause, then resume ----------------------------------------------------------------------
@@ -47,27 +48,30 @@ def states_of(store: Store, experiment_id: int) -> list[RunState]:
 def test_a_withdrawn_pause_queues_the_runs_that_have_stopped_for_it(store: Store, running: Running) -> None:
     experiment, (first, second) = running(2)
     for run in (first, second):
-        store.open_attempt(run.id, 1)
-        store.run_started(run.id, 1, total_steps=9, resumed_from_step=0, facts={})
-    store.request_pause(experiment.id)
-    assert store.finish_run(first.id, 1, RunState.paused) is RunState.paused
-    store.resume(experiment.id)
+        store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.requests.pause(experiment.id)
+    assert store.attempts.finish_run(first.id, 1, RunState.paused) is RunState.paused
+    store.requests.resume(experiment.id)
     assert states_of(store, experiment.id) == [RunState.queued, RunState.running]
-    assert store.events(experiment.id)[-1].message == "pause request withdrawn; 1 paused run queued again"
-    assert store.open_attempt(first.id, 1) == 2
+    assert (
+        store.experiments.events(experiment.id)[-1].message
+        == "pause request withdrawn; 1 paused run queued again"
+    )
+    assert store.attempts.open(first.id, 1) == 2
 
 
 def test_a_run_that_stops_for_a_withdrawn_pause_is_queued_again(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
-    store.request_pause(experiment.id)
-    store.resume(experiment.id)
-    assert store.finish_run(run.id, attempt, RunState.paused) is RunState.queued
-    event = store.events(experiment.id)[-1]
+    store.requests.pause(experiment.id)
+    store.requests.resume(experiment.id)
+    assert store.attempts.finish_run(run.id, attempt, RunState.paused) is RunState.queued
+    event = store.experiments.events(experiment.id)[-1]
     assert (event.kind, event.message) == (
         "run.resumed",
         "attempt 1 paused, but the request was withdrawn; queued again",
     )
-    assert store.open_attempt(run.id, 1) == 2
+    assert store.attempts.open(run.id, 1) == 2
 
 
 def test_a_run_that_stops_for_a_cancellation_before_its_retry_is_queued_again(
@@ -75,23 +79,23 @@ def test_a_run_that_stops_for_a_cancellation_before_its_retry_is_queued_again(
 ) -> None:
     """The worker of attempt 2 hears the stop that was meant for attempt 1."""
     _, run, attempt = training()
-    store.request_cancel_run(run.id)
-    assert store.finish_run(run.id, attempt, RunState.cancelled) is RunState.cancelled
-    store.retry_run(run.id)
-    store.open_attempt(run.id, 1)
-    assert store.finish_run(run.id, 2, RunState.cancelled) is RunState.queued
+    store.requests.cancel_run(run.id)
+    assert store.attempts.finish_run(run.id, attempt, RunState.cancelled) is RunState.cancelled
+    store.requests.retry_run(run.id)
+    store.attempts.open(run.id, 1)
+    assert store.attempts.finish_run(run.id, 2, RunState.cancelled) is RunState.queued
 
 
 def test_a_withdrawn_pause_is_not_carried_out(store: Store, running: Running) -> None:
     experiment, (run,) = running()
-    store.request_pause(experiment.id)
-    store.resume(experiment.id)
+    store.requests.pause(experiment.id)
+    store.requests.resume(experiment.id)
     with pytest.raises(Conflict, match="withdrawn"):
-        store.finish_experiment(experiment.id, 1, ExperimentState.paused, on_request=True)
-    assert store.experiment(experiment.id).state is ExperimentState.running
-    store.request_pause(experiment.id)
-    store.finish_experiment(experiment.id, 1, ExperimentState.paused, on_request=True)
-    assert store.run(run.id).state is RunState.paused
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.paused, on_request=True)
+    assert store.experiments.get(experiment.id).state is ExperimentState.running
+    store.requests.pause(experiment.id)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.paused, on_request=True)
+    assert store.runs.get(run.id).state is RunState.paused
 
 
 @pytest.mark.parametrize(
@@ -102,11 +106,11 @@ def test_paused_runs_end_with_their_experiment(
     store: Store, training: Training, end: ExperimentState, left: RunState
 ) -> None:
     experiment, run, attempt = training()
-    store.request_pause(experiment.id)
-    store.finish_run(run.id, attempt, RunState.paused)
-    store.finish_experiment(experiment.id, 1, end)
-    assert store.run(run.id).state is left
-    assert store.retry(experiment.id).state is ExperimentState.queued
+    store.requests.pause(experiment.id)
+    store.attempts.finish_run(run.id, attempt, RunState.paused)
+    store.drivers.finish_experiment(experiment.id, 1, end)
+    assert store.runs.get(run.id).state is left
+    assert store.requests.retry(experiment.id).state is ExperimentState.queued
 
 
 # -- A retry while the experiment ends -------------------------------------------------------
@@ -114,77 +118,80 @@ def test_paused_runs_end_with_their_experiment(
 
 def test_an_experiment_does_not_end_over_a_run_that_was_retried(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
-    store.finish_run(run.id, attempt, RunState.failed, failure=BUG)
-    store.retry_run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.failed, failure=BUG)
+    store.requests.retry_run(run.id)
     with pytest.raises(Conflict, match="has 1 runs that have not ended"):
-        store.finish_experiment(experiment.id, 1, ExperimentState.failed, failure=BUG, all_ended=True)
-    assert store.run(run.id).state is RunState.queued
-    assert store.experiment(experiment.id).state is ExperimentState.running
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.failed, failure=BUG, all_ended=True)
+    assert store.runs.get(run.id).state is RunState.queued
+    assert store.experiments.get(experiment.id).state is ExperimentState.running
 
 
 # -- Runs that a dead driver has left --------------------------------------------------------
 
 
-@pytest.mark.parametrize("ask", ["request_cancel", "request_pause"])
+@pytest.mark.parametrize("ask", ["cancel", "pause"])
 def test_what_a_dead_driver_left_goes_with_an_experiment_that_waits(
     store: Store, running: Running, ask: str
 ) -> None:
     experiment, (first, second) = running(2)
     for run in (first, second):
-        store.open_attempt(run.id, 1)
-    store.run_started(first.id, 1, total_steps=9, resumed_from_step=0, facts={})
+        store.attempts.open(run.id, 1)
+    store.attempts.run_started(first.id, 1, total_steps=9, resumed_from_step=0, facts={})
     held = Placement("p", "cpu", 1, 1, 0.1, 5.0, placed_s=1.0, ready_s=None, released_s=None, seen_s=2.0)
-    store.record_placements(experiment.id, 1, [held])
-    store.release_experiment(experiment.id, 1, delay_s=0)
-    went = getattr(store, ask)(experiment.id).state
+    store.drivers.record_placements(experiment.id, 1, [held])
+    store.drivers.release_experiment(experiment.id, 1, delay_s=0)
+    went = getattr(store.requests, ask)(experiment.id).state
     assert states_of(store, experiment.id) == [RunState(str(went))] * 2
-    assert [attempt.ended_s is None for attempt in store.attempts(first.id)] == [False]
-    assert store.held_by_others(0) == []
+    assert [attempt.ended_s is None for attempt in store.runs.attempts(first.id)] == [False]
+    assert store.drivers.held_by_others(0) == []
 
 
 def test_the_answer_of_an_opened_attempt_can_be_asked_for_again(store: Store, running: Running) -> None:
     experiment, (run,) = running()
-    assert store.open_attempt(run.id, 1, number=1) == 1
-    store.request_pause(experiment.id)
-    assert store.open_attempt(run.id, 1, number=1) == 1
-    assert len(store.attempts(run.id)) == 1
-    store.run_started(run.id, 1, total_steps=9, resumed_from_step=0, facts={})
+    assert store.attempts.open(run.id, 1, number=1) == 1
+    store.requests.pause(experiment.id)
+    assert store.attempts.open(run.id, 1, number=1) == 1
+    assert len(store.runs.attempts(run.id)) == 1
+    store.attempts.run_started(run.id, 1, total_steps=9, resumed_from_step=0, facts={})
     with pytest.raises(Conflict):
-        store.open_attempt(run.id, 1, number=1)
+        store.attempts.open(run.id, 1, number=1)
 
 
 def test_an_attempt_is_opened_under_the_next_number_alone(store: Store, running: Running) -> None:
     _, (run,) = running()
     with pytest.raises(Conflict, match="the next attempt is 1, not 2"):
-        store.open_attempt(run.id, 1, number=2)
+        store.attempts.open(run.id, 1, number=2)
 
 
 def test_runs_that_no_worker_has_are_queued_again(store: Store, running: Running) -> None:
     experiment, (first, second, third) = running(3)
     for run in (first, second, third):
-        store.open_attempt(run.id, 1)
-    store.request_cancel_run(second.id)
+        store.attempts.open(run.id, 1)
+    store.requests.cancel_run(second.id)
     with pytest.raises(StaleAttempt):
-        store.reset_runs_without_worker(experiment.id, 2, alive=())
-    assert store.reset_runs_without_worker(experiment.id, 1, alive={third.id}) == [first.id, second.id]
+        store.attempts.reset_runs_without_worker(experiment.id, 2, alive=())
+    assert store.attempts.reset_runs_without_worker(experiment.id, 1, alive={third.id}) == [
+        first.id,
+        second.id,
+    ]
     assert states_of(store, experiment.id) == [RunState.queued, RunState.cancelled, RunState.starting]
-    assert store.attempts(first.id)[0].failure_class is FailureClass.lost
-    assert store.open_attempt(first.id, 1) == 2
+    assert store.runs.attempts(first.id)[0].failure_class is FailureClass.lost
+    assert store.attempts.open(first.id, 1) == 2
 
 
 def test_a_run_that_nothing_can_train_fails_in_one_step(store: Store, running: Running) -> None:
     experiment, (run,) = running()
     failure = (FailureClass.bad_spec, "no node has 9 CPUs")
-    store.refuse_run(run.id, 1, failure)
-    found = store.run(run.id)
+    store.attempts.refuse_run(run.id, 1, failure)
+    found = store.runs.get(run.id)
     assert (found.state, found.attempt, found.failure_message) == (RunState.failed, 1, failure[1])
-    (tried,) = store.attempts(run.id)
+    (tried,) = store.runs.attempts(run.id)
     assert (tried.state, tried.started_s == tried.ended_s) == (RunState.failed, True)
-    assert store.events(experiment.id)[-1].message == "failed: bad_spec: no node has 9 CPUs"
+    assert store.experiments.events(experiment.id)[-1].message == "failed: bad_spec: no node has 9 CPUs"
     with pytest.raises(Conflict, match="only a queued run"):
-        store.refuse_run(run.id, 1, failure)
+        store.attempts.refuse_run(run.id, 1, failure)
     with pytest.raises(StaleAttempt):
-        store.refuse_run(run.id, 2, failure)
+        store.attempts.refuse_run(run.id, 2, failure)
 
 
 # -- The database's own guard ----------------------------------------------------------------
@@ -204,7 +211,7 @@ def test_the_database_refuses_to_end_an_experiment_before_its_runs(
         execute(store, f"UPDATE runs SET state = '{state}' WHERE \"index\" = 1")
         with pytest.raises(sa.exc.IntegrityError, match="cannot end before its runs"):
             execute(store, f"UPDATE experiments SET state = '{ended}'")
-    assert store.experiment(experiment.id).state is ExperimentState.queued
+    assert store.experiments.get(experiment.id).state is ExperimentState.queued
     execute(store, "UPDATE runs SET state = 'failed' WHERE \"index\" = 1")
     execute(store, f"UPDATE experiments SET state = '{ended}'")
 
@@ -214,7 +221,7 @@ def test_the_database_refuses_a_run_that_waits_in_an_experiment_that_has_ended(
     store: Store, submit: Submit, state: RunState
 ) -> None:
     experiment = submit()
-    store.request_cancel(experiment.id)
+    store.requests.cancel(experiment.id)
     with pytest.raises(sa.exc.IntegrityError, match="cannot wait in an experiment that has ended"):
         execute(store, f"UPDATE runs SET state = '{state}'")
     assert states_of(store, experiment.id) == [RunState.cancelled]
@@ -228,7 +235,7 @@ def test_the_guard_holds_between_transactions_that_do_not_see_each_other(
 ) -> None:
     """One queues a run and has not committed; the other, which cannot see that, waits."""
     _, run, attempt = training()
-    store.finish_run(run.id, attempt, RunState.failed, failure=BUG)
+    store.attempts.finish_run(run.id, attempt, RunState.failed, failure=BUG)
     with store.database.writers.connect() as first, store.database.writers.connect() as second:
         with first.begin():
             first.execute(sa.text("UPDATE runs SET state = 'queued'"))
@@ -279,22 +286,26 @@ class Interleavings(RuleBasedStateMachine):
     @rule(runs=st.integers(1, 3))
     def submit(self, runs: int) -> None:
         spec, plans, text = plans_of(runs)
-        self.ids.append(self.store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))[0].id)
+        self.ids.append(
+            self.store.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))[0].id
+        )
 
     @rule(
         pick=PICK,
-        request=st.sampled_from(["request_pause", "resume", "request_cancel", "retry", "delete"]),
+        request=st.sampled_from(
+            ["requests.pause", "requests.resume", "requests.cancel", "requests.retry", "removal.delete"]
+        ),
     )
     def ask_of_experiment(self, pick: int, request: str) -> None:
         with suppress(*REFUSED):
-            getattr(self.store, request)(self.ids[pick % len(self.ids)])
+            attrgetter(request)(self.store)(self.ids[pick % len(self.ids)])
 
-    @rule(pick=PICK, place=PICK, request=st.sampled_from(["request_cancel_run", "retry_run"]))
+    @rule(pick=PICK, place=PICK, request=st.sampled_from(["cancel_run", "retry_run"]))
     def ask_of_run(self, pick: int, place: int, request: str) -> None:
         runs = self.runs_of(self.ids[pick % len(self.ids)])
         if runs:
             with suppress(*REFUSED):
-                getattr(self.store, request)(runs[place % len(runs)].id)
+                getattr(self.store.requests, request)(runs[place % len(runs)].id)
 
     # What schedulers and drivers do.
 
@@ -307,8 +318,8 @@ class Interleavings(RuleBasedStateMachine):
     def begin(self, pick: int) -> None:
         if driver := self.driver(pick):
             with suppress(*REFUSED):
-                self.store.driver_started(driver.experiment_id, driver.attempt, "node", 1)
-                self.store.reset_runs_of_dead_attempt(driver.experiment_id, driver.attempt)
+                self.store.drivers.started(driver.experiment_id, driver.attempt, "node", 1)
+                self.store.attempts.reset_runs_of_dead_attempt(driver.experiment_id, driver.attempt)
 
     @rule(pick=PICK, place=PICK, answer_lost=st.booleans())
     def open(self, pick: int, place: int, answer_lost: bool) -> None:
@@ -316,7 +327,7 @@ class Interleavings(RuleBasedStateMachine):
         if driver and (runs := self.runs_of(driver.experiment_id)):
             run = runs[place % len(runs)]
             with suppress(*REFUSED):
-                number = self.store.open_attempt(run.id, driver.attempt, number=run.attempt + 1)
+                number = self.store.attempts.open(run.id, driver.attempt, number=run.attempt + 1)
                 if not answer_lost:
                     driver.opened.append((run.id, number))
 
@@ -325,7 +336,7 @@ class Interleavings(RuleBasedStateMachine):
         driver = self.driver(pick)
         if driver and (runs := self.runs_of(driver.experiment_id)):
             with suppress(*REFUSED):
-                self.store.refuse_run(runs[place % len(runs)].id, driver.attempt, BUG)
+                self.store.attempts.refuse_run(runs[place % len(runs)].id, driver.attempt, BUG)
 
     @rule(pick=PICK, place=PICK)
     def train(self, pick: int, place: int) -> None:
@@ -333,7 +344,7 @@ class Interleavings(RuleBasedStateMachine):
         if driver and driver.opened:
             run_id, number = driver.opened[place % len(driver.opened)]
             with suppress(*REFUSED):
-                self.store.run_started(run_id, number, total_steps=9, resumed_from_step=0, facts={})
+                self.store.attempts.run_started(run_id, number, total_steps=9, resumed_from_step=0, facts={})
 
     @rule(pick=PICK, place=PICK, state=st.sampled_from(ENDS), retry=st.booleans())
     def end(self, pick: int, place: int, state: RunState, retry: bool) -> None:
@@ -342,7 +353,7 @@ class Interleavings(RuleBasedStateMachine):
             run_id, number = driver.opened[place % len(driver.opened)]
             failure = BUG if state is RunState.failed else None
             with suppress(*REFUSED):
-                self.store.finish_run(
+                self.store.attempts.finish_run(
                     run_id, number, state, failure=failure, retry_delay_s=0.0 if failure and retry else None
                 )
 
@@ -350,7 +361,7 @@ class Interleavings(RuleBasedStateMachine):
     def recover(self, pick: int) -> None:
         if driver := self.driver(pick):
             with suppress(*REFUSED):
-                self.store.reset_runs_without_worker(
+                self.store.attempts.reset_runs_without_worker(
                     driver.experiment_id, driver.attempt, {run_id for run_id, _ in driver.opened}
                 )
 
@@ -374,7 +385,7 @@ class Interleavings(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         if driver := self.driver(pick):
             with suppress(*REFUSED):
-                self.store.release_experiment(driver.experiment_id, driver.attempt, delay_s=0.0)
+                self.store.drivers.release_experiment(driver.experiment_id, driver.attempt, delay_s=0.0)
 
     # What always holds.
 
@@ -382,10 +393,10 @@ class Interleavings(RuleBasedStateMachine):
     def no_run_is_stranded(self) -> None:
         for id in self.ids:
             with suppress(NotFound):
-                experiment = self.store.experiment(id)
+                experiment = self.store.experiments.get(id)
                 for run in self.runs_of(id):
                     self.check(experiment, run)
-                numbers = [event.number for event in self.store.events(id, limit=10_000)]
+                numbers = [event.number for event in self.store.experiments.events(id, limit=10_000)]
                 assert numbers == list(range(1, len(numbers) + 1))
 
     def check(self, experiment: Experiment, run: Run) -> None:
@@ -397,7 +408,9 @@ class Interleavings(RuleBasedStateMachine):
         if run.state is RunState.paused and experiment.state is not ExperimentState.paused:
             assert experiment.state in (ExperimentState.starting, ExperimentState.running)
             assert experiment.pause_requested_s is not None
-        open_ones = [attempt.number for attempt in self.store.attempts(run.id) if attempt.ended_s is None]
+        open_ones = [
+            attempt.number for attempt in self.store.runs.attempts(run.id) if attempt.ended_s is None
+        ]
         assert open_ones == ([run.attempt] if active else [])
 
     def teardown(self) -> None:
@@ -405,30 +418,30 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(3):
             for id in self.ids:
                 with suppress(*REFUSED):
-                    self.store.resume(id)
+                    self.store.requests.resume(id)
             self.claim()
             for driver in self.drivers:
                 with suppress(*REFUSED):
                     self.carry_out(driver)
         for id in self.ids:
             with suppress(NotFound):
-                assert self.store.experiment(id).state in TERMINAL_EXPERIMENT_STATES
+                assert self.store.experiments.get(id).state in TERMINAL_EXPERIMENT_STATES
                 assert all(run.state in TERMINAL_RUN_STATES for run in self.runs_of(id))
-                self.store.delete(id)
+                self.store.removal.delete(id)
 
     def carry_out(self, driver: Driver) -> None:
         id, attempt = driver.experiment_id, driver.attempt
-        self.store.driver_started(id, attempt, "node", 1)
-        self.store.reset_runs_of_dead_attempt(id, attempt)
-        self.store.reset_runs_without_worker(id, attempt, alive=())
-        if self.store.experiment(id).cancel_requested_s is not None:
+        self.store.drivers.started(id, attempt, "node", 1)
+        self.store.attempts.reset_runs_of_dead_attempt(id, attempt)
+        self.store.attempts.reset_runs_without_worker(id, attempt, alive=())
+        if self.store.experiments.get(id).cancel_requested_s is not None:
             self.finish(driver, ExperimentState.cancelled)
             return
         for run in self.runs_of(id):
             if run.state is RunState.queued:
-                number = self.store.open_attempt(run.id, attempt)
-                self.store.run_started(run.id, number, total_steps=9, resumed_from_step=0, facts={})
-                self.store.finish_run(run.id, number, RunState.succeeded)
+                number = self.store.attempts.open(run.id, attempt)
+                self.store.attempts.run_started(run.id, number, total_steps=9, resumed_from_step=0, facts={})
+                self.store.attempts.finish_run(run.id, number, RunState.succeeded)
         self.finish(driver, ExperimentState.succeeded, all_ended=True)
 
     # Of use above.
@@ -438,12 +451,12 @@ class Interleavings(RuleBasedStateMachine):
 
     def runs_of(self, id: int) -> list[Run]:
         try:
-            return self.store.runs(experiment_id=id).items
+            return self.store.runs.page(experiment_id=id).items
         except NotFound:
             return []  # Deleted.
 
     def finish(self, driver: Driver, state: ExperimentState, **checks: Any) -> None:
-        self.store.finish_experiment(driver.experiment_id, driver.attempt, state, **checks)
+        self.store.drivers.finish_experiment(driver.experiment_id, driver.attempt, state, **checks)
 
 
 def interleave(store: Store, examples: int, steps: int = 40) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 import sqlalchemy as sa
@@ -26,27 +27,29 @@ def test_submission_stores_experiment_runs_specs_and_event(store: Store) -> None
     spec, plans, _ = plans_of(
         2, search={"axes": {"precision": ["fp32", "bf16"], "batch.global_size": [8, 16]}}
     )
-    experiment, created = store.submit(NewExperiment(spec, plans, spec_text="# mine\n", owner="ada"))
+    experiment, created = store.submissions.submit(
+        NewExperiment(spec, plans, spec_text="# mine\n", owner="ada")
+    )
 
     assert created
-    assert experiment == store.experiment(experiment.id)
+    assert experiment == store.experiments.get(experiment.id)
     assert (experiment.state, experiment.run_count, experiment.owner) == (ExperimentState.queued, 8, "ada")
-    assert store.experiment_spec(experiment.id) == ("# mine\n", spec.canonical_json())
-    runs = store.runs(experiment_id=experiment.id).items
+    assert store.experiments.spec(experiment.id) == ("# mine\n", spec.canonical_json())
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert [run.index for run in runs] == list(range(8))
     assert [run.point for run in runs] == [plan.point for plan in plans]
     assert {(run.precision, run.global_batch_size) for run in runs} == {
         ("fp32", 8), ("fp32", 16), ("bf16", 8), ("bf16", 16),
     }  # fmt: skip
-    assert [store.run_config(run.id) for run in runs] == [plan.spec.canonical_json() for plan in plans]
-    assert store.run_counts(experiment.id)[RunState.queued] == 8
-    assert [event.kind for event in store.events(experiment.id)] == ["experiment.submitted"]
+    assert [store.runs.config(run.id) for run in runs] == [plan.spec.canonical_json() for plan in plans]
+    assert store.experiments.run_counts(experiment.id)[RunState.queued] == 8
+    assert [event.kind for event in store.experiments.events(experiment.id)] == ["experiment.submitted"]
 
 
 def test_same_key_and_body_replays(store: Store, submit: Submit) -> None:
     first = submit(2, key="k")
     spec, plans, text = plans_of(2)
-    again, created = store.submit(
+    again, created = store.submissions.submit(
         NewExperiment(spec, plans, spec_text=text, owner="ada", idempotency_key="k")
     )
     assert (again, created) == (first, False)
@@ -70,7 +73,7 @@ def test_concurrent_replays_of_one_key_create_one(store: Store) -> None:
 
     def call(_: int) -> tuple[int, bool]:
         barrier.wait()
-        experiment, created = store.submit(
+        experiment, created = store.submissions.submit(
             NewExperiment(spec, plans, spec_text=text, owner="a", idempotency_key="k")
         )
         return experiment.id, created
@@ -90,7 +93,9 @@ def test_one_bad_submission_fails_alone(store: Store) -> None:
     def call(number: int) -> bool:
         barrier.wait()
         try:
-            store.submit(NewExperiment(spec, bad if number == 4 else plans, spec_text=text, owner="a"))
+            store.submissions.submit(
+                NewExperiment(spec, bad if number == 4 else plans, spec_text=text, owner="a")
+            )
         except sa.exc.IntegrityError:
             return False
         return True
@@ -104,7 +109,7 @@ def test_a_submission_that_cannot_become_rows_fails_alone(store: Store) -> None:
     spec, plans, text = plans_of(2)
     good = NewExperiment(spec, plans, text, "ada")
     bad = NewExperiment(spec, [replace(plans[0], cell=["not a hash"])], text, "ada")  # type: ignore[arg-type]
-    first, failed, last = store.submit_many([good, bad, good])
+    first, failed, last = store.submissions.submit_many([good, bad, good])
     assert isinstance(failed, TypeError)
     assert isinstance(first, tuple)
     assert isinstance(last, tuple)
@@ -116,20 +121,20 @@ def test_earlier_answers_are_found_by_key(store: Store, submit: Submit) -> None:
     _, _, text = plans_of(2)
     same = Keyed("ada", "k", body_sha256(text.encode()))
     other, unknown = replace(same, body_sha256="0"), replace(same, owner="bob")
-    replayed, mismatch, new = store.replays([same, other, unknown])
+    replayed, mismatch, new = store.submissions.replays([same, other, unknown])
     assert replayed == first
     assert isinstance(mismatch, IdempotencyMismatch)
     assert new is None
-    assert store.replays([]) == []
+    assert store.submissions.replays([]) == []
 
 
 def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit) -> None:
     first = submit(key="k")
-    store.request_cancel(first.id)
-    store.delete(first.id, at_once=True)
+    store.requests.cancel(first.id)
+    store.removal.delete(first.id, at_once=True)
     with pytest.raises(Conflict, match=f"'k' was used for experiment {first.id}, which has been deleted"):
         submit(key="k")
-    (answer,) = store.replays([Keyed("ada", "k", body_sha256(plans_of(1)[2].encode()))])
+    (answer,) = store.submissions.replays([Keyed("ada", "k", body_sha256(plans_of(1)[2].encode()))])
     assert isinstance(answer, Conflict)
     remove_deleted(store)
     assert count(store, "experiments") == 0
@@ -137,27 +142,30 @@ def test_the_key_of_a_deleted_experiment_stays_used(store: Store, submit: Submit
 
 def test_ids_of_deleted_experiments_are_not_given_again(store: Store, submit: Submit) -> None:
     first = submit()
-    store.request_cancel(first.id)
-    store.delete(first.id, at_once=True)
+    store.requests.cancel(first.id)
+    store.removal.delete(first.id, at_once=True)
     assert submit().id > first.id
 
 
 def test_text_that_databases_refuse_is_made_storable(store: Store) -> None:
     spec, plans, _ = plans_of(1)
-    experiment, _ = store.submit(NewExperiment(spec, plans, spec_text="a\x00b\ud800", owner="a\x00"))
-    assert store.experiment(experiment.id).owner == "a\ufffd"
-    assert store.experiment_spec(experiment.id)[0] == "a\ufffdb\ufffd"
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, plans, spec_text="a\x00b\ud800", owner="a\x00")
+    )
+    assert store.experiments.get(experiment.id).owner == "a\ufffd"
+    assert store.experiments.spec(experiment.id)[0] == "a\ufffdb\ufffd"
 
 
 @pytest.mark.parametrize("id", [0, -1, 7, 2**63, 10**30])
 def test_unknown_ids_are_not_found(store: Store, id: int) -> None:
     reads = (
-        "experiment experiment_spec run run_config run_counts attempts measurements summary logs points "
-        "latest_points events experiment_totals ledger account request_cancel request_pause "
-        "resume retry delete request_cancel_run retry_run"
+        "experiments.get experiments.spec experiments.run_counts experiments.events runs.get runs.config "
+        "runs.attempts runs.measurements runs.summary runs.logs series.points series.latest_points "
+        "accounting.totals accounting.ledger accounting.account requests.cancel requests.pause "
+        "requests.resume requests.retry removal.delete requests.cancel_run requests.retry_run"
     )
     for read in reads.split():
         with pytest.raises(NotFound):
-            getattr(store, read)(id)
+            attrgetter(read)(store)(id)
     with pytest.raises(NotFound):
-        store.runs(experiment_id=id)
+        store.runs.page(experiment_id=id)

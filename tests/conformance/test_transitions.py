@@ -25,19 +25,22 @@ Training = Callable[..., tuple[Experiment, Run, int]]
 def test_a_run_from_queue_to_result(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
     assert (run.state, run.attempt, run.total_steps) == (RunState.running, 1, 100)
-    moved = store.finish_run(
+    moved = store.attempts.finish_run(
         run.id, attempt, RunState.succeeded, summary={"accuracy": 0.9, "note": "x", "f1": None}
     )
     assert moved is RunState.succeeded
-    done = store.run(run.id)
+    done = store.runs.get(run.id)
     assert (done.state, done.accuracy, done.f1, done.phase) == (RunState.succeeded, 0.9, None, None)
     assert done.ended_s is not None
-    assert store.summary(run.id) == {"accuracy": 0.9, "note": "x", "f1": None}
-    assert store.finish_experiment(experiment.id, 1, ExperimentState.succeeded) is ExperimentState.succeeded
-    assert store.experiment(experiment.id).ended_s is not None
-    (tried,) = store.attempts(run.id)
+    assert store.runs.summary(run.id) == {"accuracy": 0.9, "note": "x", "f1": None}
+    assert (
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        is ExperimentState.succeeded
+    )
+    assert store.experiments.get(experiment.id).ended_s is not None
+    (tried,) = store.runs.attempts(run.id)
     assert (tried.state, tried.experiment_attempt, tried.resumed_from_step) == (RunState.succeeded, 1, 0)
-    assert [event.kind for event in store.events(experiment.id)] == [
+    assert [event.kind for event in store.experiments.events(experiment.id)] == [
         "experiment.submitted", "experiment.claimed", "experiment.started", "run.starting", "run.started",
         "run.succeeded", "experiment.succeeded",
     ]  # fmt: skip
@@ -46,12 +49,12 @@ def test_a_run_from_queue_to_result(store: Store, training: Training) -> None:
 def test_nan_figures_are_kept_and_found_by_no_filter(store: Store, training: Training) -> None:
     _, run, attempt = training()
     figures = {"accuracy": math.nan, "train_loss": math.inf, "validation_loss": -math.inf}
-    store.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
-    summary = store.summary(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    summary = store.runs.summary(run.id)
     assert math.isnan(summary["accuracy"])  # type: ignore[arg-type]
     assert (summary["train_loss"], summary["validation_loss"]) == (math.inf, -math.inf)
-    assert (store.run(run.id).accuracy, store.run(run.id).train_loss) == (None, math.inf)
-    assert store.runs(filter="accuracy > 0.5").items == []
+    assert (store.runs.get(run.id).accuracy, store.runs.get(run.id).train_loss) == (None, math.inf)
+    assert store.runs.page(filter="accuracy > 0.5").items == []
 
 
 @pytest.mark.parametrize(
@@ -67,13 +70,13 @@ def test_nan_figures_are_kept_and_found_by_no_filter(store: Store, training: Tra
 def test_an_attempt_ends_once(store: Store, training: Training, first: RunState, second: RunState) -> None:
     experiment, run, attempt = training()
     if first is RunState.cancelled:
-        store.request_cancel_run(run.id)
+        store.requests.cancel_run(run.id)
     if first is RunState.paused:
-        store.request_pause(experiment.id)
-    store.finish_run(run.id, attempt, first)
+        store.requests.pause(experiment.id)
+    store.attempts.finish_run(run.id, attempt, first)
     with pytest.raises(Conflict, match=str(first)):
-        store.finish_run(run.id, attempt, second)
-    assert store.run(run.id).state is first
+        store.attempts.finish_run(run.id, attempt, second)
+    assert store.runs.get(run.id).state is first
 
 
 @pytest.mark.parametrize("chosen, shown", [("multi_fused", "multi_fused"), (None, "auto")])
@@ -81,43 +84,43 @@ def test_a_started_run_shows_the_implementation_that_runs(
     store: Store, running: Running, chosen: str | None, shown: str
 ) -> None:
     experiment, (run,) = running(1, optimizer={"name": "adan", "implementation": "auto"})
-    attempt = store.open_attempt(run.id, experiment.attempt)
+    attempt = store.attempts.open(run.id, experiment.attempt)
     facts = {"optimizer_implementation": chosen}  # None: a run without steps has no optimizer.
-    store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts=facts)
-    assert store.run(run.id).implementation == shown
+    store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts=facts)
+    assert store.runs.get(run.id).implementation == shown
 
 
 def test_succeeded_needs_a_started_run(store: Store, running: Running) -> None:
     experiment, (run,) = running()
-    attempt = store.open_attempt(run.id, experiment.attempt)
+    attempt = store.attempts.open(run.id, experiment.attempt)
     with pytest.raises(Conflict, match="starting"):
-        store.finish_run(run.id, attempt, RunState.succeeded)
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded)
 
 
 def test_a_refused_transition_leaves_no_trace(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
-    before = store.events(experiment.id)
+    before = store.experiments.events(experiment.id)
     with pytest.raises(StaleAttempt):
-        store.finish_run(run.id, attempt + 1, RunState.succeeded, summary={"accuracy": 1.0})
-    assert store.events(experiment.id) == before
-    assert store.summary(run.id) == {}
+        store.attempts.finish_run(run.id, attempt + 1, RunState.succeeded, summary={"accuracy": 1.0})
+    assert store.experiments.events(experiment.id) == before
+    assert store.runs.summary(run.id) == {}
 
 
 def test_retry_queues_counts_and_keeps_the_failure(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
     failure = (FailureClass.infrastructure, "node lost")
-    moved = store.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=5.0)
+    moved = store.attempts.finish_run(run.id, attempt, RunState.failed, failure=failure, retry_delay_s=5.0)
     assert moved is RunState.queued
-    waiting = store.run(run.id)
+    waiting = store.runs.get(run.id)
     assert (waiting.own_failures, waiting.infrastructure_failures) == (0, 1)
     assert waiting.failure_class is FailureClass.infrastructure
     assert waiting.not_before_s > store.clock() + 3
-    (tried,) = store.attempts(run.id)
+    (tried,) = store.runs.attempts(run.id)
     assert (tried.state, tried.failure_class) == (RunState.failed, FailureClass.infrastructure)
     with pytest.raises(StaleAttempt):
-        store.finish_run(run.id, attempt, RunState.succeeded)
-    assert store.open_attempt(run.id, experiment.attempt) == attempt + 1
-    assert store.run(run.id).failure_class is None
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    assert store.attempts.open(run.id, experiment.attempt) == attempt + 1
+    assert store.runs.get(run.id).failure_class is None
 
 
 @pytest.mark.parametrize(
@@ -131,8 +134,8 @@ def test_failures_of_machines_are_counted_apart(
     store: Store, training: Training, failure: FailureClass, counted: tuple[int, int]
 ) -> None:
     _, run, attempt = training()
-    store.finish_run(run.id, attempt, RunState.failed, failure=(failure, "why"))
-    done = store.run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.failed, failure=(failure, "why"))
+    done = store.runs.get(run.id)
     assert (done.own_failures, done.infrastructure_failures) == counted
     assert (done.failure_class, done.failure_message) == (failure, "why")
 
@@ -140,30 +143,37 @@ def test_failures_of_machines_are_counted_apart(
 def test_cancel_beats_retry_and_a_result_beats_cancel(store: Store, running: Running) -> None:
     experiment, (first, second) = running(2)
     for run in (first, second):
-        store.open_attempt(run.id, experiment.attempt)
-        store.run_started(run.id, 1, total_steps=1, resumed_from_step=0, facts={})
-    assert store.request_cancel(experiment.id).state is ExperimentState.running
-    assert store.renew_lease(experiment.id, 1, 30).cancel
+        store.attempts.open(run.id, experiment.attempt)
+        store.attempts.run_started(run.id, 1, total_steps=1, resumed_from_step=0, facts={})
+    assert store.requests.cancel(experiment.id).state is ExperimentState.running
+    assert store.drivers.renew_lease(experiment.id, 1, 30).cancel
     failure = (FailureClass.bug, "x")
     assert (
-        store.finish_run(first.id, 1, RunState.failed, failure=failure, retry_delay_s=1) is RunState.cancelled
+        store.attempts.finish_run(first.id, 1, RunState.failed, failure=failure, retry_delay_s=1)
+        is RunState.cancelled
     )
-    assert store.finish_run(second.id, 1, RunState.succeeded) is RunState.succeeded
-    assert store.finish_experiment(experiment.id, 1, ExperimentState.succeeded) is ExperimentState.succeeded
-    assert store.request_cancel(experiment.id).state is ExperimentState.succeeded
+    assert store.attempts.finish_run(second.id, 1, RunState.succeeded) is RunState.succeeded
+    assert (
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        is ExperimentState.succeeded
+    )
+    assert store.requests.cancel(experiment.id).state is ExperimentState.succeeded
 
 
 def test_cancel_beats_pause_and_release(store: Store, queue: Queue, submit: Submit) -> None:
     for end in ("pause", "release"):
         submit()
         (held,) = queue.claim("s", lease_s=30)
-        store.request_pause(held.id)
-        store.request_cancel(held.id)
+        store.requests.pause(held.id)
+        store.requests.cancel(held.id)
         if end == "pause":
-            assert store.finish_experiment(held.id, 1, ExperimentState.paused) is ExperimentState.cancelled
+            assert (
+                store.drivers.finish_experiment(held.id, 1, ExperimentState.paused)
+                is ExperimentState.cancelled
+            )
         else:
-            assert store.release_experiment(held.id, 1, delay_s=0) is ExperimentState.cancelled
-        assert store.run_counts(held.id)[RunState.cancelled] == 1
+            assert store.drivers.release_experiment(held.id, 1, delay_s=0) is ExperimentState.cancelled
+        assert store.experiments.run_counts(held.id)[RunState.cancelled] == 1
 
 
 @pytest.mark.parametrize("attempt_of_writer", [0, 2])
@@ -171,50 +181,50 @@ def test_every_write_of_another_attempt_at_the_experiment_is_refused(
     store: Store, running: Running, attempt_of_writer: int
 ) -> None:
     experiment, (run,) = running()
-    before = store.experiment(experiment.id)
+    before = store.experiments.get(experiment.id)
     writes: list[Callable[[], Any]] = [
-        lambda: store.driver_started(experiment.id, attempt_of_writer, "n", 1),
-        lambda: store.renew_lease(experiment.id, attempt_of_writer, 1e6),
-        lambda: store.open_attempt(run.id, attempt_of_writer),
-        lambda: store.finish_experiment(experiment.id, attempt_of_writer, ExperimentState.failed),
-        lambda: store.release_experiment(experiment.id, attempt_of_writer, delay_s=0),
-        lambda: store.reset_runs_of_dead_attempt(experiment.id, attempt_of_writer),
+        lambda: store.drivers.started(experiment.id, attempt_of_writer, "n", 1),
+        lambda: store.drivers.renew_lease(experiment.id, attempt_of_writer, 1e6),
+        lambda: store.attempts.open(run.id, attempt_of_writer),
+        lambda: store.drivers.finish_experiment(experiment.id, attempt_of_writer, ExperimentState.failed),
+        lambda: store.drivers.release_experiment(experiment.id, attempt_of_writer, delay_s=0),
+        lambda: store.attempts.reset_runs_of_dead_attempt(experiment.id, attempt_of_writer),
     ]
     for write in writes:
         with pytest.raises(StaleAttempt):
             write()
-    assert store.experiment(experiment.id) == before
-    assert store.run(run.id) == run
+    assert store.experiments.get(experiment.id) == before
+    assert store.runs.get(run.id) == run
 
 
 def test_the_driver_may_say_twice_that_it_started(store: Store, running: Running) -> None:
     experiment, _ = running()
-    store.driver_started(experiment.id, 1, "node", 1)
-    assert [event.kind for event in store.events(experiment.id)].count("experiment.started") == 1
+    store.drivers.started(experiment.id, 1, "node", 1)
+    assert [event.kind for event in store.experiments.events(experiment.id)].count("experiment.started") == 1
 
 
 def test_runs_of_a_dead_attempt_are_queued_again(store: Store, queue: Queue, running: Running) -> None:
     experiment, runs = running(3)
     for run in runs[:2]:
-        store.open_attempt(run.id, 1)
-    store.run_started(runs[0].id, 1, total_steps=9, resumed_from_step=0, facts={})
-    store.request_cancel_run(runs[1].id)
-    store.release_experiment(experiment.id, 1, delay_s=0)
+        store.attempts.open(run.id, 1)
+    store.attempts.run_started(runs[0].id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.requests.cancel_run(runs[1].id)
+    store.drivers.release_experiment(experiment.id, 1, delay_s=0)
     (again,) = queue.claim("s2", lease_s=30)
     assert (again.id, again.attempt, again.submission_id) == (
         experiment.id,
         2,
         f"stillhouse-{experiment.id}-2",
     )
-    store.driver_started(experiment.id, 2, "node", 2)
-    assert store.reset_runs_of_dead_attempt(experiment.id, 2) == [runs[0].id, runs[1].id]
-    first = store.run(runs[0].id)
+    store.drivers.started(experiment.id, 2, "node", 2)
+    assert store.attempts.reset_runs_of_dead_attempt(experiment.id, 2) == [runs[0].id, runs[1].id]
+    first = store.runs.get(runs[0].id)
     assert (first.state, first.infrastructure_failures) == (RunState.queued, 1)
-    assert store.run(runs[1].id).state is RunState.cancelled
-    assert store.attempts(runs[0].id)[0].failure_class is FailureClass.lost
-    assert store.reset_runs_of_dead_attempt(experiment.id, 2) == []
+    assert store.runs.get(runs[1].id).state is RunState.cancelled
+    assert store.runs.attempts(runs[0].id)[0].failure_class is FailureClass.lost
+    assert store.attempts.reset_runs_of_dead_attempt(experiment.id, 2) == []
     with pytest.raises(StaleAttempt):
-        store.finish_run(runs[0].id, 1, RunState.succeeded)
+        store.attempts.finish_run(runs[0].id, 1, RunState.succeeded)
 
 
 @pytest.mark.parametrize(
@@ -228,51 +238,51 @@ def test_runs_go_with_their_experiment(
     store: Store, running: Running, end: ExperimentState, left: RunState
 ) -> None:
     experiment, runs = running(3)
-    store.open_attempt(runs[0].id, 1)
-    store.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
-    store.finish_run(runs[0].id, 1, RunState.succeeded)
-    store.open_attempt(runs[1].id, 1)
-    store.finish_experiment(experiment.id, 1, end, failure=None)
-    assert [run.state for run in store.runs(experiment_id=experiment.id).items] == [
+    store.attempts.open(runs[0].id, 1)
+    store.attempts.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
+    store.attempts.finish_run(runs[0].id, 1, RunState.succeeded)
+    store.attempts.open(runs[1].id, 1)
+    store.drivers.finish_experiment(experiment.id, 1, end, failure=None)
+    assert [run.state for run in store.runs.page(experiment_id=experiment.id).items] == [
         RunState.succeeded,
         left,
         left,
     ]
-    assert store.attempts(runs[1].id)[0].ended_s is not None
+    assert store.runs.attempts(runs[1].id)[0].ended_s is not None
     with pytest.raises(StaleAttempt):
-        store.renew_lease(experiment.id, 1, 30)
+        store.drivers.renew_lease(experiment.id, 1, 30)
 
 
 def test_pause_and_resume(store: Store, queue: Queue, running: Running, submit: Submit) -> None:
     waiting, _ = running(1)
-    store.request_pause(waiting.id)
-    assert store.renew_lease(waiting.id, 1, 30).pause
+    store.requests.pause(waiting.id)
+    assert store.drivers.renew_lease(waiting.id, 1, 30).pause
     with pytest.raises(Conflict, match="pause"):
-        store.open_attempt(store.runs(experiment_id=waiting.id).items[0].id, 1)
-    assert not store.resume(waiting.id).pause_requested_s
-    store.request_pause(waiting.id)
-    store.finish_experiment(waiting.id, 1, ExperimentState.paused)
+        store.attempts.open(store.runs.page(experiment_id=waiting.id).items[0].id, 1)
+    assert not store.requests.resume(waiting.id).pause_requested_s
+    store.requests.pause(waiting.id)
+    store.drivers.finish_experiment(waiting.id, 1, ExperimentState.paused)
     assert queue.claim("s", lease_s=30) == []
-    assert store.resume(waiting.id).state is ExperimentState.queued
-    assert store.run_counts(waiting.id)[RunState.queued] == 1
+    assert store.requests.resume(waiting.id).state is ExperimentState.queued
+    assert store.experiments.run_counts(waiting.id)[RunState.queued] == 1
     queued = submit()
-    assert store.request_pause(queued.id).state is ExperimentState.paused
-    assert store.request_cancel(queued.id).state is ExperimentState.cancelled
+    assert store.requests.pause(queued.id).state is ExperimentState.paused
+    assert store.requests.cancel(queued.id).state is ExperimentState.cancelled
     with pytest.raises(Conflict):
-        store.resume(queued.id)
+        store.requests.resume(queued.id)
 
 
 def test_retry_queues_what_has_no_result(store: Store, running: Running) -> None:
     experiment, runs = running(2)
     with pytest.raises(Conflict, match="running"):
-        store.retry(experiment.id)
-    store.open_attempt(runs[0].id, 1)
-    store.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
-    store.finish_run(runs[0].id, 1, RunState.succeeded, summary={"accuracy": 1.0})
-    store.finish_experiment(experiment.id, 1, ExperimentState.failed, failure=(FailureClass.bug, "x"))
-    again = store.retry(experiment.id)
+        store.requests.retry(experiment.id)
+    store.attempts.open(runs[0].id, 1)
+    store.attempts.run_started(runs[0].id, 1, total_steps=1, resumed_from_step=0, facts={})
+    store.attempts.finish_run(runs[0].id, 1, RunState.succeeded, summary={"accuracy": 1.0})
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.failed, failure=(FailureClass.bug, "x"))
+    again = store.requests.retry(experiment.id)
     assert (again.state, again.failure_class, again.ended_s) == (ExperimentState.queued, None, None)
-    states = [run.state for run in store.runs(experiment_id=experiment.id).items]
+    states = [run.state for run in store.runs.page(experiment_id=experiment.id).items]
     assert states == [RunState.succeeded, RunState.queued]
 
 
@@ -280,16 +290,16 @@ def measured(
     store: Store, run_id: int, shares: dict[Neighbour, float], *, experiment_attempt: int = 1
 ) -> int:
     """A run succeeds beside neighbours; returns its attempt."""
-    attempt = store.open_attempt(run_id, experiment_attempt)
-    store.run_started(run_id, attempt, total_steps=9, resumed_from_step=0, facts={})
+    attempt = store.attempts.open(run_id, experiment_attempt)
+    store.attempts.run_started(run_id, attempt, total_steps=9, resumed_from_step=0, facts={})
     rows = [
         MeasurementRow(run_id, attempt, of_time(kind), share, "%", "sampled", "host:a", 0.0, 60.0)
         for kind, share in shares.items()
     ]
-    store.record(
+    store.recording.record(
         RecordBatch(measurements=rows, checkpoints=[CheckpointRow(run_id, attempt, 9, f"/c/{run_id}")])
     )
-    store.finish_run(run_id, attempt, RunState.succeeded, summary={"accuracy": 0.5 + attempt / 10})
+    store.attempts.finish_run(run_id, attempt, RunState.succeeded, summary={"accuracy": 0.5 + attempt / 10})
     return attempt
 
 
@@ -301,99 +311,99 @@ def test_retry_of_disturbed_results_measures_them_from_the_beginning(
     measured(store, crowded.id, {Neighbour.foreign: 60.0, Neighbour.same_experiment: 0.0})
     measured(store, other.id, {Neighbour.other_experiment: 11.0})
     with pytest.raises(Conflict, match="running"):
-        store.retry_disturbed(experiment.id)
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        store.requests.retry_disturbed(experiment.id)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     with pytest.raises(Conflict, match="all runs have succeeded"):
-        store.retry(experiment.id)
+        store.requests.retry(experiment.id)
 
-    assert store.retry_disturbed(experiment.id).state is ExperimentState.queued
-    runs = store.runs(experiment_id=experiment.id).items
+    assert store.requests.retry_disturbed(experiment.id).state is ExperimentState.queued
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert [run.state for run in runs] == [RunState.succeeded, RunState.queued, RunState.queued]
     again = runs[1]
     assert (again.attempt, again.first_attempt, again.step) == (1, 2, 0)
     assert (again.checkpoint, again.checkpoint_step, again.started_s, again.ended_s) == (None,) * 4
     assert (again.accuracy, again.neighbours_foreign_pct, again.neighbours_same_experiment_pct) == (None,) * 3
-    assert store.summary(again.id) == {}
-    (earlier,) = store.attempts(again.id)
+    assert store.runs.summary(again.id) == {}
+    (earlier,) = store.runs.attempts(again.id)
     assert (earlier.state, earlier.summary) == (RunState.succeeded, {"accuracy": 0.6})
-    said = [event.message for event in store.events(experiment.id) if event.kind == "run.retried"]
+    said = [event.message for event in store.experiments.events(experiment.id) if event.kind == "run.retried"]
     assert said == [
         "queued again, from the beginning: disturbed by foreign processes",
         "queued again, from the beginning: disturbed by another experiment",
     ]
 
     (claimed,) = queue.claim("s1", lease_s=30)
-    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     assert measured(store, again.id, {Neighbour.foreign: 0.0}, experiment_attempt=claimed.attempt) == 2
-    found = store.run(again.id)
+    found = store.runs.get(again.id)
     # The share of the measurement that was replaced is not in it.
     assert (found.accuracy, found.neighbours_foreign_pct, found.first_attempt) == (0.7, 0.0, 2)
-    assert [attempt.summary for attempt in store.attempts(again.id)] == [{"accuracy": 0.6}, None]
-    (account,) = [of for of in store.ledger(experiment.id).runs if of.run_id == again.id]
+    assert [attempt.summary for attempt in store.runs.attempts(again.id)] == [{"accuracy": 0.6}, None]
+    (account,) = [of for of in store.accounting.ledger(experiment.id).runs if of.run_id == again.id]
     assert [charge.attempt for charge in account.charges] == [1, 2]
 
 
 def test_without_disturbed_results_there_is_nothing_to_measure_again(store: Store, running: Running) -> None:
     experiment, (run,) = running(1)
     measured(store, run.id, {Neighbour.foreign: 10.0, Neighbour.same_experiment: 90.0})
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     with pytest.raises(Conflict, match="no result was disturbed; there is nothing to remeasure"):
-        store.retry_disturbed(experiment.id)
-    assert store.experiment(experiment.id).state is ExperimentState.succeeded
+        store.requests.retry_disturbed(experiment.id)
+    assert store.experiments.get(experiment.id).state is ExperimentState.succeeded
 
 
 def test_a_disturbed_result_that_another_run_reuses_keeps_its_figures(store: Store, running: Running) -> None:
     experiment, (run,) = running(1)
     measured(store, run.id, {Neighbour.foreign: 50.0})
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     spec, plans, text = plans_of(1, reuse=True)
-    second, _ = store.submit(
+    second, _ = store.submissions.submit(
         NewExperiment(spec, plans, spec_text=text, owner="ada", reuse=Reuse({0: run.id}))
     )
-    (reusing,) = store.runs(experiment_id=second.id).items
+    (reusing,) = store.runs.page(experiment_id=second.id).items
     assert reusing.neighbours_foreign_pct == 50.0
     with pytest.raises(Conflict, match=rf"run {run.id} as run {reusing.id}\) and keep their figures"):
-        store.retry_disturbed(experiment.id)
+        store.requests.retry_disturbed(experiment.id)
 
-    assert store.retry_disturbed(second.id).state is ExperimentState.queued
-    found = store.run(reusing.id)
+    assert store.requests.retry_disturbed(second.id).state is ExperimentState.queued
+    found = store.runs.get(reusing.id)
     assert (found.state, found.reused_from, found.first_attempt) == (RunState.queued, None, 1)
-    assert store.run(run.id).accuracy == 0.6
+    assert store.runs.get(run.id).accuracy == 0.6
 
 
 def test_retry_of_one_run_queues_its_experiment(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
     with pytest.raises(Conflict, match="running"):
-        store.retry_run(run.id)
-    store.finish_run(run.id, attempt, RunState.stopped, summary={"accuracy": 0.5})
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    again = store.retry_run(run.id)
+        store.requests.retry_run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.stopped, summary={"accuracy": 0.5})
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    again = store.requests.retry_run(run.id)
     assert (again.state, again.accuracy) == (RunState.queued, None)
-    assert store.experiment(experiment.id).state is ExperimentState.queued
+    assert store.experiments.get(experiment.id).state is ExperimentState.queued
 
 
 def test_cancel_of_single_runs(store: Store, running: Running) -> None:
     experiment, runs = running(2)
-    assert store.request_cancel_run(runs[0].id).state is RunState.cancelled
+    assert store.requests.cancel_run(runs[0].id).state is RunState.cancelled
     with pytest.raises(Conflict):
-        store.open_attempt(runs[0].id, 1)
-    store.open_attempt(runs[1].id, 1)
-    assert store.request_cancel_run(runs[1].id).state is RunState.starting
-    assert store.renew_lease(experiment.id, 1, 30).cancel_attempts == {(runs[1].id, 1)}
-    store.finish_run(runs[1].id, 1, RunState.cancelled)
-    assert store.renew_lease(experiment.id, 1, 30).cancel_attempts == frozenset()
-    assert store.request_cancel_run(runs[1].id).state is RunState.cancelled
+        store.attempts.open(runs[0].id, 1)
+    store.attempts.open(runs[1].id, 1)
+    assert store.requests.cancel_run(runs[1].id).state is RunState.starting
+    assert store.drivers.renew_lease(experiment.id, 1, 30).cancel_attempts == {(runs[1].id, 1)}
+    store.attempts.finish_run(runs[1].id, 1, RunState.cancelled)
+    assert store.drivers.renew_lease(experiment.id, 1, 30).cancel_attempts == frozenset()
+    assert store.requests.cancel_run(runs[1].id).state is RunState.cancelled
 
 
 def test_only_ended_experiments_are_deleted(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
     with pytest.raises(Conflict, match="running"):
-        store.delete(experiment.id)
-    store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 1.0})
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    store.delete(experiment.id)
-    assert store.experiments().items == []
-    assert store.runs().items == []
+        store.removal.delete(experiment.id)
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 1.0})
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.removal.delete(experiment.id)
+    assert store.experiments.page().items == []
+    assert store.runs.page().items == []
 
 
 def test_events_are_numbered_without_gaps_in_commit_order(store: Store, running: Running) -> None:
@@ -401,17 +411,17 @@ def test_events_are_numbered_without_gaps_in_commit_order(store: Store, running:
 
     def work(run: Run) -> None:
         for _ in range(3):
-            attempt = store.open_attempt(run.id, 1)
-            store.run_started(run.id, attempt, total_steps=1, resumed_from_step=0, facts={})
-            store.finish_run(
+            attempt = store.attempts.open(run.id, 1)
+            store.attempts.run_started(run.id, attempt, total_steps=1, resumed_from_step=0, facts={})
+            store.attempts.finish_run(
                 run.id, attempt, RunState.failed, failure=(FailureClass.bug, "x"), retry_delay_s=0.0
             )
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, runs))
-    events = store.events(experiment.id)
+    events = store.experiments.events(experiment.id)
     assert [event.number for event in events] == list(range(1, 3 + 8 * 9 + 1))
-    assert store.events(experiment.id, after=10, limit=2) == events[10:12]
+    assert store.experiments.events(experiment.id, after=10, limit=2) == events[10:12]
     for run in runs:
         mine = [event.kind for event in events if event.run_id == run.id]
         assert mine == ["run.starting", "run.started", "run.retrying"] * 3
@@ -419,12 +429,12 @@ def test_events_are_numbered_without_gaps_in_commit_order(store: Store, running:
 
 def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> None:
     experiment, run, attempt = training()
-    store.request_cancel_run(run.id)
+    store.requests.cancel_run(run.id)
     ends = [RunState.succeeded, RunState.failed, RunState.cancelled, RunState.stopped] * 2
 
     def end(state: RunState) -> bool:
         try:
-            store.finish_run(run.id, attempt, state)
+            store.attempts.finish_run(run.id, attempt, state)
         except Conflict:
             return False
         return True
@@ -432,11 +442,11 @@ def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> N
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(end, ends))
     assert sum(won) == 1
-    assert store.run(run.id).state is ends[won.index(True)]
+    assert store.runs.get(run.id).state is ends[won.index(True)]
     assert (
         sum(
             e.kind.startswith(("run.succ", "run.fail", "run.cancelled", "run.stop"))
-            for e in store.events(experiment.id)
+            for e in store.experiments.events(experiment.id)
         )
         == 1
     )
@@ -444,14 +454,16 @@ def test_one_of_many_concurrent_ends_wins(store: Store, training: Training) -> N
 
 def test_totals_charge_lost_attempts(store: Store, training: Training) -> None:
     now = [1000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     experiment, run, attempt = training(resources={"cpus_per_worker": 2})
-    store.record(RecordBatch(alive=[AliveRow(run.id, attempt, now[0] + 1800)]))
+    store.recording.record(RecordBatch(alive=[AliveRow(run.id, attempt, now[0] + 1800)]))
     now[0] += 7200  # It is noticed late, and nobody knows when it died.
-    store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.lost, "x"), retry_delay_s=0.0)
-    store.open_attempt(run.id, 1)
+    store.attempts.finish_run(
+        run.id, attempt, RunState.failed, failure=(FailureClass.lost, "x"), retry_delay_s=0.0
+    )
+    store.attempts.open(run.id, 1)
     now[0] += 1800
-    totals = store.experiment_totals(experiment.id)
+    totals = store.accounting.totals(experiment.id)
     assert totals.device_hours == pytest.approx(2.0)
     assert totals.cost_usd == pytest.approx(2.0 * 0.05)
     assert totals.energy_kwh == pytest.approx(2.0 * 7.5 / 1000)

@@ -26,13 +26,13 @@ def ended(
     """An experiment that ended at a time, with 1,000 points."""
 
     def call(at_s: float) -> tuple[Experiment, Run]:
-        store.clock = lambda: at_s
+        store.clocks.simulated = lambda: at_s
         experiment, run, attempt = training()
         steps = list(range(1_000))
         batch = PointBatch(run.id, attempt, "loss", steps, [1.0 / (n + 1) for n in steps], [0.0] * 1_000)
-        store.record(RecordBatch(points=[batch]))
-        store.finish_run(run.id, attempt, RunState.succeeded)
-        store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+        store.recording.record(RecordBatch(points=[batch]))
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+        store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
         return experiment, run
 
     return call
@@ -42,7 +42,7 @@ def test_deleted_experiments_are_removed(
     store: Store, settings: Settings, ended: Callable[[float], tuple[Experiment, Run]]
 ) -> None:
     for experiment in (ended(1.0)[0], ended(2.0)[0]):
-        store.delete(experiment.id, at_once=True)
+        store.removal.delete(experiment.id, at_once=True)
     Upkeep(store, settings, pause_s=0.0).run_once(threading.Event())
     assert count(store, "experiments") == count(store, "points") == 0
 
@@ -61,15 +61,15 @@ def test_an_experiment_stays_until_its_files_can_be_removed(
         raise PermissionError(13, "Permission denied", str(folder))
 
     for experiment in (stuck, other):
-        store.delete(experiment.id, at_once=True)
+        store.removal.delete(experiment.id, at_once=True)
     upkeep = Upkeep(store, settings, pause_s=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", refuse)
         upkeep.run_once(threading.Event())
-    assert store.deleted_experiments() == [stuck.id]
+    assert store.removal.deleted_experiments() == [stuck.id]
     assert "Permission denied" in caplog.text
     upkeep.run_once(threading.Event())
-    assert store.deleted_experiments() == []
+    assert store.removal.deleted_experiments() == []
 
 
 def test_old_points_are_thinned_as_the_settings_say(
@@ -77,22 +77,22 @@ def test_old_points_are_thinned_as_the_settings_say(
 ) -> None:
     _, old = ended(1_000.0)
     _, young = ended(1_000.0 + 20 * DAY_S)
-    store.clock = lambda: 1_000.0 + 31 * DAY_S
+    store.clocks.simulated = lambda: 1_000.0 + 31 * DAY_S
     assert settings.prune_after_days is None
     Upkeep(store, settings, pause_s=0.0).run_once(threading.Event())
-    assert len(store.points(old.id)["loss"]) == 1_000, "nothing goes that no one asked for"
+    assert len(store.series.points(old.id)["loss"]) == 1_000, "nothing goes that no one asked for"
 
     told = settings.model_copy(update={"prune_after_days": 30.0, "prune_keep_every": 50})
     upkeep = Upkeep(store, told, pause_s=0.0)
     upkeep.run_once(threading.Event())
-    assert len(store.points(old.id)["loss"]) < 50
-    assert len(store.points(young.id)["loss"]) == 1_000
-    store.clock = lambda: 1_000.0 + 31 * DAY_S + PRUNE_EVERY_S
+    assert len(store.series.points(old.id)["loss"]) < 50
+    assert len(store.series.points(young.id)["loss"]) == 1_000
+    store.clocks.simulated = lambda: 1_000.0 + 31 * DAY_S + PRUNE_EVERY_S
     upkeep.run_once(threading.Event())
-    assert len(store.points(young.id)["loss"]) == 1_000
-    store.clock = lambda: 1_000.0 + 51 * DAY_S
+    assert len(store.series.points(young.id)["loss"]) == 1_000
+    store.clocks.simulated = lambda: 1_000.0 + 51 * DAY_S
     upkeep.run_once(threading.Event())
-    assert len(store.points(young.id)["loss"]) < 50
+    assert len(store.series.points(young.id)["loss"]) < 50
 
 
 def test_a_stop_ends_it_after_one_transaction(
@@ -103,7 +103,7 @@ def test_a_stop_ends_it_after_one_transaction(
 ) -> None:
     monkeypatch.setattr(removal, "ROWS_AT_A_TIME", 100)
     experiment, _ = ended(1.0)
-    store.delete(experiment.id, at_once=True)
+    store.removal.delete(experiment.id, at_once=True)
     stop = threading.Event()
     stop.set()
     Upkeep(store, settings).run_once(stop)

@@ -38,22 +38,22 @@ def test_a_driver_of_the_release_before_trains_on_where_the_schema_takes_it(
 ) -> None:
     experiment, run, attempt = training()
     upgrade(writers.PROTOCOL, writers.PROTOCOL + 1)
-    store.renew_lease(experiment.id, experiment.attempt, 30)
+    store.drivers.renew_lease(experiment.id, experiment.attempt, 30)
     points = [PointBatch(run.id, attempt, "loss", [1], [0.5], [0.0])]
-    assert store.record(RecordBatch(points=points)) == frozenset()
+    assert store.recording.record(RecordBatch(points=points)) == frozenset()
 
 
 def test_a_driver_that_the_schema_refuses_ends_at_its_next_heartbeat(
     store: Store, settings: Settings, training: Training, upgrade: Callable[[int, int], None]
 ) -> None:
     experiment, _, _ = training()
-    lease = store.experiment(experiment.id).lease_until_s
+    lease = store.experiments.get(experiment.id).lease_until_s
     upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
     with pytest.raises(StaleAttempt, match="use the release that upgraded it"):
-        store.renew_lease(experiment.id, experiment.attempt, 3000)
+        store.drivers.renew_lease(experiment.id, experiment.attempt, 3000)
     with pytest.raises(StaleAttempt, match="use the release that upgraded it"):
-        store.requests(experiment.id, experiment.attempt)
-    assert store.experiment(experiment.id).lease_until_s == lease
+        store.drivers.requests(experiment.id, experiment.attempt)
+    assert store.experiments.get(experiment.id).lease_until_s == lease
     with pytest.raises(UnusableDatabase, match="use the release that upgraded it"):
         Store.open(settings)
 
@@ -66,7 +66,7 @@ def test_rows_of_a_refused_recorder_are_stored_by_the_next(
     batch = RecordBatch(points=[PointBatch(run.id, attempt, "loss", [1, 2], [0.5, 0.4], [0.0, 0.0])])
     upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
     with pytest.raises(StoreUnavailable, match="use the release that upgraded it"):
-        store.record(batch)
+        store.recording.record(batch)
     refused = Recorder(lambda: opened, tmp_path / "spool", experiment.id, 1)
     assert not refused.submit(Report(run.id, attempt, rows=batch)).result(10).stale
     refused.close()
@@ -74,4 +74,4 @@ def test_rows_of_a_refused_recorder_are_stored_by_the_next(
     later = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment.id, 2)
     later.close()
     assert later.trouble is None
-    assert [point.step for point in store.points(run.id, ["loss"])["loss"]] == [1, 2]
+    assert [point.step for point in store.series.points(run.id, ["loss"])["loss"]] == [1, 2]

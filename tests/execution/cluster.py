@@ -91,13 +91,15 @@ class Running:
         catalogue = self.settings.catalogue()
         spec = validate(json.loads(json.dumps(document)), catalogue)
         plans = list(spec.runs(catalogue))
-        reuse = reusable(plans, self.settings, catalogue, self.store.equal_runs) if spec.reuse else Reuse()
+        reuse = reusable(plans, self.settings, catalogue, self.store.runs.equal) if spec.reuse else Reuse()
         text = spec.canonical_json()
-        return self.store.submit(NewExperiment(spec, plans, spec_text=text, owner=owner, reuse=reuse))[0]
+        return self.store.submissions.submit(
+            NewExperiment(spec, plans, spec_text=text, owner=owner, reuse=reuse)
+        )[0]
 
     def runs(self, experiment: Experiment) -> list[Run]:
         """Its runs in grid order."""
-        return self.store.runs(experiment_id=experiment.id).items
+        return self.store.runs.page(experiment_id=experiment.id).items
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = WAIT_S) -> float:
         """Wait until the condition holds; returns how long that took, in seconds."""
@@ -109,28 +111,28 @@ class Running:
 
     def wait_until_ended(self, experiment: Experiment) -> ExperimentState:
         """Wait until the experiment rests, and say in which state."""
-        self.wait_for(lambda: self.store.experiment(experiment.id).state in RESTING)
-        return self.store.experiment(experiment.id).state
+        self.wait_for(lambda: self.store.experiments.get(experiment.id).state in RESTING)
+        return self.store.experiments.get(experiment.id).state
 
     def wait_until_training(self, run_id: int, *, beyond_step: int = 0) -> int:
         """Wait until the run has a point beyond a step; returns its worker's process id."""
         self.wait_for(
             lambda: (
-                any(point.step > beyond_step for point in self.store.latest_points(run_id))
-                and self.store.run(run_id).state is RunState.running
+                any(point.step > beyond_step for point in self.store.series.latest_points(run_id))
+                and self.store.runs.get(run_id).state is RunState.running
             )
         )
-        facts = self.store.attempts(run_id)[-1].facts
+        facts = self.store.runs.attempts(run_id)[-1].facts
         assert facts is not None
         return int(facts["worker_pid"])
 
     def story(self) -> str:
         """All events and the ends of the jobs' logs, for a test that failed."""
         lines = []
-        for experiment in self.store.experiments().items:
+        for experiment in self.store.experiments.page().items:
             lines += [
                 f"{event.at_s:.2f} {event.kind} run={event.run_id} {event.message}"
-                for event in self.store.events(experiment.id)
+                for event in self.store.experiments.events(experiment.id)
             ]
             if experiment.submission_id:
                 lines.append(self.jobs.logs(experiment.submission_id)[-3000:])
@@ -148,7 +150,7 @@ class Running:
         """
         self._stop.set()
         self._thread.join()
-        for experiment in self.store.experiments().items:
+        for experiment in self.store.experiments.page().items:
             if experiment.submission_id is None:
                 continue
             if experiment.state in RESTING:

@@ -66,7 +66,7 @@ def submit(store: Store) -> Submit:
 
     def submit(runs: int = 2, *, owner: str = "ada", **fields: Any) -> Experiment:
         spec = validate({"name": "tried", "task": {"name": "imdb"}, "seeds": list(range(runs)), **fields})
-        experiment, _ = store.submit(
+        experiment, _ = store.submissions.submit(
             NewExperiment(spec, list(spec.runs()), spec_text=spec.canonical_json(), owner=owner)
         )
         return experiment

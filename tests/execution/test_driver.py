@@ -133,7 +133,7 @@ def test_an_error_of_the_driver_is_tried_again_and_then_fails(
         clock.forward(10)  # type: ignore[attr-defined]
         assert queue.claim("s", lease_s=60)
         driver.end_failed_attempt(store, experiment.id, attempt, KeyError("odd"))
-        found = store.experiment(experiment.id)
+        found = store.experiments.get(experiment.id)
         assert found.state is state
         assert found.failure_class == "bug"
         assert "KeyError" in (found.failure_message or "")

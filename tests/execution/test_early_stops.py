@@ -29,12 +29,12 @@ def begin(store: Store, queue: Queue, submit: Submit, notes: list[str]):
     def begin(runs: int, **search: object) -> tuple[list[int], EarlyStops]:
         experiment = submit(runs, search=search)
         queue.claim("s", lease_s=60)
-        store.driver_started(experiment.id, 1, "node", 1)
-        ids = [run.id for run in store.runs(experiment_id=experiment.id).items]
+        store.drivers.started(experiment.id, 1, "node", 1)
+        ids = [run.id for run in store.runs.page(experiment_id=experiment.id).items]
         for run_id in ids:
-            number = store.open_attempt(run_id, 1)
-            store.run_started(run_id, number, total_steps=STEPS, resumed_from_step=0, facts={})
-        spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+            number = store.attempts.open(run_id, 1)
+            store.attempts.run_started(run_id, number, total_steps=STEPS, resumed_from_step=0, facts={})
+        spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
         begin.again = lambda: EarlyStops(store, experiment.id, spec, notes.append)
         return ids, begin.again()
 
@@ -42,7 +42,9 @@ def begin(store: Store, queue: Queue, submit: Submit, notes: list[str]):
 
 
 def report(store: Store, run_id: int, name: str, steps: list[int], values: list[float]) -> None:
-    store.record(RecordBatch(points=[PointBatch(run_id, 1, name, steps, values, [0.0] * len(steps))]))
+    store.recording.record(
+        RecordBatch(points=[PointBatch(run_id, 1, name, steps, values, [0.0] * len(steps))])
+    )
 
 
 def training(*runs: int) -> dict[int, int]:
@@ -71,7 +73,7 @@ def test_rungs_are_found_again_by_another_driver(begin, store):
     (first, second, third), _stops = begin(3, name="asha")
     for run_id, loss in ((first, 0.5), (second, 0.4)):
         report(store, run_id, "validation_loss", [10], [loss])
-        store.finish_run(run_id, 1, RunState.succeeded, summary={})
+        store.attempts.finish_run(run_id, 1, RunState.succeeded, summary={})
     report(store, third, "validation_loss", [10], [0.9])
     assert begin.again().look(training(third)) == {(third, 1)}
 
@@ -103,11 +105,11 @@ def test_a_stop_stands_over_failures_until_people_retry_the_run(begin, store, en
     assert stops.look(training(calm, wild)) == {(wild, 1)}
     retried_by_driver = 0.0 if ended is RunState.failed else None
     failure = (FailureClass.infrastructure, "died") if ended is RunState.failed else None
-    store.finish_run(wild, 1, ended, failure=failure, retry_delay_s=retried_by_driver)
+    store.attempts.finish_run(wild, 1, ended, failure=failure, retry_delay_s=retried_by_driver)
     if ended is RunState.stopped:
-        store.retry_run(wild)
-    store.open_attempt(wild, 1)
-    store.run_started(wild, 2, total_steps=STEPS, resumed_from_step=0, facts={})
+        store.requests.retry_run(wild)
+    store.attempts.open(wild, 1)
+    store.attempts.run_started(wild, 2, total_steps=STEPS, resumed_from_step=0, facts={})
     assert stops.look({calm: 1, wild: 2}) == ({(wild, 2)} if stopped_again else frozenset())
 
 
@@ -115,19 +117,19 @@ def test_a_stop_stands_over_failures_until_people_retry_the_run(begin, store, en
 def test_a_stop_that_was_passed_on_does_not_end_the_next_attempt(begin, store, settings, tmp_path, by):
     """The run is retried before the driver looks again, and withdraws what it asked of the first attempt."""
     (calm, wild), early = begin(2, stop_diverging=3.0)
-    experiment = store.run(wild).experiment_id
+    experiment = store.runs.get(wild).experiment_id
     recorder = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment, 1)
     stops = StopRequests(recorder.request_stops)
     if by == "search":
         report(store, wild, "loss", list(range(1, 41)), [1.0] * 25 + [9.0] * 15)
         stops.stop_early(early.look(training(calm, wild)))
     else:
-        store.request_cancel_run(wild)
-        stops.ask(None, store.requests(experiment, 1).cancel_attempts)
+        store.requests.cancel_run(wild)
+        stops.ask(None, store.drivers.requests(experiment, 1).cancel_attempts)
     stops.pass_on()
     assert recorder.submit(Report(wild, 1)).result().stop is not None
-    store.finish_run(wild, 1, RunState.stopped if by == "search" else RunState.cancelled)
-    store.retry_run(wild)
-    store.open_attempt(wild, 1)
+    store.attempts.finish_run(wild, 1, RunState.stopped if by == "search" else RunState.cancelled)
+    store.requests.retry_run(wild)
+    store.attempts.open(wild, 1)
     assert recorder.submit(Report(wild, 2)).result().stop is None
     recorder.close()

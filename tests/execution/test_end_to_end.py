@@ -22,10 +22,10 @@ def test_a_sweep_of_two_runs_ends_in_sql(running: Running) -> None:
     for run in running.runs(experiment):
         assert run.state is RunState.succeeded
         assert run.accuracy is not None
-        losses = running.store.points(run.id)["loss"]
+        losses = running.store.series.points(run.id)["loss"]
         assert [point.step for point in losses] == [1, 2, 3, 4]
-        assert running.store.summary(run.id)["steps"] == 4
-        facts = running.store.attempts(run.id)[0].facts
+        assert running.store.runs.summary(run.id)["steps"] == 4
+        facts = running.store.runs.attempts(run.id)[0].facts
         assert facts is not None
         assert facts["packages"]["torch"]
     listed = {job["submission_id"]: job for job in running.dashboard("/api/jobs/")}
@@ -42,8 +42,8 @@ def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running
     experiment = running.submit(length={"steps": 400})
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
     (run,) = running.runs(experiment)
-    seen_s = (run.ended_s or 0.0) - running.store.experiment(experiment.id).created_s
-    summary = running.store.summary(run.id)
+    seen_s = (run.ended_s or 0.0) - running.store.experiments.get(experiment.id).created_s
+    summary = running.store.runs.summary(run.id)
     others = ("total_time_s", "train_time_s", "overhead_time_s")
     explained_s = sum(
         float(value or 0.0)
@@ -57,7 +57,7 @@ def test_a_run_without_steps_evaluates_the_model_as_it_is(running: Running) -> N
     experiment = running.submit(length={"steps": 0})
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
     (run,) = running.runs(experiment)
-    summary = running.store.summary(run.id)
+    summary = running.store.runs.summary(run.id)
     assert (run.total_steps, summary["steps"]) == (0, 0)
     assert run.validation_loss == pytest.approx(math.log(2), rel=0.2)
     assert summary["weight_memory_mib"]
@@ -72,33 +72,33 @@ def test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothin
     (run,) = running.runs(second)
     running.wait_for(lambda: "no cpu device is free" in running.queue.position(second.id).reason)
     assert f"devices go to experiment {first.id} of ada" in running.queue.position(second.id).reason
-    waits = running.store.run(run.id)
+    waits = running.store.runs.get(run.id)
     assert (waits.state, waits.attempt) == (RunState.queued, 0)
-    assert running.store.experiment_totals(second.id).device_hours == 0.0
+    assert running.store.accounting.totals(second.id).device_hours == 0.0
     since = time.monotonic()
     third = running.submit(**both_cpus)
     (unwanted,) = running.runs(third)
     running.wait_for(lambda: "no cpu device is free" in running.queue.position(third.id).reason)
-    running.store.request_cancel(third.id)
+    running.store.requests.cancel(third.id)
     assert running.wait_until_ended(third) is ExperimentState.cancelled, running.story()
-    assert running.store.run(unwanted.id).state is RunState.cancelled
-    assert running.store.attempts(unwanted.id) == []
-    assert running.store.experiment_totals(third.id).device_hours == 0.0
+    assert running.store.runs.get(unwanted.id).state is RunState.cancelled
+    assert running.store.runs.attempts(unwanted.id) == []
+    assert running.store.accounting.totals(third.id).device_hours == 0.0
     time.sleep(5.0)
-    running.store.request_cancel(first.id)
+    running.store.requests.cancel(first.id)
     assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()
     waited_s = time.monotonic() - since
-    summary = running.store.summary(run.id)
+    summary = running.store.runs.summary(run.id)
     assert float(summary["queue_time_s"] or 0.0) > 5.0
     assert float(summary["total_time_s"] or 0.0) < waited_s - 5.0
-    (placement,) = running.store.placements(second.id)
-    (attempt,) = running.store.attempts(run.id)
+    (placement,) = running.store.drivers.placements(second.id)
+    (attempt,) = running.store.runs.attempts(run.id)
     assert attempt.placement == placement.id
     assert placement.placed_s <= (placement.ready_s or 0.0) <= attempt.started_s
     assert (attempt.ended_s or 0.0) <= (placement.released_s or 0.0)
     held_s = 2 * ((placement.released_s or 0.0) - placement.placed_s)
-    assert running.store.experiment_totals(second.id).device_hours * 3600 == pytest.approx(held_s)
-    assert {part.part for part in running.store.ledger(second.id).overhead} >= {
+    assert running.store.accounting.totals(second.id).device_hours * 3600 == pytest.approx(held_s)
+    assert {part.part for part in running.store.accounting.ledger(second.id).overhead} >= {
         "worker_start",
         "between_runs",
     }
@@ -108,26 +108,26 @@ def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(runn
     experiment = running.submit(**LONG)
     run = running.runs(experiment)[0]
     running.wait_until_training(run.id, beyond_step=3)
-    shown = running.store.latest_points(run.id)[0]
+    shown = running.store.series.latest_points(run.id)[0]
     assert time.time() - shown.at_s < 2.0  # A point is in SQL within about a second of its step.
-    running.store.request_pause(experiment.id)
+    running.store.requests.pause(experiment.id)
     assert running.wait_until_ended(experiment) is ExperimentState.paused
-    paused = running.store.run(run.id)
+    paused = running.store.runs.get(run.id)
     assert paused.state is RunState.paused
     assert paused.checkpoint_step is not None
     assert paused.checkpoint_step > 0
 
-    running.store.resume(experiment.id)
+    running.store.requests.resume(experiment.id)
     running.wait_until_training(run.id, beyond_step=paused.checkpoint_step)
-    first, second = running.store.attempts(run.id)
+    first, second = running.store.runs.attempts(run.id)
     assert first.state is RunState.paused
     assert second.resumed_from_step == paused.checkpoint_step
 
-    running.store.request_cancel(experiment.id)
+    running.store.requests.cancel(experiment.id)
     asked_s = time.time()
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled
-    assert running.store.run(run.id).state is RunState.cancelled
-    steps = [point.at_s for point in running.store.points(run.id, ["loss"])["loss"]]
+    assert running.store.runs.get(run.id).state is RunState.cancelled
+    steps = [point.at_s for point in running.store.series.points(run.id, ["loss"])["loss"]]
     assert max(steps) - asked_s < 2.0  # The loop heard of it within 2 s.
 
 
@@ -137,12 +137,12 @@ def test_a_cancelled_run_leaves_its_place_to_the_next(running: Running) -> None:
     experiment = running.submit(seeds=[0, 1, 2], queue={"max_concurrent_runs": 1}, **LONG)
     first, second, third = (run.id for run in running.runs(experiment))
     pid = running.wait_until_training(first)
-    running.store.request_cancel_run(first)
+    running.store.requests.cancel_run(first)
     assert running.wait_until_training(second) == pid
-    assert running.store.run(first).state is RunState.cancelled
-    running.store.request_cancel_run(third)
-    running.wait_for(lambda: running.store.run(third).state is RunState.cancelled)
-    running.store.request_cancel_run(second)
+    assert running.store.runs.get(first).state is RunState.cancelled
+    running.store.requests.cancel_run(third)
+    running.wait_for(lambda: running.store.runs.get(third).state is RunState.cancelled)
+    running.store.requests.cancel_run(second)
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled
 
 
@@ -156,12 +156,12 @@ def test_a_student_and_its_teacher_come_from_a_run_that_is_waited_for(running: R
         search={"axes": {"model.teacher": [None, f"run:{source.id}"]}},
     )
     assert running.wait_until_ended(second) is ExperimentState.succeeded, running.story()
-    source = running.store.run(source.id)
+    source = running.store.runs.get(source.id)
     assert source.best_checkpoint is not None
     alone, taught = running.runs(second)
     assert (alone.started_s or 0.0) > (source.ended_s or 0.0)
     for run, teacher in ((alone, None), (taught, source.best_checkpoint)):
-        facts = running.store.attempts(run.id)[0].facts
+        facts = running.store.runs.attempts(run.id)[0].facts
         assert facts is not None
         model = facts["config"]["model"]
         assert (model["name"], model["teacher"]) == (source.best_checkpoint, teacher)
@@ -183,9 +183,11 @@ def test_a_wider_grid_trains_only_its_new_cell(running: Running) -> None:
     assert [run.reused_from for run in runs] == [*sources, None]
     assert [run.attempt for run in runs] == [0, 0, 1]
     assert [run.accuracy for run in runs][:2] == [run.accuracy for run in running.runs(first)]
-    trained = {event.run_id for event in running.store.events(wider.id) if event.kind == "run.started"}
+    trained = {
+        event.run_id for event in running.store.experiments.events(wider.id) if event.kind == "run.started"
+    }
     assert trained == {runs[2].id}
-    assert [running.store.account(run.id).total.device_hours for run in runs[:2]] == [0.0, 0.0]
+    assert [running.store.accounting.account(run.id).total.device_hours for run in runs[:2]] == [0.0, 0.0]
 
     again = post([2, 4, 8])
     assert again.state is ExperimentState.succeeded

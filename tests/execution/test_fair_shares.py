@@ -71,11 +71,11 @@ def people(running: Running) -> Iterator[dict[str, Person]]:
     settings = running.settings.model_copy(update={"token": SecretStr(OWN)})
     tokens = {}
     for project in ("nlp", "vision"):
-        running.store.create_project(project)
+        running.store.projects.create(project)
     for name, project in MEMBERS.items():
-        running.store.add_user(name)
-        running.store.set_member(project, name, Role.member)
-        tokens[name] = running.store.create_token(name, name="laptop", scope=Scope.submit).secret
+        running.store.people.add_user(name)
+        running.store.projects.set_member(project, name, Role.member)
+        tokens[name] = running.store.people.create_token(name, name="laptop", scope=Scope.submit).secret
     with served(create_app(settings)) as url:
         found = {name: Person(url, token, str(running.texts)) for name, token in tokens.items()}
         yield found
@@ -84,14 +84,14 @@ def people(running: Running) -> Iterator[dict[str, Person]]:
 
 
 def losses(running: Running, run: int, upto: int) -> list[tuple[int, float]]:
-    points = running.store.points(run, ["loss"])["loss"]
+    points = running.store.series.points(run, ["loss"])["loss"]
     return [(point.step, point.value) for point in points if point.step <= upto]
 
 
 def preempted(running: Running, experiment: int) -> list[Run]:
     """The runs with an attempt that was preempted."""
-    runs = running.store.runs(experiment_id=experiment).items
-    ended = ((run, attempt) for run in runs for attempt in running.store.attempts(run.id))
+    runs = running.store.runs.page(experiment_id=experiment).items
+    ended = ((run, attempt) for run in runs for attempt in running.store.runs.attempts(run.id))
     return [run for run, attempt in ended if attempt.failure_class is FailureClass.preempted]
 
 
@@ -107,7 +107,7 @@ def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]
     newcomer = eve.submit("vision")
     (alone,) = (run["id"] for run in eve.get(f"/experiments/{newcomer}/runs")["items"])
     running.wait_until_training(alone, beyond_step=20)
-    wait_s = running.store.run(alone).started_s - running.store.experiment(newcomer).created_s
+    wait_s = running.store.runs.get(alone).started_s - running.store.experiments.get(newcomer).created_s
     (interrupted,) = preempted(running, grid)
     assert (interrupted.own_failures, interrupted.infrastructure_failures) == (0, 0)
     assert wait_s < CHECKPOINT_S
@@ -124,20 +124,20 @@ def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]
     assert (eve.cancel(grid), bob.cancel(grid)) == (404, 403)
     assert bob.cancel(third) == 200
 
-    compared = max(interrupted.checkpoint_step + 20, running.store.run(alone).step)
+    compared = max(interrupted.checkpoint_step + 20, running.store.runs.get(alone).step)
     running.wait_until_training(alone, beyond_step=compared)
     assert eve.cancel(newcomer) == 200
     running.wait_until_training(interrupted.id, beyond_step=compared)
-    assert running.store.attempts(interrupted.id)[-1].resumed_from_step == interrupted.checkpoint_step
+    assert running.store.runs.attempts(interrupted.id)[-1].resumed_from_step == interrupted.checkpoint_step
     expected = losses(running, undisturbed, compared)
     assert expected[-1][0] == compared
-    assert len(running.store.attempts(undisturbed)) == 1
+    assert len(running.store.runs.attempts(undisturbed)) == 1
     assert losses(running, interrupted.id, compared) == expected
     assert losses(running, alone, compared) == expected
 
     assert ada.cancel(grid) == 200
     for experiment in (grid, third, newcomer):
-        ended = running.store.experiment(experiment)
+        ended = running.store.experiments.get(experiment)
         assert running.wait_until_ended(ended) is ExperimentState.cancelled
     used = ada.get("/projects/nlp/usage"), eve.get("/projects/vision/usage")
     assert [[user["user"] for user in each["users"]][:1] for each in used] == [["ada"], ["eve"]]
@@ -145,7 +145,7 @@ def test_three_people_share_two_cpus(running: Running, people: dict[str, Person]
     assert of_grid > of_newcomer > 0.0
     totals = ada.get(f"/experiments/{grid}")["totals"], eve.get(f"/experiments/{newcomer}")["totals"]
     assert all(each["cost_usd"] > 0.0 for each in totals)
-    states = [running.store.run(run).state for run in (*ran, alone)]
+    states = [running.store.runs.get(run).state for run in (*ran, alone)]
     assert states == [RunState.cancelled] * 3
     print(
         f"\nEve's run started {wait_s:.0f} s after she submitted it; the grid's checkpoints are "
@@ -165,16 +165,16 @@ def test_a_persons_urgent_run_comes_before_the_next_of_their_sweep(running: Runn
     for run in (ends, stays):
         running.wait_until_training(run)
     urgent = running.submit(queue={"priority": 100}, **endless)
-    running.wait_for(lambda: running.store.requests(sweep.id, 1).allowances["cpu"].devices == 1)
+    running.wait_for(lambda: running.store.drivers.requests(sweep.id, 1).allowances["cpu"].devices == 1)
     time.sleep(4 * BEAT_S)  # The driver reads it with its heartbeat.
-    running.store.request_cancel_run(ends)
+    running.store.requests.cancel_run(ends)
     (first,) = (run.id for run in running.runs(urgent))
     running.wait_until_training(first)
-    assert [running.store.run(run).attempt for run in later] == [0, 0]
-    assert running.store.run(stays).state is RunState.running
-    assert len(running.store.attempts(stays)) == 1
+    assert [running.store.runs.get(run).attempt for run in later] == [0, 0]
+    assert running.store.runs.get(stays).state is RunState.running
+    assert len(running.store.runs.attempts(stays)) == 1
 
-    running.store.request_cancel_run(first)
+    running.store.requests.cancel_run(first)
     running.wait_until_training(later[0])
-    running.store.request_cancel(sweep.id)
+    running.store.requests.cancel(sweep.id)
     assert running.wait_until_ended(sweep) is ExperimentState.cancelled

@@ -28,22 +28,22 @@ def test_two_experiments_on_one_node_see_each_other_and_one_alone_does_not(runni
     (alone,) = running.runs(third)
     running.wait_for(lambda: "no cpu device is free" in running.queue.position(third.id).reason)
     assert f"experiment {first.id} of ada" in running.queue.position(third.id).reason
-    step = running.store.run(other.id).step
+    step = running.store.runs.get(other.id).step
     running.wait_until_training(other.id, beyond_step=step + 200)
     for experiment in (first, second):
-        running.store.request_cancel(experiment.id)
+        running.store.requests.cancel(experiment.id)
     for experiment in (first, second):
         assert running.wait_until_ended(experiment) is ExperimentState.cancelled
 
     for id in (one.id, other.id):
-        found = running.store.run(id)
+        found = running.store.runs.get(id)
         assert looked_at(found), running.story()
         assert (found.neighbours_other_experiment_pct or 0.0) > DISTURBED_PCT
         # Nothing of its own experiment ran next to it but its driver.
         assert (found.neighbours_same_experiment_pct or 0.0) < 50.0
 
     assert running.wait_until_ended(third) is ExperimentState.succeeded, running.story()
-    found = running.store.run(alone.id)
+    found = running.store.runs.get(alone.id)
     assert (found.state, found.neighbours_other_experiment_pct) == (RunState.succeeded, 0.0)
-    (held,) = running.store.placements(third.id)
+    (held,) = running.store.drivers.placements(third.id)
     assert (held.devices, held.workers) == (2, 1)

@@ -53,8 +53,8 @@ def test_runs_land_on_their_hardware_and_nothing_is_lost_when_a_node_goes_and_co
             assert f"{hardware} does not support bf16" in (run.failure_message or "")
             continue
         assert run.state is RunState.succeeded, running.story()
-        facts = running.store.attempts(run.id)[-1].facts
+        facts = running.store.runs.attempts(run.id)[-1].facts
         assert facts is not None
         assert nodes[str(facts["ray_node_id"])] == hardware
-        losses = running.store.points(run.id, ["loss"])["loss"]
+        losses = running.store.series.points(run.id, ["loss"])["loss"]
         assert [point.step for point in losses] == list(range(1, 301))

@@ -40,6 +40,7 @@ class AwayStore:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.database = store.database
+        self.recording = self.attempts = self.drivers = self.process_metrics = self
         self.away = False
         self.writes = 0
         self.figures: list[MetricRow] = []
@@ -48,26 +49,26 @@ class AwayStore:
         if self.away:
             raise StoreUnavailable("locked")
         self.writes += 1
-        return self.store.record(batch)
+        return self.store.recording.record(batch)
 
     def run_started(self, *args: object, **kwargs: object) -> None:
         if self.away:
             raise StoreUnavailable("locked")
-        self.store.run_started(*args, **kwargs)  # type: ignore[arg-type]
+        self.store.attempts.run_started(*args, **kwargs)  # type: ignore[arg-type]
 
     def note(self, *args: object, **kwargs: object) -> None:
         if self.away:
             raise StoreUnavailable("locked")
-        self.store.note(*args, **kwargs)  # type: ignore[arg-type]
+        self.store.drivers.note(*args, **kwargs)  # type: ignore[arg-type]
 
-    def add_figures(self, rows: list[MetricRow], *, source: str) -> None:
+    def add(self, rows: list[MetricRow], *, source: str) -> None:
         if self.away:
             raise StoreUnavailable("locked")
         self.figures += rows
-        self.store.add_figures(rows, source=source)
+        self.store.process_metrics.add(rows, source=source)
 
     def drop_gauges(self, source: str) -> None:
-        self.store.drop_gauges(source)
+        self.store.process_metrics.drop_gauges(source)
 
     def close(self) -> None:
         pass
@@ -98,9 +99,9 @@ def run_id(store: Store, queue: Queue, submit: Submit) -> int:
     """A run whose attempt 1 is starting."""
     experiment = submit(1)
     queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, 1, "node", 1)
-    run = store.runs(experiment_id=experiment.id).items[0]
-    assert store.open_attempt(run.id, 1) == 1
+    store.drivers.started(experiment.id, 1, "node", 1)
+    run = store.runs.page(experiment_id=experiment.id).items[0]
+    assert store.attempts.open(run.id, 1) == 1
     return run.id
 
 
@@ -125,7 +126,7 @@ def spooled_bytes(folder: Path) -> int:
 
 
 def steps_of(store: Store, run_id: int) -> list[int]:
-    return [point.step for point in store.points(run_id).get("loss", [])]
+    return [point.step for point in store.series.points(run_id).get("loss", [])]
 
 
 def test_an_attempt_that_is_about_to_end_is_shut_out_while_the_database_is_away(
@@ -140,7 +141,7 @@ def test_an_attempt_that_is_about_to_end_is_shut_out_while_the_database_is_away(
     assert say(recorder, points(run_id, range(12, 14))).stale
     assert spooled_bytes(tmp_path) == before
     failure = (FailureClass.infrastructure, "the worker exited")
-    store.finish_run(run_id, 1, RunState.failed, failure=failure, retry_delay_s=0.0)
+    store.attempts.finish_run(run_id, 1, RunState.failed, failure=failure, retry_delay_s=0.0)
     away.away = False
     assert stored(recorder)
     assert steps_of(store, run_id) == list(range(12)), "what was acknowledged before is there"
@@ -160,12 +161,12 @@ def test_all_kinds_of_rows_arrive(recorder: Recorder, store: Store, run_id: int)
         checkpoints=[CheckpointRow(run_id, 1, 4, "/there")],
     )
     say(recorder, Report(run_id, 1, Started(10, 0, {"seed": 0}), rows))
-    run = store.run(run_id)
+    run = store.runs.get(run_id)
     assert (run.state, run.step, run.total_steps, run.checkpoint) == (RunState.running, 5, 10, "/there")
-    assert math.isnan(store.points(run_id)["loss"][0].value)
-    assert [line.message for line in store.logs(run_id, after=None)] == ["hello"]
-    assert [row.value for row in store.measurements(run_id)] == [3.0]
-    assert store.attempts(run_id)[0].facts == {"seed": 0}
+    assert math.isnan(store.series.points(run_id)["loss"][0].value)
+    assert [line.message for line in store.runs.logs(run_id, after=None)] == ["hello"]
+    assert [row.value for row in store.runs.measurements(run_id)] == [3.0]
+    assert store.runs.attempts(run_id)[0].facts == {"seed": 0}
 
 
 def test_a_report_that_comes_twice_changes_nothing(recorder: Recorder, store: Store, run_id: int) -> None:
@@ -201,8 +202,8 @@ def test_text_that_is_not_unicode_arrives_from_the_disk(
     say(recorder, Report(run_id, 1, Started(10, 0, {"path": "\udcff"}), RecordBatch(logs=lines)))
     away.away = False
     wait_for(lambda: spooled_bytes(tmp_path) == 0)
-    assert [line.message for line in store.logs(run_id)] == ["no such file: \ufffd", "\ufffd"]
-    assert store.attempts(run_id)[0].facts == {"path": "\ufffd"}
+    assert [line.message for line in store.runs.logs(run_id)] == ["no such file: \ufffd", "\ufffd"]
+    assert store.runs.attempts(run_id)[0].facts == {"path": "\ufffd"}
 
 
 def test_the_disk_is_emptied_without_further_reports(
@@ -213,7 +214,7 @@ def test_the_disk_is_emptied_without_further_reports(
     away.away = False
     wait_for(lambda: spooled_bytes(tmp_path) == 0)
     assert steps_of(store, run_id) == list(range(10))
-    assert store.run(run_id).state is RunState.running
+    assert store.runs.get(run_id).state is RunState.running
 
 
 def test_an_outage_shows_in_the_figures_when_it_is_over(
@@ -239,13 +240,13 @@ def test_an_outage_shows_in_the_figures_when_it_is_over(
     assert spooled[0] > spooled[-1] == 0
     assert any(row.name == "stillhouse_commit_seconds_count" for row in away.figures)
     recorder.close()
-    assert not any(row.is_gauge for row in store.figures())
+    assert not any(row.is_gauge for row in store.process_metrics.figures())
 
 
 def test_figures_that_cannot_be_stored_keep_no_points_back(
     recorder: Recorder, away: AwayStore, store: Store, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(away, "add_figures", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(away, "add", lambda *_, **__: 1 / 0)
     assert say(recorder, points(run_id, range(10))) == Acknowledgement()
     assert steps_of(store, run_id) == list(range(10))
 
@@ -316,7 +317,11 @@ def test_a_damaged_record_costs_no_other_and_is_said_in_an_event(
     following = recorder_of(away, tmp_path)
     assert stored(following)
     assert steps_of(store, run_id) == [0, 2, 3, 4]
-    said = [event.message for event in store.events(1) if event.kind == EventKind.experiment_spool_damaged]
+    said = [
+        event.message
+        for event in store.experiments.events(1)
+        if event.kind == EventKind.experiment_spool_damaged
+    ]
     assert len(said) == 1
     assert f"{path} is damaged at byte " in said[0]
     assert "4 records are stored" in said[0]
@@ -332,7 +337,7 @@ def test_a_torn_end_of_a_spool_is_no_event(
     following = recorder_of(away, tmp_path)
     assert stored(following)
     assert steps_of(store, run_id) == [0, 1, 2, 3]
-    assert not any(event.kind == EventKind.experiment_spool_damaged for event in store.events(1))
+    assert not any(event.kind == EventKind.experiment_spool_damaged for event in store.experiments.events(1))
     following.close()
     assert not (tmp_path / "spool").exists()
 
@@ -347,7 +352,9 @@ def test_records_that_make_no_sense_count_as_damage(
     following = recorder_of(away, tmp_path)
     assert stored(following)
     assert steps_of(store, run_id) == [0, 1]
-    assert [event.kind for event in store.events(1)].count(EventKind.experiment_spool_damaged) == 1
+    assert [event.kind for event in store.experiments.events(1)].count(
+        EventKind.experiment_spool_damaged
+    ) == 1
     following.close()
 
 
@@ -416,10 +423,10 @@ def test_rows_that_the_database_refuses_are_set_aside_alone(
     assert say(recorder, Report(run_id, 1, Started(10, 0, {}), rows)) == Acknowledgement()
     assert say(recorder, points(run_id, range(102, 105))) == Acknowledgement()
     assert steps_of(store, run_id) == list(range(105))
-    assert [point.step for point in store.points(run_id)["accuracy"]] == [1, 2]
-    assert [line.message for line in store.logs(run_id)] == ["hello"]
-    assert store.run(run_id).checkpoint == "/there"
-    said = [event for event in store.events(1) if event.kind == EventKind.run_rows_set_aside]
+    assert [point.step for point in store.series.points(run_id)["accuracy"]] == [1, 2]
+    assert [line.message for line in store.runs.logs(run_id)] == ["hello"]
+    assert store.runs.get(run_id).checkpoint == "/there"
+    said = [event for event in store.experiments.events(1) if event.kind == EventKind.run_rows_set_aside]
     assert [event.run_id for event in said] == [run_id]
     (kept,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert str(kept) in said[0].message
@@ -451,8 +458,8 @@ def test_facts_that_cannot_be_stored_do_not_keep_a_run_from_starting(
 ) -> None:
     recorder = recorder_of(away, tmp_path)
     say(recorder, Report(run_id, 1, Started(10, 0, {"odd": object()})))
-    assert store.run(run_id).state is RunState.running
-    assert [event.kind for event in store.events(1)].count(EventKind.run_rows_set_aside) == 1
+    assert store.runs.get(run_id).state is RunState.running
+    assert [event.kind for event in store.experiments.events(1)].count(EventKind.run_rows_set_aside) == 1
     recorder.close()
 
 
@@ -474,10 +481,10 @@ def test_the_writing_thread_outlives_its_own_mistakes(
 
 
 def test_a_stale_attempt_is_told_to_end(recorder: Recorder, store: Store, run_id: int) -> None:
-    store.finish_run(run_id, 1, RunState.failed, retry_delay_s=0.0)
-    experiment_id = store.run(run_id).experiment_id
+    store.attempts.finish_run(run_id, 1, RunState.failed, retry_delay_s=0.0)
+    experiment_id = store.runs.get(run_id).experiment_id
     assert experiment_id
-    assert store.open_attempt(run_id, 1) == 2
+    assert store.attempts.open(run_id, 1) == 2
     assert say(recorder, points(run_id, range(5))).stale
     assert steps_of(store, run_id) == []
     assert not say(recorder, points(run_id, range(5), attempt=2)).stale

@@ -35,7 +35,7 @@ def let_urgent_in(running: Running, experiment_id: int) -> None:
 
 
 def cancel_the_run(running: Running, experiment_id: int) -> None:
-    running.store.request_cancel_run(running.store.runs(experiment_id=experiment_id).items[0].id)
+    running.store.requests.cancel_run(running.store.runs.page(experiment_id=experiment_id).items[0].id)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def cancel_the_run(running: Running, experiment_id: int) -> None:
     [
         pytest.param(let_urgent_in, RunState.running, id="preempt"),
         pytest.param(
-            lambda running, id: running.store.request_pause(id), RunState.paused, id="pause",
+            lambda running, id: running.store.requests.pause(id), RunState.paused, id="pause",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            lambda running, id: running.store.request_cancel(id), RunState.cancelled, id="cancel",
+            lambda running, id: running.store.requests.cancel(id), RunState.cancelled, id="cancel",
             marks=pytest.mark.slow,
         ),
         pytest.param(cancel_the_run, RunState.running, id="cancel-the-run", marks=pytest.mark.slow),
@@ -63,28 +63,28 @@ def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_att
         experiment = running.submit(seeds=[0, 1], **ENDLESS)
         retried, other = (run.id for run in running.runs(experiment))
         pid = running.wait_until_training(retried)
-        running.wait_for(lambda: running.store.run(other).waits_for)
+        running.wait_for(lambda: running.store.runs.get(other).waits_for)
         os.kill(pid, signal.SIGKILL)
         running.wait_until_training(other)
-        running.wait_for(lambda: running.store.run(retried).waits_for)
+        running.wait_for(lambda: running.store.runs.get(retried).waits_for)
         ask(running, experiment.id)
 
         def settled() -> bool:
-            taken_back = not running.store.run(retried).waits_for
-            return taken_back and running.store.run(other).state is healthy
+            taken_back = not running.store.runs.get(retried).waits_for
+            return taken_back and running.store.runs.get(other).state is healthy
 
-        running.wait_for(lambda: settled() or running.store.experiment(experiment.id).attempt > 1)
+        running.wait_for(lambda: settled() or running.store.experiments.get(experiment.id).attempt > 1)
         if healthy is RunState.running:
-            running.wait_until_training(other, beyond_step=running.store.run(other).step)
-        kinds = {event.kind for event in running.store.events(experiment.id)}
+            running.wait_until_training(other, beyond_step=running.store.runs.get(other).step)
+        kinds = {event.kind for event in running.store.experiments.events(experiment.id)}
         assert EventKind.experiment_released not in kinds, running.story()
-        found = running.store.experiment(experiment.id)
+        found = running.store.experiments.get(experiment.id)
         assert (found.attempt, found.failure_message) == (1, None), running.story()
-        assert len(running.store.attempts(other)) == 1
-        assert len(running.store.attempts(retried)) == 1
-        for each in running.store.experiments().items:
-            running.store.request_cancel(each.id)
-        for each in running.store.experiments().items:
+        assert len(running.store.runs.attempts(other)) == 1
+        assert len(running.store.runs.attempts(retried)) == 1
+        for each in running.store.experiments.page().items:
+            running.store.requests.cancel(each.id)
+        for each in running.store.experiments.page().items:
             if each.state is not ExperimentState.paused:
                 assert running.wait_until_ended(each) is ExperimentState.cancelled
     finally:

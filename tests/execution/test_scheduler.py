@@ -50,7 +50,7 @@ def test_claims_and_submits_under_the_stored_id(
     did = scheduler.run_once()
     assert did.claimed == did.submitted == (experiment.id,)
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
-    assert store.experiment(experiment.id).state is ExperimentState.starting
+    assert store.experiments.get(experiment.id).state is ExperimentState.starting
 
 
 def test_the_dashboard_lists_the_job_by_the_experiments_name(
@@ -115,7 +115,7 @@ def test_killed_after_the_submit_the_next_scheduler_adopts(
     assert did.adopted == (experiment.id,)
     assert did.submitted == ()
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
-    assert store.experiment(experiment.id).lease_owner == "two"
+    assert store.experiments.get(experiment.id).lease_owner == "two"
 
 
 def test_a_restarted_scheduler_leaves_a_running_experiment_alone(
@@ -123,10 +123,10 @@ def test_a_restarted_scheduler_leaves_a_running_experiment_alone(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     for _ in range(100):
         clock.forward(10)
-        store.renew_lease(experiment.id, 1, 30.0)
+        store.drivers.renew_lease(experiment.id, 1, 30.0)
         did = successor.run_once()
         assert (did.adopted, did.ended, did.submitted) == ((), (), ())
     assert len(jobs.submitted) == 1
@@ -137,17 +137,17 @@ def test_ten_minutes_without_ray_relaunch_nothing(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     jobs.status(f"stillhouse-{experiment.id}-1")
     jobs.unreachable = True
     for _ in range(600):
         clock.forward(1)
         assert scheduler.run_once().ray_away
-    assert store.experiment(experiment.id).state is ExperimentState.running
+    assert store.experiments.get(experiment.id).state is ExperimentState.running
     jobs.unreachable = False
     clock.forward(1)
     assert scheduler.run_once().adopted == (experiment.id,)
-    store.renew_lease(experiment.id, 1, 30.0)
+    store.drivers.renew_lease(experiment.id, 1, 30.0)
     clock.forward(5)
     assert scheduler.run_once().ended == ()
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
@@ -161,7 +161,7 @@ def test_nothing_is_claimed_while_ray_is_away(
     for _ in range(10):
         clock.forward(5)
         scheduler.run_once()
-    assert store.experiment(experiment.id).state is ExperimentState.queued
+    assert store.experiments.get(experiment.id).state is ExperimentState.queued
     jobs.unreachable = False
     clock.forward(6)
     assert scheduler.run_once().submitted == (experiment.id,)
@@ -181,7 +181,7 @@ def test_a_submit_that_met_no_ray_is_made_again_under_the_same_id(
     clock.forward(6)
     scheduler.run_once()
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
-    assert store.experiment(experiment.id).attempt == 1
+    assert store.experiments.get(experiment.id).attempt == 1
 
 
 def test_a_driver_that_died_gets_a_new_attempt(
@@ -189,11 +189,11 @@ def test_a_driver_that_died_gets_a_new_attempt(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     jobs.end(f"stillhouse-{experiment.id}-1", code=-9)
     clock.forward(3)
     assert scheduler.run_once().ended == (experiment.id,)
-    queued = store.experiment(experiment.id)
+    queued = store.experiments.get(experiment.id)
     assert queued.state is ExperimentState.queued
     assert queued.failure_class == "infrastructure"
     clock.forward(3)
@@ -206,7 +206,7 @@ def test_a_new_head_that_knows_no_job_leads_to_a_new_attempt(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     jobs.forget()
     clock.forward(3)
     assert scheduler.run_once().ended == (experiment.id,)
@@ -220,7 +220,7 @@ def test_a_stopped_driver_is_given_a_lease_of_patience_and_then_replaced(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(31)  # The driver got SIGSTOP: Ray still says RUNNING.
     assert scheduler.run_once().adopted == (experiment.id,)
     clock.forward(29)
@@ -242,7 +242,7 @@ def test_a_job_that_ray_is_slow_to_start_is_waited_for(
         clock.forward(31)
         did = scheduler.run_once()
         assert (did.stopped, did.ended) == ((), ())
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
 
 
@@ -266,12 +266,12 @@ def test_a_driver_that_was_only_slow_keeps_its_attempt(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     for _ in range(5):
         clock.forward(31)
         assert scheduler.run_once().adopted == (experiment.id,)
         clock.forward(20)
-        store.renew_lease(experiment.id, 1, 30.0)
+        store.drivers.renew_lease(experiment.id, 1, 30.0)
         assert scheduler.run_once().stopped == ()
     assert len(jobs.submitted) == 1
 
@@ -282,7 +282,7 @@ def test_schedulers_that_take_turns_stop_a_hung_driver(
     """Each in turn finds the lease that the other took over, as if the driver had renewed it."""
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     stopped: list[tuple[int, int]] = []
     for turn in range(8):
         clock.forward(31)
@@ -299,7 +299,7 @@ def test_restarted_schedulers_remember_how_long_a_driver_is_silent(
 
     experiment = submit()
     restarted().run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(31)
     assert restarted().run_once().adopted == (experiment.id,)
     clock.forward(31)
@@ -311,7 +311,7 @@ def test_a_clock_set_back_hides_no_dead_driver(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(-3600)
     assert scheduler.run_once().adopted == (experiment.id,)
     clock.forward(31)
@@ -323,13 +323,13 @@ def test_a_clock_set_back_stops_no_healthy_driver(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(-3600)
     for _ in range(10):
         scheduler.run_once()
         clock.forward(10)
-        store.renew_lease(experiment.id, 1, 30.0)
-    assert store.experiment(experiment.id).attempt == 1
+        store.drivers.renew_lease(experiment.id, 1, 30.0)
+    assert store.experiments.get(experiment.id).attempt == 1
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
 
 
@@ -343,14 +343,14 @@ def test_a_driver_that_speaks_while_it_is_looked_at_is_not_stopped(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(31)
     scheduler.run_once()
     clock.forward(31)
     look = jobs.status
 
     def speak(submission_id: str) -> RayJob | None:
-        store.renew_lease(experiment.id, 1, 30.0)
+        store.drivers.renew_lease(experiment.id, 1, 30.0)
         return look(submission_id)
 
     monkeypatch.setattr(jobs, "status", speak)
@@ -358,7 +358,7 @@ def test_a_driver_that_speaks_while_it_is_looked_at_is_not_stopped(
     job = look(f"stillhouse-{experiment.id}-1")
     assert job is not None
     assert job.state is JobState.running
-    assert store.experiment(experiment.id).state is ExperimentState.running
+    assert store.experiments.get(experiment.id).state is ExperimentState.running
 
 
 def test_a_driver_cannot_renew_a_lease_that_was_withdrawn(
@@ -366,7 +366,7 @@ def test_a_driver_cannot_renew_a_lease_that_was_withdrawn(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     assert not queue.withdraw(experiment.id, 1)  # It is valid.
     clock.forward(31)
     assert not queue.withdraw(experiment.id, 1)  # It was adopted by no one yet.
@@ -374,9 +374,9 @@ def test_a_driver_cannot_renew_a_lease_that_was_withdrawn(
     clock.forward(31)
     assert queue.withdraw(experiment.id, 1)
     for call in (
-        lambda: store.renew_lease(experiment.id, 1, 30.0),
-        lambda: store.requests(experiment.id, 1),
-        lambda: store.driver_started(experiment.id, 1, "node", 1),
+        lambda: store.drivers.renew_lease(experiment.id, 1, 30.0),
+        lambda: store.drivers.requests(experiment.id, 1),
+        lambda: store.drivers.started(experiment.id, 1, "node", 1),
     ):
         with pytest.raises(StaleAttempt):
             call()
@@ -393,7 +393,7 @@ def test_a_stop_that_met_no_ray_is_repeated_by_the_next_scheduler(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(31)
     scheduler.run_once()
     clock.forward(31)
@@ -404,12 +404,12 @@ def test_a_stop_that_met_no_ray_is_repeated_by_the_next_scheduler(
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "stop", away)
         assert scheduler.run_once().ray_away
-    assert store.experiment(experiment.id).state is ExperimentState.running
+    assert store.experiments.get(experiment.id).state is ExperimentState.running
     assert successor.run_once().stopped == (experiment.id,)
     job = jobs.status(f"stillhouse-{experiment.id}-1")
     assert job is not None
     assert job.state is JobState.stopped
-    assert store.experiment(experiment.id).state is ExperimentState.queued
+    assert store.experiments.get(experiment.id).state is ExperimentState.queued
 
 
 def test_an_hour_without_an_agent_uses_up_no_attempt(
@@ -433,9 +433,11 @@ def test_an_hour_without_an_agent_uses_up_no_attempt(
             assert scheduler.run_once().ended == ()
             clock.forward(2)
     assert 60 < len(asked) < 80  # Once a minute, after the first few.
-    waiting = store.experiment(experiment.id)
+    waiting = store.experiments.get(experiment.id)
     assert (waiting.state, waiting.attempt) == (ExperimentState.starting, 1)
-    notes = [event for event in store.events(experiment.id) if event.kind == EventKind.experiment_note]
+    notes = [
+        event for event in store.experiments.events(experiment.id) if event.kind == EventKind.experiment_note
+    ]
     assert [note.message.partition(":")[0] for note in notes] == ["Ray is unavailable, trying again"]
     clock.forward(60)
     scheduler.run_once()
@@ -470,7 +472,7 @@ def test_a_crash_loop_ends_as_failed_with_the_reason(
         clock.forward(3)
         scheduler.run_once()
         clock.forward(301)
-    failed = store.experiment(experiment.id)
+    failed = store.experiments.get(experiment.id)
     assert failed.state is ExperimentState.failed
     assert "the limit is 20" in (failed.failure_message or "")
 
@@ -480,12 +482,12 @@ def test_a_job_that_ended_in_order_is_not_ended_again(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.drivers.started(experiment.id, 1, "node", 1)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     jobs.end(f"stillhouse-{experiment.id}-1")
     clock.forward(3)
     assert scheduler.run_once().ended == ()
-    assert store.experiment(experiment.id).state is ExperimentState.succeeded
+    assert store.experiments.get(experiment.id).state is ExperimentState.succeeded
 
 
 def test_writes_heartbeat_and_cluster(scheduler: Scheduler, jobs: FakeRayJobs, queue: Queue) -> None:
@@ -518,7 +520,7 @@ def test_a_refused_job_is_tried_again_later(
 
     monkeypatch.setattr(jobs, "submit", refuse)
     assert scheduler.run_once().ended == (experiment.id,)
-    assert "Ray refused the job: no" in (store.experiment(experiment.id).failure_message or "")
+    assert "Ray refused the job: no" in (store.experiments.get(experiment.id).failure_message or "")
 
 
 def test_pass_is_a_value(scheduler: Scheduler) -> None:
@@ -533,7 +535,7 @@ def test_what_a_pass_measures_is_stored_for_metrics(
     scheduler.run_once()
     clock.forward(FIGURES_EVERY_S)
     scheduler.run_once()
-    found = {each.info.name: each for each in series_of(store.figures())}
+    found = {each.info.name: each for each in series_of(store.process_metrics.figures())}
     assert found["stillhouse_ray_up"].value == 1.0
     waited = found["stillhouse_queue_wait_seconds"]
     assert waited.labels == {"project": "default"}
@@ -547,14 +549,14 @@ def test_lapses_and_adoptions_are_counted(
 ) -> None:
     experiment = submit()
     scheduler.run_once()
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     clock.forward(settings.lease_s + 1)
     assert successor.run_once().adopted == (experiment.id,)
     clock.forward(settings.lease_s + 1)
     assert successor.run_once().stopped == (experiment.id,)
     clock.forward(FIGURES_EVERY_S)
     successor.run_once()
-    counts = {each.info.name: each.value for each in series_of(store.figures())}
+    counts = {each.info.name: each.value for each in series_of(store.process_metrics.figures())}
     assert counts["stillhouse_lease_lapses_total"] == 1
     assert counts["stillhouse_adoptions_total"] == 1
     assert counts["stillhouse_silent_drivers_stopped_total"] == 1

@@ -37,7 +37,7 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
     )
     (run,) = running.runs(experiment)
     running.wait_until_training(run.id, beyond_step=30)
-    facts = running.store.attempts(run.id)[-1].facts
+    facts = running.store.runs.attempts(run.id)[-1].facts
     assert facts is not None
     places = facts["worker_places"]
     assert [place["rank"] for place in places] == [0, 1]
@@ -47,13 +47,13 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
     end(other)
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
     # Ray may notice late that the node has gone; the attempt in between has no room and is given up.
-    first, *between, last = running.store.attempts(run.id)
+    first, *between, last = running.store.runs.attempts(run.id)
     assert (first.workers, last.workers) == (2, 1)
     assert {each.failure_class for each in (first, *between)} == {FailureClass.infrastructure}
     assert (last.resumed_from_step or 0) >= 10
-    run = running.store.run(run.id)
+    run = running.store.runs.get(run.id)
     assert (run.state, run.workers, run.own_failures) == (RunState.succeeded, 1, 0)
-    losses = running.store.points(run.id, ["loss"])["loss"]
+    losses = running.store.series.points(run.id, ["loss"])["loss"]
     assert [point.step for point in losses] == list(range(1, STEPS + 1))
 
 

@@ -36,7 +36,7 @@ router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
 @router.get("/{run_id}/emissions", dependencies=[SEE_RUN], summary="Get the emissions of a run")
 def get_emissions(run_id: RunId, store: StoreDep) -> RunWithEmissions:
     """A run with what its energy emitted."""
-    return RunWithEmissions.from_row({**asdict(store.run(run_id)), "emissions_kg": math.nan})
+    return RunWithEmissions.from_row({**asdict(store.runs.get(run_id)), "emissions_kg": math.nan})
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def run(driver: Driver) -> Run:
     experiment = driver.submit()
     runs = driver.start(experiment)
     driver.finish(experiment, runs)
-    return driver.store.run(runs[0].id)
+    return driver.store.runs.get(runs[0].id)
 
 
 def properties(app: FastAPI, component: str) -> dict[str, Any]:

@@ -148,9 +148,11 @@ def begin(store: Store, queue: Queue) -> Begin:
 
     def begin(wanted: ExperimentSpec) -> int:
         text = wanted.canonical_json()
-        experiment, _ = store.submit(NewExperiment(wanted, list(wanted.runs()), spec_text=text, owner="ada"))
+        experiment, _ = store.submissions.submit(
+            NewExperiment(wanted, list(wanted.runs()), spec_text=text, owner="ada")
+        )
         queue.claim("s", lease_s=60)
-        store.driver_started(experiment.id, 1, "node", 1)
+        store.drivers.started(experiment.id, 1, "node", 1)
         return experiment.id
 
     return begin
@@ -159,7 +161,7 @@ def begin(store: Store, queue: Queue) -> Begin:
 def sweep_of(store: Store, settings: Settings, experiment_id: int) -> Sweep:
     """The experiment's sweep, on two CPUs, as any driver would begin it."""
     node = ClusterNode("a", "a", True, {"CPU": 2.0}, {})
-    stored = read_stored(store.experiment_spec(experiment_id)[1])
+    stored = read_stored(store.experiments.spec(experiment_id)[1])
     cluster = ClusterSnapshot(0.0, True, None, (node,))
     return Sweep(store, settings, experiment_id, 1, stored, CATALOGUE, capacity=lambda: cluster)
 
@@ -218,7 +220,7 @@ def test_its_points_are_the_runs_everywhere(begin: Begin, store: Store) -> None:
     assert wanted.run_count() == 10
     assert [run.cell for run in planned_runs(wanted, CATALOGUE, None)] == [run.cell for run in wanted.runs()]
     assert forecast_of(wanted, store, CATALOGUE).runs == 10
-    stored = store.all_runs(begin(wanted))
+    stored = store.runs.all_of(begin(wanted))
     assert [tuple(run.point.values()) for run in stored][::2] == points
 
 
@@ -239,9 +241,9 @@ def test_it_suggests_from_what_is_stored(begin: Begin, store: Store, settings: S
         assignment = given(sweep := sweep_of(store, settings, experiment_id))
         size = assignment.config.batch.global_size
         summary = {"validation_loss": losses[size] + 0.1 * (assignment.config.optimizer.warmup_steps or 0)}
-        store.run_started(assignment.run_id, 1, total_steps=10, resumed_from_step=0, facts={})
+        store.attempts.run_started(assignment.run_id, 1, total_steps=10, resumed_from_step=0, facts={})
         sweep.ended(assignment.turn, Ending("completed", summary=summary))
-    points = [tuple(run.point.values()) for run in store.all_runs(experiment_id)]
+    points = [tuple(run.point.values()) for run in store.runs.all_of(experiment_id)]
     assert points == [(8, 0), (8, 1), (8, 2), (16, 0), (16, 1)]
     assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.succeeded, None)
@@ -251,12 +253,12 @@ def test_its_judge_ends_runs_early(begin: Begin, store: Store) -> None:
     wanted = spec("climb", samples=1, seeds=3)
     experiment_id = begin(wanted)
     notes: list[str] = []
-    runs = [run.id for run in store.all_runs(experiment_id)]
+    runs = [run.id for run in store.runs.all_of(experiment_id)]
     for run, loss in zip(runs, (0.5, 0.4, 0.9), strict=True):
-        attempt = store.open_attempt(run, 1)
-        store.run_started(run, attempt, total_steps=10, resumed_from_step=0, facts={})
+        attempt = store.attempts.open(run, 1)
+        store.attempts.run_started(run, attempt, total_steps=10, resumed_from_step=0, facts={})
         points = PointBatch(run, attempt, "validation_loss", [2, 5], [1.0, loss], [0.0, 0.0])
-        store.record(RecordBatch(points=[points]))
+        store.recording.record(RecordBatch(points=[points]))
     stops = EarlyStops(store, experiment_id, wanted, notes.append)
     assert stops.wanted
     assert stops.look(dict.fromkeys(runs, 1)) == {(runs[2], 1)}

@@ -123,11 +123,11 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
 
     store = Store.open(settings)
     Queue(store).claim("scheduler", lease_s=60)
-    store.driver_started(experiment_id, 1, "here", 1)
-    before = {headline(run) for run in store.runs(experiment_id=experiment_id).items}
-    for run in store.runs(experiment_id=experiment_id).items:
-        attempt = store.open_attempt(run.id, 1)
-        spec = ExperimentSpec.model_validate_json(store.run_config(run.id))
+    store.drivers.started(experiment_id, 1, "here", 1)
+    before = {headline(run) for run in store.runs.page(experiment_id=experiment_id).items}
+    for run in store.runs.page(experiment_id=experiment_id).items:
+        attempt = store.attempts.open(run.id, 1)
+        spec = ExperimentSpec.model_validate_json(store.runs.config(run.id))
         config = run_config(
             spec, experiment_id=experiment_id, run_id=run.id, seed=run.seed, workers=1, settings=settings,
             catalogue=CATALOGUE,
@@ -135,16 +135,16 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
         recorder = Recorder()
         outcome = train(config, recorder, NeverStop())
         facts = json.loads(json.dumps(recorder.facts))
-        store.run_started(run.id, attempt, total_steps=6, resumed_from_step=0, facts=facts)
+        store.attempts.run_started(run.id, attempt, total_steps=6, resumed_from_step=0, facts=facts)
         points = [
             PointBatch(run.id, attempt, name, list(series), list(series.values()), [0.0] * len(series))
             for name in ("loss", "error_rate")
             if (series := recorder.series(name))
         ]
         last = CheckpointRow(run.id, attempt, outcome.step, str(outcome.checkpoint))
-        store.record(RecordBatch(points=points, checkpoints=[last]))
-        store.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
-    store.finish_experiment(experiment_id, 1, ExperimentState.succeeded)
+        store.recording.record(RecordBatch(points=points, checkpoints=[last]))
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
+    store.drivers.finish_experiment(experiment_id, 1, ExperimentState.succeeded)
     contents = gather(store, [experiment_id])
     judged = Question(contents.run_table).judged_by
     with tarfile.open(fileobj=io.BytesIO(b"".join(open_model(store, settings, run.id, "best").tar()))) as tar:

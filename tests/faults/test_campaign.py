@@ -77,25 +77,25 @@ def told_story(
 
     store = Store.open(Settings(data_dir=folder), clock=clock)
     spec, plans, text = plans_of(1)
-    experiment, _ = store.submit(
+    experiment, _ = store.submissions.submit(
         NewExperiment(spec, plans, spec_text=text, owner="ada", idempotency_key="key")
     )
-    (run,) = store.runs(experiment_id=experiment.id).items
+    (run,) = store.runs.page(experiment_id=experiment.id).items
     (claimed,) = Queue(store).claim("scheduler", lease_s=10 * SECONDS)
-    store.driver_started(claimed.id, claimed.attempt, "node", 1)
+    store.drivers.started(claimed.id, claimed.attempt, "node", 1)
     acknowledged: list[tuple[int, list[int]]] = []
     for steps, resumed in ((range(1, RESUMED + 2), 0), (range(RESUMED + 1, STEPS + 1), RESUMED)):
-        attempt = store.open_attempt(run.id, claimed.attempt)
-        store.run_started(run.id, attempt, total_steps=STEPS, resumed_from_step=resumed, facts={})
+        attempt = store.attempts.open(run.id, claimed.attempt)
+        store.attempts.run_started(run.id, attempt, total_steps=STEPS, resumed_from_step=resumed, facts={})
         values = [value_of(100 + attempt, step) for step in steps]
         batch = PointBatch(run.id, attempt, WRITER, list(steps), values, [clock()] * len(steps))
-        store.record(RecordBatch(points=[batch]))
+        store.recording.record(RecordBatch(points=[batch]))
         acknowledged.append((attempt, list(steps)))
         if attempt == 1:
-            store.finish_run(run.id, attempt, RunState.failed, retry_delay_s=0.0)
+            store.attempts.finish_run(run.id, attempt, RunState.failed, retry_delay_s=0.0)
         else:
-            store.finish_run(run.id, attempt, RunState.succeeded)
-    store.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
+            store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    store.drivers.finish_experiment(claimed.id, claimed.attempt, ExperimentState.succeeded)
     store.close()
 
     def tell(told: CardSource) -> None:

@@ -77,7 +77,9 @@ class Actor:
     def submit(self) -> None:
         spec = validate({"name": "h", "task": {"name": "imdb"}, "seeds": [0, 1]})
         owner = self.chance.choice(["ada", "bob"])
-        experiment, _ = self.store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner=owner))
+        experiment, _ = self.store.submissions.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text="", owner=owner)
+        )
         with self.told.lock:
             self.told.submitted.add(experiment.id)
 
@@ -86,20 +88,20 @@ class Actor:
             with self.told.lock:
                 self.told.claimed.append((experiment.id, experiment.attempt))
             self.experiments.append(experiment)
-            self.store.driver_started(experiment.id, experiment.attempt, self.name, 1)
-            self.store.reset_runs_of_dead_attempt(experiment.id, experiment.attempt)
+            self.store.drivers.started(experiment.id, experiment.attempt, self.name, 1)
+            self.store.attempts.reset_runs_of_dead_attempt(experiment.id, experiment.attempt)
 
     def drive(self) -> None:
         if not self.experiments:
             return
         held = self.chance.choice(self.experiments)
-        self.store.renew_lease(held.id, held.attempt, 30)
-        for run in self.store.runs(experiment_id=held.id, filter="state = 'queued'").items:
-            attempt = self.store.open_attempt(run.id, held.attempt)
+        self.store.drivers.renew_lease(held.id, held.attempt, 30)
+        for run in self.store.runs.page(experiment_id=held.id, filter="state = 'queued'").items:
+            attempt = self.store.attempts.open(run.id, held.attempt)
             with self.told.lock:
                 self.told.opened.append((run.id, attempt))
             self.runs.append((run.id, attempt, 0))
-            self.store.run_started(run.id, attempt, total_steps=99, resumed_from_step=0, facts={})
+            self.store.attempts.run_started(run.id, attempt, total_steps=99, resumed_from_step=0, facts={})
 
     def write(self) -> None:
         if not self.runs:
@@ -107,7 +109,7 @@ class Actor:
         place = self.chance.randrange(len(self.runs))
         run, attempt, step = self.runs[place]
         steps = [step, step + 1]
-        stale = self.store.record(
+        stale = self.store.recording.record(
             RecordBatch(points=[PointBatch(run, attempt, "m", steps, [float(attempt)] * 2, [0.0] * 2)])
         )
         with self.told.lock:
@@ -123,7 +125,7 @@ class Actor:
         )
         retry = 0.0 if state is RunState.failed and self.chance.random() < 0.5 else None
         failure = (FailureClass.bug, "x") if state is RunState.failed else None
-        went = self.store.finish_run(run, attempt, state, failure=failure, retry_delay_s=retry)
+        went = self.store.attempts.finish_run(run, attempt, state, failure=failure, retry_delay_s=retry)
         with self.told.lock:
             self.told.ended.append((run, attempt, went))
 
@@ -134,7 +136,7 @@ class Actor:
         state = self.chance.choice(
             [ExperimentState.succeeded, ExperimentState.failed, ExperimentState.paused]
         )
-        self.store.finish_experiment(held.id, held.attempt, state)
+        self.store.drivers.finish_experiment(held.id, held.attempt, state)
         with self.told.lock:
             self.told.closed.append((held.id, held.attempt))
 
@@ -143,7 +145,7 @@ class Actor:
         active = self.queue.active()
         if active:
             chosen = self.chance.choice(active)
-            self.store.release_experiment(chosen.id, chosen.attempt, delay_s=0)
+            self.store.drivers.release_experiment(chosen.id, chosen.attempt, delay_s=0)
             with self.told.lock:
                 self.told.closed.append((chosen.id, chosen.attempt))
 
@@ -152,7 +154,12 @@ class Actor:
             known = sorted(self.told.submitted)
         if known:
             request = self.chance.choice(
-                [self.store.request_cancel, self.store.request_pause, self.store.resume, self.store.retry]
+                [
+                    self.store.requests.cancel,
+                    self.store.requests.pause,
+                    self.store.requests.resume,
+                    self.store.requests.retry,
+                ]
             )
             request(self.chance.choice(known))
 
@@ -183,21 +190,21 @@ def check(store: Store, told: CardSource) -> None:
     assert max(ends.values(), default=1) == 1, "an attempt ended twice"
 
     for id in told.submitted:
-        experiment = store.experiment(id)
-        events = store.events(id, limit=10_000)
+        experiment = store.experiments.get(id)
+        events = store.experiments.events(id, limit=10_000)
         assert [event.number for event in events] == list(range(1, len(events) + 1))
         _check_story([event.kind for event in events], experiment.state)
         assert Counter(event.kind for event in events)["experiment.claimed"] == experiment.attempt
-        for run in store.runs(experiment_id=id).items:
-            attempts = store.attempts(run.id)
+        for run in store.runs.page(experiment_id=id).items:
+            attempts = store.runs.attempts(run.id)
             assert [attempt.number for attempt in attempts] == list(range(1, run.attempt + 1))
             open_ones = [attempt.number for attempt in attempts if attempt.ended_s is None]
             active = run.state in (RunState.starting, RunState.running)
             assert open_ones == ([run.attempt] if active else []), "an old attempt is still open"
-        assert store.wrong_usage(id) == [], "running sums differ from what they sum up"
+        assert store.accounting.wrong_usage(id) == [], "running sums differ from what they sum up"
     for run, attempt, went in told.ended:
         if went in TERMINAL_RUN_STATES:
-            kinds = [e.kind for e in store.events(store.run(run).experiment_id, limit=10_000)
+            kinds = [e.kind for e in store.experiments.events(store.runs.get(run).experiment_id, limit=10_000)
                      if (e.run_id, e.attempt) == (run, attempt)]  # fmt: skip
             assert kinds.count(f"run.{went}") >= 1
     with store.database.read() as connection:
@@ -237,11 +244,11 @@ def clear(store: Store) -> None:
     """End and delete everything."""
     queue = Queue(store)
     for experiment in queue.active():
-        store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.cancelled)
-    for experiment in store.experiments(page_size=1000).items:
+        store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.cancelled)
+    for experiment in store.experiments.page(page_size=1000).items:
         try:
-            store.request_cancel(experiment.id)
-            store.delete(experiment.id, at_once=True)
+            store.requests.cancel(experiment.id)
+            store.removal.delete(experiment.id, at_once=True)
         except NotFound:
             continue
     remove_deleted(store)

@@ -59,7 +59,7 @@ def test_kills_lose_nothing_and_double_nothing(settings: Settings, kills: int) -
 def _take_up(store: Store) -> None:
     """What the next scheduler does: experiments whose driver is gone are queued for another attempt."""
     for experiment in Queue(store).active():
-        store.release_experiment(experiment.id, experiment.attempt, delay_s=0)
+        store.drivers.release_experiment(experiment.id, experiment.attempt, delay_s=0)
 
 
 def _check(

@@ -27,10 +27,12 @@ def kill(pid: int) -> None:
 
 def assert_complete(running: Running, experiment: Experiment) -> None:
     """Every run succeeded, with each step's loss exactly once."""
-    assert running.store.experiment(experiment.id).state is ExperimentState.succeeded, running.story()
+    assert running.store.experiments.get(experiment.id).state is ExperimentState.succeeded, running.story()
     for run in running.runs(experiment):
         assert run.state is RunState.succeeded, running.story()
-        steps = collections.Counter(point.step for point in running.store.points(run.id, ["loss"])["loss"])
+        steps = collections.Counter(
+            point.step for point in running.store.series.points(run.id, ["loss"])["loss"]
+        )
         assert set(steps) == set(range(1, TOTAL + 1))
         assert max(steps.values()) == 1
 
@@ -41,11 +43,11 @@ def test_a_killed_worker_resumes_from_its_checkpoint(running: Running) -> None:
     kill(running.wait_until_training(run_id, beyond_step=30))
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)
-    first, second = running.store.attempts(run_id)
+    first, second = running.store.runs.attempts(run_id)
     assert first.failure_class == "infrastructure"
     assert second.resumed_from_step is not None
     assert second.resumed_from_step >= 10
-    run = running.store.run(run_id)
+    run = running.store.runs.get(run_id)
     assert (run.infrastructure_failures, run.own_failures) == (1, 0)
 
 
@@ -78,7 +80,7 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
         deterministic=True,
         **STEPS,
     )
-    spec = ExperimentSpec.model_validate_json(running.store.experiment_spec(experiment.id)[1])
+    spec = ExperimentSpec.model_validate_json(running.store.experiments.spec(experiment.id)[1])
     twins = {run.point["parallel.strategy"]: run for run in running.runs(experiment)}
     victims = [
         run
@@ -87,7 +89,7 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
     ]
     for victim in sorted(victims, key=lambda run: spec.places()[run.index]):
         running.wait_until_training(victim.id, beyond_step=30)
-        facts = running.store.attempts(victim.id)[-1].facts
+        facts = running.store.runs.attempts(victim.id)[-1].facts
         assert facts is not None
         kill(facts["worker_places"][1]["pid"])
     running.wait_until_ended(experiment)
@@ -95,9 +97,9 @@ def test_a_killed_worker_of_a_group_costs_its_run_an_attempt_and_the_others_noth
     for run in running.runs(experiment):
         strategy = run.point["parallel.strategy"]
         assert run.infrastructure_failures == (run.id in {victim.id for victim in victims})
-        assert final_files(run) == final_files(running.store.run(twins[strategy].id)), strategy
+        assert final_files(run) == final_files(running.store.runs.get(twins[strategy].id)), strategy
     for victim in victims:
-        first = running.store.attempts(victim.id)[0]
+        first = running.store.runs.attempts(victim.id)[0]
         assert first.failure_class == "infrastructure"
         stage = r" \(stage [01]\)" if victim.point["parallel.strategy"] == "pipeline" else ""
         # Its peer may be heard of first.
@@ -109,13 +111,17 @@ def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
     experiment = running.submit(seeds=[0, 1], **STEPS)
     run_id = running.runs(experiment)[0].id
     running.wait_until_training(run_id, beyond_step=30)
-    started = [event for event in running.store.events(experiment.id) if event.kind == "experiment.started"]
+    started = [
+        event
+        for event in running.store.experiments.events(experiment.id)
+        if event.kind == "experiment.started"
+    ]
     assert started[0].data is not None
     kill(started[0].data["pid"])
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)
-    assert running.store.experiment(experiment.id).attempt == 2
-    assert running.store.attempts(run_id)[0].failure_class == "lost"
+    assert running.store.experiments.get(experiment.id).attempt == 2
+    assert running.store.runs.attempts(run_id)[0].failure_class == "lost"
 
 
 @pytest.mark.slow
@@ -135,4 +141,4 @@ def test_a_killed_recorder_loses_no_point(running: Running) -> None:
         process.kill()
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)
-    assert running.store.run(run_id).attempt == 1
+    assert running.store.runs.get(run_id).attempt == 1

@@ -34,7 +34,7 @@ def submit_for_ever(store: Store, round: str, thread: int) -> None:
     number = 0
     while True:
         key = f"{round}-{thread}-{number}"
-        experiment, _ = store.submit(
+        experiment, _ = store.submissions.submit(
             NewExperiment(spec, plans, spec_text="x", owner="fault", idempotency_key=key)
         )
         say("submit", experiment.id, key)
@@ -47,20 +47,20 @@ def train_for_ever(store: Store) -> None:
     while True:
         claimed = queue.claim("writer", lease_s=30)
         for experiment in claimed:
-            store.driver_started(experiment.id, experiment.attempt, "n", 1)
-            store.reset_runs_of_dead_attempt(experiment.id, experiment.attempt)
-            for run in store.runs(experiment_id=experiment.id, filter="state = 'queued'").items:
-                attempt = store.open_attempt(run.id, experiment.attempt)
-                store.run_started(run.id, attempt, total_steps=300, resumed_from_step=0, facts={})
+            store.drivers.started(experiment.id, experiment.attempt, "n", 1)
+            store.attempts.reset_runs_of_dead_attempt(experiment.id, experiment.attempt)
+            for run in store.runs.page(experiment_id=experiment.id, filter="state = 'queued'").items:
+                attempt = store.attempts.open(run.id, experiment.attempt)
+                store.attempts.run_started(run.id, attempt, total_steps=300, resumed_from_step=0, facts={})
                 for first in range(0, 300, 100):
                     steps = list(range(first, first + 100))
                     values = [float(attempt)] * 100
                     batch = PointBatch(run.id, attempt, "loss", steps, values, [1.0] * 100)
-                    store.record(RecordBatch(points=[batch]))
+                    store.recording.record(RecordBatch(points=[batch]))
                     say("points", run.id, attempt, first, first + 99)
-                store.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 1.0})
+                store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"accuracy": 1.0})
                 say("ended", run.id, "succeeded")
-            store.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
+            store.drivers.finish_experiment(experiment.id, experiment.attempt, ExperimentState.succeeded)
 
 
 def main() -> None:

@@ -62,14 +62,18 @@ def test_every_answer_says_what_was_shared(store: Store, queue: Queue) -> None:
     from service.analysis.question import Question
 
     asked = spec(True)
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     (claimed,) = queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, claimed.attempt, "here", 1)
-    for run in store.runs(experiment_id=experiment.id).items:
-        number = store.open_attempt(run.id, claimed.attempt)
+    store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+    for run in store.runs.page(experiment_id=experiment.id).items:
+        number = store.attempts.open(run.id, claimed.attempt)
         facts = {"device_shared": True}
-        store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts=facts)
-        store.finish_run(run.id, number, RunState.succeeded, summary={"cost_usd": 1.0, "accuracy": 0.9})
+        store.attempts.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts=facts)
+        store.attempts.finish_run(
+            run.id, number, RunState.succeeded, summary={"cost_usd": 1.0, "accuracy": 0.9}
+        )
     answer = Question(read_run_table(store, [experiment.id])).compare()
     assert [row.shared for row in answer.rows] == [1, 1]
     assert any(note.startswith("2 of 2 runs shared a device") for note in answer.notes)
@@ -81,12 +85,14 @@ def test_each_second_of_a_shared_device_is_charged_once(
 ) -> None:
     """From Ray's placements to every sum: four runs fill a device, and together they pay for it."""
     now = [1_000_000.0]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     asked = spec(True, hardware=hardware, seeds=list(range(SHARERS * devices // 2)))
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     (claimed,) = queue.claim("s", lease_s=600)
-    store.driver_started(experiment.id, claimed.attempt, "here", 1)
-    runs = store.runs(experiment_id=experiment.id).items
+    store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert len(runs) == SHARERS * devices
     (shape,) = shapes_of(asked, CATALOGUE)
     rates = lookup(hardware).pricing(1, shared=True)
@@ -94,31 +100,31 @@ def test_each_second_of_a_shared_device_is_charged_once(
     watch = PlacementWatch(
         lambda: groups,
         lambda: [(shape, rates)],
-        lambda changed: store.record_placements(experiment.id, claimed.attempt, changed),
+        lambda changed: store.drivers.record_placements(experiment.id, claimed.attempt, changed),
         store.clock,
     )
     watch.look()
     now[0] += 10.0
     for run, group in zip(runs, groups, strict=True):
         watch.ready(Ready(group.id, now[0]))
-        number = store.open_attempt(run.id, claimed.attempt, placement=group.id)
-        store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
+        number = store.attempts.open(run.id, claimed.attempt, placement=group.id)
+        store.attempts.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
     now[0] += 80.0
     for run in runs:
-        store.finish_run(run.id, 1, RunState.succeeded)
+        store.attempts.finish_run(run.id, 1, RunState.succeeded)
     now[0] += 10.0
     groups.clear()
     watch.look()
 
-    ledger, wall_s = store.ledger(experiment.id), 100.0
+    ledger, wall_s = store.accounting.ledger(experiment.id), 100.0
     price = lookup(hardware).price_usd_per_hour
     assert ledger.total.device_hours * 3600 == pytest.approx(devices * wall_s)
     assert ledger.total.cost_usd * 3600 == pytest.approx(devices * wall_s * price)
     assert sum(run.total.device_hours for run in ledger.runs) * 3600 == pytest.approx(devices * 80.0)
-    totals = store.experiment_totals(experiment.id)
+    totals = store.accounting.totals(experiment.id)
     assert totals.device_hours == pytest.approx(ledger.total.device_hours)
     assert totals.cost_usd == pytest.approx(ledger.total.cost_usd)
-    spent = store.spent("default")
+    spent = store.projects.spent("default")
     assert spent.device_hours == pytest.approx(ledger.total.device_hours)
     assert spent.usd == pytest.approx(ledger.total.cost_usd)
     assert SHARERS * devices * cost_usd(rates, 80.0) * 3600 == pytest.approx(devices * 80.0 * price)
@@ -134,7 +140,9 @@ def test_energy_of_a_shared_device_is_modelled_once() -> None:
 
 def test_a_pass_counts_places_on_a_device(store: Store, queue: Queue) -> None:
     asked = spec(True, seeds=[0, 1, 2, 3])
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     one = ClusterSnapshot(0.0, True, None, (ClusterNode("n", "n", True, {"CPU": 1.0}, {}),))
     assert FairPass(store).divide(one, [], 3) == [experiment.id]
     (claimant,) = SituationReader(store).read(one, [], 3).situation.claimants

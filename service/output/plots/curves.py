@@ -122,7 +122,7 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
     lines, of = _chosen(store, experiment_ids, selection.filter, options)
     ids = [id for line in lines for id in line]
     cut = max(0, len(ids) - _MOST_RUNS_READ)
-    by_id = {run.id: run for run in store.runs_by_id(ids[:_MOST_RUNS_READ])}
+    by_id = {run.id: run for run in store.runs.by_id(ids[:_MOST_RUNS_READ])}
     runs = with_their_differences(store, experiment_ids, [by_id[id] for id in ids if id in by_id])
     if selection.undisturbed:
         disturbed = disturbances(runs)
@@ -130,8 +130,8 @@ def read(store: Store, experiment_ids: Sequence[int], selection: Selection, opti
     groups = len({label_of(run.point) for run in runs}) if options.by is not By.run else len(runs)
     each = min(_MOST_EACH, max(_FEWEST_EACH, _MOST_POINTS // max(1, groups)))
     sources = [run.reused_from or run.id for run in runs]
-    sampled = store.buckets(sources, metric, each)
-    place, unit, factor = _axis(options.x, sampled.of_runs, store.rates(sources), runs)
+    sampled = store.series.buckets(sources, metric, each)
+    place, unit, factor = _axis(options.x, sampled.of_runs, store.series.rates(sources), runs)
     curves: dict[str, list[Curve]] = {}
     without_x = 0
     for run in runs:
@@ -161,7 +161,7 @@ def _chosen(
     """
     queues: list[list[list[int]]] = []
     for experiment_id in dict.fromkeys(experiment_ids):
-        begun = store.begun_runs(experiment_id, filter)
+        begun = store.series.begun_runs(experiment_id, filter)
         if not options.unfinished:
             begun = [run for run in begun if run.state is RunState.succeeded]
         if options.by is By.run:

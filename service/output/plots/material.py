@@ -129,7 +129,7 @@ class Material:
 
     @cached_property
     def point_names(self) -> list[str]:
-        return self.store.point_names(self.experiment_ids)
+        return self.store.series.point_names(self.experiment_ids)
 
     def curves(self, options: Options) -> curves.CurveSet:
         return curves.read(self.store, self.experiment_ids, self.selection, options)
@@ -137,7 +137,7 @@ class Material:
     @cached_property
     def ledgers(self) -> tuple[Ledger, ...]:
         """Of all runs, by experiment."""
-        return tuple(self.store.ledger(id) for id in self.experiment_ids)
+        return tuple(self.store.accounting.ledger(id) for id in self.experiment_ids)
 
     @cached_property
     def breakdown(self) -> Mapping[str, Mapping[str, float]]:

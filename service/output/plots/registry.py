@@ -253,12 +253,12 @@ def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
     ids = list(dict.fromkeys(experiment_ids))
     axes: dict[str, None] = {}
     for id in ids:
-        _, canonical = store.experiment_spec(id)
+        _, canonical = store.experiments.spec(id)
         axes |= dict.fromkeys(json.loads(canonical)["search"]["axes"])
     return Choices(
         [PlotInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()],
-        [_drawable(name) for name in store.point_names(ids)],
-        [_drawable(name) for name in store.figure_names(ids)],
+        [_drawable(name) for name in store.series.point_names(ids)],
+        [_drawable(name) for name in store.series.figure_names(ids)],
         list(axes),
     )
 

@@ -95,7 +95,7 @@ def gather(
     comparison = answered(lambda: question.compare(kernels=kernels or None))
     return ReportContents(
         run_table=run_table,
-        specs=tuple(store.experiment_spec(experiment.id)[0] for experiment in run_table.experiments),
+        specs=tuple(store.experiments.spec(experiment.id)[0] for experiment in run_table.experiments),
         made_at_s=material.made_at_s,
         recommendation=recommendation,
         comparison=comparison,

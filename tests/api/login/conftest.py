@@ -37,8 +37,8 @@ HTTPS = "https://stillhouse.example"
 def opened(settings: Settings) -> Iterator[FastAPI]:
     """An application with the users ada and bob, closed at the end."""
     app = create_app(settings)
-    app.state.store.add_user("ada")
-    app.state.store.add_user("bob")
+    app.state.store.people.add_user("ada")
+    app.state.store.people.add_user("bob")
     yield app
     app.state.streams.close()
     app.state.checks.close()
@@ -66,7 +66,7 @@ def browser(closed: FastAPI) -> TestClient:
 def secret_of(app: FastAPI, user: str = "ada", scope: Scope = Scope.operate, **more: Any) -> str:
     """Returns a new token of a user."""
     store: Store = app.state.store
-    return store.create_token(user, name=more.pop("name", "test"), scope=scope, **more).secret
+    return store.people.create_token(user, name=more.pop("name", "test"), scope=scope, **more).secret
 
 
 def log_in(browser: TestClient, secret: str) -> dict[str, str]:

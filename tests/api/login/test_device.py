@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(closed: FastAPI) -> Clock:
     clock = Clock()
-    closed.state.store.clock = clock
+    closed.state.store.clocks.simulated = clock
     return clock
 
 
@@ -159,7 +159,7 @@ def test_no_one_gives_a_device_more_than_they_have(
     given = poll(device, begun).json()
     assert given["scope"] == "read"
     assert given["expires_in"] <= 3600
-    (token, _) = store.tokens("ada")
+    (token, _) = store.people.tokens("ada")
     assert (token.scope, token.project) == (Scope.read, "default")
 
 

@@ -78,7 +78,7 @@ def test_a_first_login_creates_the_user_and_leads_back(
     browser: TestClient, provider: OpenIdProvider, app: FastAPI
 ) -> None:
     provider.knows("g-1", preferred_username="grace", email="grace@example.org", groups=["nlp-team"])
-    app.state.store.create_project("nlp", title="NLP")
+    app.state.store.projects.create("nlp", title="NLP")
     address = leave(browser, "/#/queue")
     asked = parse_qs(urlsplit(address).query)
     assert asked["code_challenge_method"] == ["S256"]
@@ -88,7 +88,7 @@ def test_a_first_login_creates_the_user_and_leads_back(
     whoami = browser.get("/api/v1/whoami").json()
     assert (whoami["user"], whoami["via"], whoami["administrator"]) == ("grace", "session", False)
     assert whoami["roles"] == {"default": "member", "nlp": "member"}
-    user = app.state.store.user("grace")
+    user = app.state.store.people.user("grace")
     assert (user.subject, user.email) == (f"{provider.url}|g-1", "grace@example.org")
 
 
@@ -97,10 +97,10 @@ def test_roles_follow_the_groups_at_every_login(
 ) -> None:
     store = app.state.store
     for name in ("nlp", "vision", "audio"):
-        store.create_project(name, title=name)
+        store.projects.create(name, title=name)
     provider.knows("h-1", preferred_username="hedy", groups=["leads", "nlp-team", "platform"])
     come_back(browser, provider.log_in(leave(browser), "h-1"))
-    store.set_member("audio", "hedy", Role.viewer)
+    store.projects.set_member("audio", "hedy", Role.viewer)
     whoami = browser.get("/api/v1/whoami").json()
     assert whoami["administrator"] is True
     assert whoami["roles"]["nlp"] == "maintainer", "the highest of two groups"
@@ -129,7 +129,7 @@ def test_a_disabled_user_does_not_come_back(
 ) -> None:
     provider.knows("j-1", preferred_username="joan")
     come_back(browser, provider.log_in(leave(browser), "j-1"))
-    app.state.store.set_user("joan", disabled=True)
+    app.state.store.people.set_user("joan", disabled=True)
     assert "problem=account-disabled" in come_back(browser, provider.log_in(leave(browser), "j-1"))
     assert browser.get("/api/v1/whoami").status_code == 401
 

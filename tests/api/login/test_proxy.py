@@ -31,7 +31,7 @@ def test_the_proxys_user_is_created_and_owns_what_they_submit(behind: FastAPI) -
     answer = proxy.post("/api/v1/experiments", content=SPEC, headers={HEADER: "grace"})
     assert (answer.status_code, answer.json()["owner"]) == (201, "grace")
     assert proxy.get("/api/v1/whoami", headers={HEADER: "grace"}).json()["via"] == "proxy"
-    assert behind.state.store.user("grace").administrator is False
+    assert behind.state.store.people.user("grace").administrator is False
     assert proxy.get("/api/v1/whoami").status_code == 401, "it names nobody"
 
 
@@ -48,7 +48,7 @@ def test_a_header_that_names_no_one_user_is_refused(behind: FastAPI) -> None:
     for names in ([(HEADER, "ada"), (HEADER, "bob")], [(HEADER, "a b")], [(HEADER, "")]):
         assert proxy.get("/api/v1/whoami", headers=names).status_code == 422
     with pytest.raises(Exception, match="eve"):
-        behind.state.store.user("eve")
+        behind.state.store.people.user("eve")
 
 
 def test_the_proxys_cookie_is_no_door_for_another_sites_page(behind: FastAPI) -> None:
@@ -58,7 +58,7 @@ def test_the_proxys_cookie_is_no_door_for_another_sites_page(behind: FastAPI) ->
 
 
 def test_a_disabled_user_stays_out(behind: FastAPI) -> None:
-    behind.state.store.set_user("ada", disabled=True)
+    behind.state.store.people.set_user("ada", disabled=True)
     answer = browser_of(behind, client=PROXY).get("/api/v1/whoami", headers={HEADER: "ada"})
     assert answer.status_code == 401
 

@@ -115,7 +115,7 @@ def test_a_session_ends_unused_and_in_any_case(browser: TestClient, closed: Fast
     log_in(browser, secret_of(closed))
     store, began_s = closed.state.store, time.time()
     at_s = began_s
-    store.clock = lambda: at_s
+    store.clocks.simulated = lambda: at_s
     step_s = SESSION_IDLE_S - 60
     while at_s + step_s < began_s + SESSION_LASTS_S:
         at_s += step_s
@@ -130,19 +130,19 @@ def test_a_session_ends_unused_and_in_any_case(browser: TestClient, closed: Fast
 
 def test_a_session_ends_with_its_user(browser: TestClient, closed: FastAPI) -> None:
     log_in(browser, secret_of(closed))
-    closed.state.store.set_user("ada", disabled=True)
+    closed.state.store.people.set_user("ada", disabled=True)
     closed.state.principals.forget()
     assert browser.get("/api/v1/whoami").status_code == 401
 
 
 def test_a_session_ends_with_its_token_and_does_no_more_than_it(browser: TestClient, closed: FastAPI) -> None:
     store = closed.state.store
-    created = store.create_token("ada", name="reader", scope=Scope.read)
+    created = store.people.create_token("ada", name="reader", scope=Scope.read)
     csrf = log_in(browser, created.secret)
     refused = browser.post("/api/v1/experiments", content=SPEC, headers=csrf)
     assert (refused.status_code, refused.json()["type"]) == (403, "/problems/forbidden")
     assert "scope submit" in refused.json()["detail"]
-    store.revoke_token(created.id)
+    store.people.revoke_token(created.id)
     closed.state.principals.forget()
     assert browser.get("/api/v1/whoami").status_code == 401
 
@@ -164,7 +164,7 @@ def test_logout_ends_the_session(browser: TestClient, closed: FastAPI) -> None:
     assert COOKIE not in browser.cookies
     browser.cookies.set(COOKIE, held, domain="127.0.0.1", path="/")
     assert browser.get("/api/v1/whoami").status_code == 401
-    last = list(closed.state.store.audit_rows())[-1]
+    last = list(closed.state.store.audit.rows())[-1]
     assert (last.action, last.before) == ("session.end", {"user": last.actor})
 
 

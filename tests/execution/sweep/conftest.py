@@ -76,12 +76,12 @@ def begin(
     def begin(runs: int = 2, **fields: Any) -> tuple[Sweep, Experiment]:
         experiment = submit(runs, **fields)
         queue.claim("s", lease_s=60)
-        store.driver_started(experiment.id, 1, "node", 1)
-        spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+        store.drivers.started(experiment.id, 1, "node", 1)
+        spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
 
         def note(message: str, kind: EventKind) -> None:
             notes.append(message)
-            store.note(experiment.id, 1, message, kind=kind)
+            store.drivers.note(experiment.id, 1, message, kind=kind)
 
         sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look, note=note)
         return sweep, experiment
@@ -108,14 +108,16 @@ def opened(sweep: Sweep, turn: Turn) -> Assignment:
 
 def complete(sweep: Sweep, store: Store, assignment: Assignment, ending: Ending = COMPLETED) -> None:
     """The worker begins and ends as it would."""
-    store.run_started(assignment.run_id, assignment.attempt, total_steps=9, resumed_from_step=0, facts={})
+    store.attempts.run_started(
+        assignment.run_id, assignment.attempt, total_steps=9, resumed_from_step=0, facts={}
+    )
     sweep.ended(assignment.turn, ending)
 
 
 def in_order(store: Store, experiment: Experiment) -> list[int]:
     """Ids of an experiment's runs in the order of measurement."""
-    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
-    runs = store.runs(experiment_id=experiment.id, page_size=1000).items
+    spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
+    runs = store.runs.page(experiment_id=experiment.id, page_size=1000).items
     return [run.id for run in sorted(runs, key=lambda run: spec.places()[run.index])]
 
 
@@ -138,4 +140,4 @@ def losing(store: Store, monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
 
 def started(store: Store, run_id: int) -> None:
     with contextlib.suppress(Conflict):  # Reported before; the answer was lost.
-        store.run_started(run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+        store.attempts.run_started(run_id, 1, total_steps=9, resumed_from_step=0, facts={})

@@ -40,13 +40,13 @@ def test_with_nothing_live_and_no_allowance_it_yields_its_place(begin: Begin, st
     sweep, experiment = begin(2)
     first = given(sweep)
     sweep.allow({"cpu": DeviceAllowance(0, reason="no cpu device is free")})
-    store.run_started(first.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.attempts.run_started(first.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
     sweep.ended(first.turn, PREEMPTED)
     assert sweep.next_turn() is Wait.over
     assert sweep.conclude() is ExperimentState.queued
-    assert store.experiment(experiment.id).state is ExperimentState.queued
-    assert {run.state for run in store.runs(experiment_id=experiment.id).items} == {RunState.queued}
-    assert store.events(experiment.id)[-1].message.endswith("no cpu device is free")
+    assert store.experiments.get(experiment.id).state is ExperimentState.queued
+    assert {run.state for run in store.runs.page(experiment_id=experiment.id).items} == {RunState.queued}
+    assert store.experiments.events(experiment.id)[-1].message.endswith("no cpu device is free")
 
 
 def test_an_allowance_that_comes_before_the_end_is_used(begin: Begin) -> None:
@@ -63,7 +63,7 @@ def test_a_cancellation_goes_before_yielding(begin: Begin, store: Store) -> None
     sweep, experiment = begin(1)
     sweep.allow({"cpu": DeviceAllowance(0)})
     assert sweep.next_turn() is Wait.over
-    store.request_cancel(experiment.id)
+    store.requests.cancel(experiment.id)
     sweep.stopping = StopReason.cancel
     assert sweep.conclude() is ExperimentState.cancelled
 
@@ -76,13 +76,15 @@ def test_the_newest_run_beyond_the_allowance_is_preempted_and_queued_again(
     assert not sweep.preempted
     sweep.allow({"cpu": DeviceAllowance(1, reason="its share is 1 of the cpu devices")})
     assert sweep.preempted == {(second.run_id, second.attempt)}
-    store.run_started(second.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
+    store.attempts.run_started(second.run_id, 1, total_steps=9, resumed_from_step=0, facts={})
     sweep.ended(second.turn, PREEMPTED)
-    run = store.run(second.run_id)
+    run = store.runs.get(second.run_id)
     assert (run.state, run.own_failures, run.infrastructure_failures) == (RunState.queued, 0, 0)
     assert not sweep.preempted
     assert sweep.next_turn() is Wait.later
-    events = [event for event in store.events(experiment.id) if event.kind == EventKind.run_preempted]
+    events = [
+        event for event in store.experiments.events(experiment.id) if event.kind == EventKind.run_preempted
+    ]
     assert ["its share is 1 of the cpu devices" in event.message for event in events] == [True]
     complete(sweep, store, first)
     again = given(sweep)
@@ -93,7 +95,7 @@ def test_a_run_that_has_worked_for_a_useful_time_goes_before_one_that_has_just_s
     begin: Begin, store: Store
 ) -> None:
     now = [store.clock()]
-    store.clock = lambda: now[0]
+    store.clocks.simulated = lambda: now[0]
     sweep, _ = begin(2)
     first = given(sweep)
     now[0] += USEFUL_S
@@ -118,7 +120,7 @@ def test_workers_that_get_ready_beyond_the_allowance_get_no_attempt(begin: Begin
     turn = turn_of(sweep)
     sweep.allow({"cpu": DeviceAllowance(1)})
     assert sweep.open(turn, READY) is None
-    assert store.run(turn.run_id).state is RunState.queued
+    assert store.runs.get(turn.run_id).state is RunState.queued
 
 
 def test_what_is_not_preemptible_ends_in_its_own_time(begin: Begin) -> None:

@@ -32,8 +32,8 @@ def test_a_reached_budget_stops_the_rest(begin: Begin, store: Store, clock: Cloc
     assert "budget.hours reached" in notes[0]
     state, _ = sweep.final_state()
     assert state is ExperimentState.succeeded
-    store.finish_experiment(experiment.id, 1, state)
-    states = [run.state for run in store.runs(experiment_id=experiment.id).items]
+    store.drivers.finish_experiment(experiment.id, 1, state)
+    states = [run.state for run in store.runs.page(experiment_id=experiment.id).items]
     assert states == [RunState.succeeded, RunState.stopped, RunState.stopped]
 
 
@@ -58,16 +58,16 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
         settings,
         experiment.id,
         1,
-        ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1]),
+        ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1]),
         CATALOGUE,
         capacity=lambda: ClusterSnapshot(0.0, True, None, ()),
     )
     assert dead.next_turn() is Wait.over  # A driver that died before the pause grants nothing.
-    store.finish_experiment(experiment.id, 1, ExperimentState.paused)
-    store.resume(experiment.id)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.paused)
+    store.requests.resume(experiment.id)
     queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, 2, "node", 1)
-    spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+    store.drivers.started(experiment.id, 2, "node", 1)
+    spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
     nodes = (ClusterNode("0", "0", True, dict(CPUS), {}),)
     again = Sweep(
         store,
@@ -89,6 +89,6 @@ def test_a_budget_used_up_while_a_run_waits_for_room_charges_it_nothing(begin: B
     complete(sweep, store, opened(sweep, first))
     assert sweep.open(second, READY) is None
     assert not sweep.wanted(second)
-    assert store.attempts(second.run_id) == []
+    assert store.runs.attempts(second.run_id) == []
     assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.succeeded, None)

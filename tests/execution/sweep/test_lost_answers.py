@@ -40,7 +40,7 @@ def test_an_answer_that_is_lost_costs_no_attempt(
         sweep.ended(assignment.turn, COMPLETED)
     assert following is Wait.over
     assert wait_out(sweep.conclude, "the end") is ExperimentState.succeeded
-    runs = store.runs(experiment_id=experiment.id).items
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert [(run.state, run.attempt) for run in runs] == [(RunState.succeeded, 1)] * 2
 
 
@@ -51,7 +51,7 @@ def test_a_failure_whose_answer_is_lost_is_tried_again(
     first = given(sweep)
     losing(store, monkeypatch, 0)
     sweep.ended(first.turn, MACHINE_FAILED)
-    assert store.run(first.run_id).infrastructure_failures == 1
+    assert store.runs.get(first.run_id).infrastructure_failures == 1
     clock.forward(2)
     assert given(sweep).attempt == 2
 
@@ -66,7 +66,7 @@ def test_an_attempt_that_was_opened_unheard_is_given_up_when_its_turn_is(
     with monkeypatch.context() as patch:
         patch.setattr(outages.time, "sleep", lambda seconds: setattr(sweep, "stopping", StopReason.pause))
         assert sweep.open(turn, READY) is None
-    assert store.run(turn.run_id).state is RunState.starting
+    assert store.runs.get(turn.run_id).state is RunState.starting
     sweep.stopping = None
     again = given(sweep)
     assert (again.run_id, again.attempt) == (turn.run_id, 2)
@@ -80,6 +80,6 @@ def test_a_run_that_cannot_be_trained_fails_when_an_answer_is_lost(
     losing(store, monkeypatch, lost)
     assert sweep.next_turn() is Wait.later
     assert sweep.next_turn() is Wait.over
-    runs = store.runs(experiment_id=experiment.id).items
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert [(run.state, run.attempt) for run in runs] == [(RunState.failed, 1)] * 2
     assert sweep.conclude() is ExperimentState.failed

@@ -40,7 +40,7 @@ def test_an_elastic_run_takes_as_many_workers_as_have_room(
     second = given(sweep)
     assert second.shape.workers == second.config.parallel.workers == 2  # 3 does not divide the batch of 8
     resources[:] = [{"CPU": 1.0}]
-    store.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
+    store.attempts.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
     sweep.ended(second.turn, MACHINE_FAILED)
     clock.forward(16)
     assert sweep.next_turn() is Wait.later
@@ -49,9 +49,9 @@ def test_an_elastic_run_takes_as_many_workers_as_have_room(
     resources[:] = [{"CPU": 9.0}]
     clock.forward(4)
     complete(sweep, store, given(sweep))
-    (run,) = store.runs(experiment_id=experiment.id).items
+    (run,) = store.runs.page(experiment_id=experiment.id).items
     assert (run.state, run.workers) == (RunState.succeeded, 4)
-    assert [attempt.workers for attempt in store.attempts(run.id)] == [4, 2, 4]
+    assert [attempt.workers for attempt in store.runs.attempts(run.id)] == [4, 2, 4]
 
 
 def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
@@ -66,7 +66,7 @@ def test_what_an_elastic_run_costs_so_far_counts_the_workers_of_each_attempt(
     clock.forward(3600)
     given(sweep)
     clock.forward(3600)
-    totals = store.experiment_totals(experiment.id)
+    totals = store.accounting.totals(experiment.id)
     assert totals.device_hours == pytest.approx(4 + 2)
     assert totals.cost_usd == pytest.approx(6 * CATALOGUE["cpu"].price_usd_per_hour)
 
@@ -76,7 +76,7 @@ def test_a_run_whose_nodes_have_gone_waits_for_others(
 ) -> None:
     sweep, _ = begin(1, parallel={"strategy": "ddp", "workers": 2})
     first = given(sweep)
-    store.run_started(first.run_id, first.attempt, total_steps=9, resumed_from_step=0, facts={})
+    store.attempts.run_started(first.run_id, first.attempt, total_steps=9, resumed_from_step=0, facts={})
     sweep.ended(first.turn, MACHINE_FAILED)
     resources[:] = [{"CPU": 1.0}]
     clock.forward(4)
@@ -90,7 +90,7 @@ def test_a_run_whose_nodes_have_gone_waits_for_others(
 def test_what_the_cluster_could_never_run_fails_with_the_reason(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(1, search={"axes": {"resources.cpus_per_worker": [8, 1]}})
     assignment = given(sweep)
-    impossible, possible = store.runs(experiment_id=experiment.id).items
+    impossible, possible = store.runs.page(experiment_id=experiment.id).items
     assert assignment.run_id == possible.id
     assert impossible.state is RunState.failed
     assert impossible.failure_class is FailureClass.bad_spec
@@ -121,7 +121,7 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
 ) -> None:
     sweep, experiment = begin(1, search={"axes": {"hardware": ["cpu", "A100"]}})
     here = given(sweep)
-    assert store.run(here.run_id).hardware == "cpu"
+    assert store.runs.get(here.run_id).hardware == "cpu"
     complete(sweep, store, here)
     assert sweep.next_turn() is Wait.later
     assert notes == [
@@ -142,7 +142,7 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
     )
     resources.append({"CPU": 2.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(10)
-    assert store.run(given(sweep).run_id).hardware == "A100-PCIE-80GB"
+    assert store.runs.get(given(sweep).run_id).hardware == "A100-PCIE-80GB"
     sweep.tell_waiting([])
     assert queue.listing().at_work == []
 
@@ -150,10 +150,10 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
 def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(1)
     turn = turn_of(sweep)
-    run = store.run(turn.run_id)
+    run = store.runs.get(turn.run_id)
     assert (run.state, run.attempt) == (RunState.queued, 0)
-    assert store.attempts(turn.run_id) == []
-    assert store.experiment_totals(experiment.id).device_hours == 0.0
+    assert store.runs.attempts(turn.run_id) == []
+    assert store.accounting.totals(experiment.id).device_hours == 0.0
     assert sweep.live == ()
 
 
@@ -164,16 +164,16 @@ def test_a_run_without_room_says_what_for_and_behind_whom(
     turn = turn_of(sweep)
     other = submit(1)
     queue.claim("s", lease_s=60)
-    store.driver_started(other.id, 1, "node", 2)
-    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    store.drivers.started(other.id, 1, "node", 2)
+    store.drivers.record_placements(other.id, 1, [placement("p", placed_s=clock())])
     sweep.tell_waiting([])
-    assert store.run(turn.run_id).waits_for is None  # It may be placed at any moment.
+    assert store.runs.get(turn.run_id).waits_for is None  # It may be placed at any moment.
     clock.forward(ROOM_S)
     sweep.tell_waiting([])
-    assert store.run(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
+    assert store.runs.get(turn.run_id).waits_for == f"1 CPU; experiment {other.id} holds 2 cpu"
     opened(sweep, turn)
     sweep.tell_waiting([])
-    assert store.run(turn.run_id).waits_for is None
+    assert store.runs.get(turn.run_id).waits_for is None
 
 
 def test_what_a_run_waits_for_goes_with_the_driver_that_saw_it(
@@ -183,12 +183,12 @@ def test_what_a_run_waits_for_goes_with_the_driver_that_saw_it(
     turn = turn_of(sweep)
     clock.forward(ROOM_S)
     sweep.tell_waiting([])
-    assert store.run(turn.run_id).waits_for is not None
-    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    assert store.runs.get(turn.run_id).waits_for is not None
+    store.drivers.release_experiment(experiment.id, 1, delay_s=0.0)
     queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, 2, "node", 2)
-    store.reset_runs_of_dead_attempt(experiment.id, 2)
-    assert store.run(turn.run_id).waits_for is None
+    store.drivers.started(experiment.id, 2, "node", 2)
+    store.attempts.reset_runs_of_dead_attempt(experiment.id, 2)
+    assert store.runs.get(turn.run_id).waits_for is None
 
 
 def test_a_run_measured_alone_holds_its_node_and_the_next_waits(begin: Begin, store: Store) -> None:
@@ -209,12 +209,12 @@ def test_a_run_measured_alone_says_that_it_waits_for_a_whole_node(
     turn = turn_of(sweep)
     other = submit(1)
     queue.claim("s", lease_s=60)
-    store.driver_started(other.id, 1, "node", 2)
-    store.record_placements(other.id, 1, [placement("p", placed_s=clock())])
+    store.drivers.started(other.id, 1, "node", 2)
+    store.drivers.record_placements(other.id, 1, [placement("p", placed_s=clock())])
     clock.forward(ROOM_S)
     sweep.tell_waiting([])
     said = f"2 CPUs, a whole node (measure: exclusive); experiment {other.id} holds 2 cpu"
-    assert store.run(turn.run_id).waits_for == said
+    assert store.runs.get(turn.run_id).waits_for == said
     assert sweep.wanted(turn)
 
 
@@ -251,8 +251,8 @@ def test_a_run_whose_workers_are_starting_waits_for_no_room(begin: Begin, store:
     first, second = turn_of(sweep), turn_of(sweep)
     clock.forward(ROOM_S)
     sweep.tell_waiting([first.shape])
-    assert store.run(first.run_id).waits_for is None
-    assert store.run(second.run_id).waits_for == "1 CPU; no other experiment holds devices"
+    assert store.runs.get(first.run_id).waits_for is None
+    assert store.runs.get(second.run_id).waits_for == "1 CPU; no other experiment holds devices"
 
 
 def test_a_run_cancelled_while_it_waits_for_room_gives_its_turn_back(
@@ -260,7 +260,7 @@ def test_a_run_cancelled_while_it_waits_for_room_gives_its_turn_back(
 ) -> None:
     sweep, _ = begin(2, queue={"max_concurrent_runs": 1})
     turn = turn_of(sweep)
-    store.request_cancel_run(turn.run_id)
+    store.requests.cancel_run(turn.run_id)
     clock.forward(LIST_EVERY_S)
     sweep.tell_waiting([])
     assert not sweep.wanted(turn)

@@ -27,17 +27,17 @@ def source(store: Store, queue: Queue, settings: Settings, submit: Submit) -> Ru
     """A run that has succeeded, with a best checkpoint on the disk."""
     experiment = submit(1)
     queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, 1, "node", 1)
-    (run,) = store.runs(experiment_id=experiment.id).items
-    attempt = store.open_attempt(run.id, 1)
-    store.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+    store.drivers.started(experiment.id, 1, "node", 1)
+    (run,) = store.runs.page(experiment_id=experiment.id).items
+    attempt = store.attempts.open(run.id, 1)
+    store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
     checkpoints = CheckpointStore(folder_of(settings, run).parent, keep=2)
     for step in (5, 9):
         checkpoints.save(step, Snapshot({"model": {"w": torch.ones(3)}}, {}), lambda folder: None)
     checkpoints.mark_best(checkpoints.id(5), "accuracy", 0.9)
-    store.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 5})
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    return store.run(run.id)
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary={"best_step": 5})
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    return store.runs.get(run.id)
 
 
 def folder_of(settings: Settings, run: Run) -> Path:
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     sweep, experiment = begin(1, search={"axes": {"model.name": [f"run:{source.id}", "tiny"]}})
     complete(sweep, store, given(sweep))
     assert sweep.next_turn() is Wait.over
-    lost, trained = store.runs(experiment_id=experiment.id).items
+    lost, trained = store.runs.page(experiment_id=experiment.id).items
     assert (lost.state, lost.failure_class) == (RunState.failed, FailureClass.bad_spec)
     assert "model.safetensors does not match the manifest" in str(lost.failure_message)
     assert trained.state is RunState.succeeded
@@ -89,10 +89,10 @@ def test_a_source_that_failed_fails_the_experiment_with_its_reason(
 ) -> None:
     first = submit(1)
     queue.claim("s", lease_s=60)
-    store.driver_started(first.id, 1, "node", 1)
-    (run,) = store.runs(experiment_id=first.id).items
-    attempt = store.open_attempt(run.id, 1)
-    store.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.bad_data, "no labels"))
+    store.drivers.started(first.id, 1, "node", 1)
+    (run,) = store.runs.page(experiment_id=first.id).items
+    attempt = store.attempts.open(run.id, 1)
+    store.attempts.finish_run(run.id, attempt, RunState.failed, failure=(FailureClass.bad_data, "no labels"))
     sweep, _ = begin(2, model={"name": f"run:{run.id}"})
     assert sweep.next_turn() is Wait.over
     state, failure = sweep.final_state()
@@ -104,34 +104,34 @@ def test_a_source_that_was_retried_is_looked_at_again(
     begin: Begin, store: Store, source: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, experiment = begin(2, model={"name": f"run:{source.id}"})
-    real = store.run
+    real = store.runs.get
     failed = {
         "state": RunState.failed,
         "failure_class": FailureClass.bad_data,
         "failure_message": "no labels",
     }
     monkeypatch.setattr(
-        store,
-        "run",
+        store.runs,
+        "get",
         lambda id: dataclasses.replace(real(id), **failed) if id == source.id and failed else real(id),
     )
     assert sweep.next_turn() is Wait.over
     failed.clear()
-    again = store.retry_run(store.runs(experiment_id=experiment.id).items[0].id)
+    again = store.requests.retry_run(store.runs.page(experiment_id=experiment.id).items[0].id)
     clock.forward(LIST_EVERY_S)
     assert given(sweep).run_id == again.id
 
 
 def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, source: Run) -> None:
     sweep, _ = begin(1, model={"name": f"run:{source.id}"})
-    real = store.run
+    real = store.runs.get
     pending = {"state": RunState.running}
 
     def run(id: int) -> Run:
         found = real(id)
         return dataclasses.replace(found, **pending) if id == source.id else found
 
-    store.run = run  # type: ignore[method-assign]
+    store.runs.get = run  # type: ignore[method-assign]
     assert sweep.next_turn() is Wait.later
     pending.clear()
     assert given(sweep).config.model.name.endswith("step-00000005")
@@ -143,5 +143,5 @@ def test_a_source_without_a_checkpoint_is_said(
     (folder_of(settings, source) / "best.json").unlink()
     sweep, experiment = begin(1, model={"name": f"run:{source.id}"})
     assert sweep.next_turn() is Wait.over
-    (run,) = store.runs(experiment_id=experiment.id).items
+    (run,) = store.runs.page(experiment_id=experiment.id).items
     assert "no evaluated checkpoint" in str(run.failure_message)

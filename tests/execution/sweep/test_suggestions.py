@@ -42,9 +42,9 @@ TPE = {
 def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(2, search=TPE)
     assert experiment.run_count == 8
-    assert [run.point for run in store.runs(experiment_id=experiment.id).items] == [{}] * 8
+    assert [run.point for run in store.runs.page(experiment_id=experiment.id).items] == [{}] * 8
     first, second = given(sweep), given(sweep)
-    runs = store.runs(experiment_id=experiment.id).items
+    runs = store.runs.page(experiment_id=experiment.id).items
     assert [first.run_id, second.run_id] == [run.id for run in runs[:2]]
     assert runs[0].point == runs[1].point
     assert runs[0].point["optimizer.learning_rate"] == first.config.optimizer.learning_rate
@@ -53,8 +53,12 @@ def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: B
     assert sweep.next_turn() is Wait.later  # The next is not asked for before there is room.
     complete(sweep, store, first, Ending("completed", summary={"validation_loss": 0.5}))
     third = given(sweep)
-    assert store.run(third.run_id).point not in ({}, runs[0].point)
-    told = [event.message for event in store.events(experiment.id) if event.kind == "experiment.suggested"]
+    assert store.runs.get(third.run_id).point not in ({}, runs[0].point)
+    told = [
+        event.message
+        for event in store.experiments.events(experiment.id)
+        if event.kind == "experiment.suggested"
+    ]
     assert [text.partition(":")[0] for text in told] == ["suggestion 1", "suggestion 2"]
 
 
@@ -68,12 +72,12 @@ def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
             only = given(sweep)
             complete(sweep, store, only, Ending("completed", summary={"validation_loss": 1.0 / (number + 1)}))
             if dies:
-                spec = ExperimentSpec.model_validate_json(store.experiment_spec(experiment.id)[1])
+                spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
                 sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look)
         assert sweep.next_turn() is Wait.over
         assert sweep.final_state()[0] is ExperimentState.succeeded
-        store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-        points.append([run.point for run in store.runs(experiment_id=experiment.id).items])
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+        points.append([run.point for run in store.runs.page(experiment_id=experiment.id).items])
     assert points[0] == points[1]
     assert len({str(point) for point in points[0]}) == 4
 
@@ -93,7 +97,7 @@ def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
             break
         if isinstance(following, Turn):
             complete(sweep, store, opened(sweep, following))
-    by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
+    by_point = {tuple(run.point.values()): run for run in store.runs.page(experiment_id=experiment.id).items}
     refused = by_point.pop(("adamw", True))
     assert (refused.state, refused.failure_class) == (RunState.failed, FailureClass.bad_spec)
     assert "no_prox belongs to adan" in (refused.failure_message or "")
@@ -118,7 +122,7 @@ def test_a_suggestion_that_cannot_be_trained_fails_when_answers_are_lost(
             assignment = opened(sweep, following)
             wait_out(partial(started, store, assignment.run_id), "the recorder")
             sweep.ended(assignment.turn, COMPLETED)
-    by_point = {tuple(run.point.values()): run for run in store.runs(experiment_id=experiment.id).items}
+    by_point = {tuple(run.point.values()): run for run in store.runs.page(experiment_id=experiment.id).items}
     assert len(by_point) == 4
     refused = by_point.pop(("adamw", True))
     assert (refused.state, refused.attempt) == (RunState.failed, 1)

@@ -38,8 +38,8 @@ def test_hands_out_runs_in_the_order_of_measurement_until_the_cluster_is_full(
     assert sweep.next_turn() is Wait.later
     complete(sweep, store, first)
     assert given(sweep).run_id == runs[2]
-    assert store.run(first.run_id).state is RunState.succeeded
-    assert store.run(first.run_id).accuracy == 0.9
+    assert store.runs.get(first.run_id).state is RunState.succeeded
+    assert store.runs.get(first.run_id).accuracy == 0.9
 
 
 def test_a_full_cluster_is_looked_at_once_for_each_kind_of_run(
@@ -74,7 +74,7 @@ def test_a_run_cancelled_after_it_was_listed_gets_no_turn(begin: Begin, store: S
     sweep, experiment = begin(4)
     runs = in_order(store, experiment)
     first = given(sweep)
-    store.request_cancel_run(runs[1])
+    store.requests.cancel_run(runs[1])
     assert sweep.next_turn() is Wait.later
     assert turn_of(sweep).run_id == runs[2]
     complete(sweep, store, first)
@@ -101,7 +101,7 @@ def test_is_over_when_every_run_has_ended(begin: Begin, store: Store) -> None:
 def test_nothing_is_handed_out_once_all_is_stopping(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(2)
     first = given(sweep)
-    store.request_pause(experiment.id)
+    store.requests.pause(experiment.id)
     sweep.stopping = StopReason.pause
     assert sweep.next_turn() is Wait.later  # The pause may be withdrawn.
     sweep.ended(first.turn, PAUSED)
@@ -119,8 +119,8 @@ def test_wide_runs_wait_for_narrow_ones_to_end(begin: Begin, store: Store) -> No
 
 def test_a_cancelled_run_is_passed_over(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(2)
-    first, second = store.runs(experiment_id=experiment.id).items
-    store.request_cancel_run(first.id)
+    first, second = store.runs.page(experiment_id=experiment.id).items
+    store.requests.cancel_run(first.id)
     assert given(sweep).run_id == second.id
 
 
@@ -128,14 +128,14 @@ def test_a_run_that_people_queue_again_is_taken_up(begin: Begin, store: Store, c
     sweep, _ = begin(2)
     first, _second = given(sweep), given(sweep)
     sweep.ended(first.turn, Ending("failed", failure=(FailureClass.bad_data, "line 3")))
-    store.retry_run(first.run_id)
+    store.requests.retry_run(first.run_id)
     clock.forward(6)
     assert given(sweep).run_id == first.run_id
 
 
 def test_a_sweep_of_an_old_attempt_is_fenced(begin: Begin, store: Store, queue: Queue) -> None:
     sweep, experiment = begin(2)
-    store.release_experiment(experiment.id, 1, delay_s=0.0)
+    store.drivers.release_experiment(experiment.id, 1, delay_s=0.0)
     queue.claim("s", lease_s=60)
     with pytest.raises(StaleAttempt):
         sweep.open(turn_of(sweep), READY)
@@ -171,13 +171,13 @@ def test_a_run_chosen_during_an_outage_is_still_the_next(
     begin: Begin, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, experiment = begin()
-    read, calls = store.run_config, iter(range(10))
+    read, calls = store.runs.config, iter(range(10))
 
     def unavailable_once(run_id: int) -> str:
         if next(calls) == 1:  # The first call is for the run's shapes, the second for its turn.
             raise StoreUnavailable("locked")
         return read(run_id)
 
-    monkeypatch.setattr(store, "run_config", unavailable_once)
+    monkeypatch.setattr(store.runs, "config", unavailable_once)
     assert sweep.next_turn() is Wait.later
     assert turn_of(sweep).run_id == in_order(store, experiment)[0]

@@ -404,7 +404,7 @@ class FullDisks:
         backup.unlink(missing_ok=True)
         store = Store.open(settings)
         running = ScriptRun(settings, store, backup)
-        store.clock = lambda: running.now_s
+        store.clocks.simulated = lambda: running.now_s
         try:
             yield running
         finally:

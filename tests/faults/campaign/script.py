@@ -83,12 +83,14 @@ def _spec(name: str, runs: int = 1) -> dict[str, Any]:
 
 
 def _submit(running: ScriptRun) -> object:
-    return running.store.submit(NewExperiment(**_spec("first", 2), owner="ada", idempotency_key="first"))
+    return running.store.submissions.submit(
+        NewExperiment(**_spec("first", 2), owner="ada", idempotency_key="first")
+    )
 
 
 def _submit_many(running: ScriptRun) -> None:
     names = ["second", "third", "fourth"]
-    found = running.store.submit_many(
+    found = running.store.submissions.submit_many(
         [NewExperiment(**_spec(name), owner="bob", idempotency_key=name) for name in names]
     )
     for answer in found:
@@ -101,20 +103,20 @@ def _points(first: int, count: int) -> Callable[[ScriptRun], object]:
         steps = list(range(first, first + count))
         values = [float(step) for step in steps]
         batch = PointBatch(1, 1, "loss", steps, values, [running.now_s] * count)
-        return running.store.record(RecordBatch(points=[batch]))
+        return running.store.recording.record(RecordBatch(points=[batch]))
 
     return act
 
 
 def _logs(running: ScriptRun) -> object:
     lines = [LogLine(1, 1, number, running.now_s, "info", _words(300 + number)) for number in range(100)]
-    return running.store.record(RecordBatch(logs=lines))
+    return running.store.recording.record(RecordBatch(logs=lines))
 
 
 def _progress(running: ScriptRun) -> object:
     now = running.now_s
     measured = MeasurementRow(1, 1, "gpu_energy_j", 5.0, "J", "counter", "run", now - 10.0, now)
-    return running.store.record(
+    return running.store.recording.record(
         RecordBatch(
             measurements=[measured],
             progress=[ProgressRow(1, 1, 10, 100, "training")],
@@ -129,7 +131,7 @@ def _placement(running: ScriptRun) -> object:
         id="group", hardware="cpu", workers=1, devices=1, price_usd_per_hour=0.1, power_w=10.0,
         placed_s=running.now_s, ready_s=None, released_s=None, seen_s=running.now_s,
     )  # fmt: skip
-    return running.store.record_placements(1, 1, [held])
+    return running.store.drivers.record_placements(1, 1, [held])
 
 
 def _cluster(running: ScriptRun) -> object:
@@ -138,27 +140,29 @@ def _cluster(running: ScriptRun) -> object:
 
 
 def _session(running: ScriptRun) -> object:
-    return running.store.begin_session(
+    return running.store.sessions.begin(
         "s" * 64, "ada", csrf="csrf", lasting_s=1e6, idle_s=1e6, token_sha256=None, agent="browser",
         replaces=None, actor=Actor("ada"),
     )  # fmt: skip
 
 
 def _deliver(running: ScriptRun) -> None:
-    for outgoing in running.store.take_deliveries(10, 60.0):
-        running.store.delivered(outgoing, "200")
+    for outgoing in running.store.notifications.take_deliveries(10, 60.0):
+        running.store.notifications.delivered(outgoing, "200")
 
 
 def _remove(running: ScriptRun) -> None:
-    for experiment_id in running.store.deleted_experiments():
-        for _ in running.store.removing(experiment_id):
+    for experiment_id in running.store.removal.deleted_experiments():
+        for _ in running.store.removal.removing(experiment_id):
             pass
 
 
 def _prune(running: ScriptRun) -> None:
     store = running.store
-    for experiment_id, ended_s in store.experiments_to_prune(ended_before_s=running.now_s, keep_every=100):
-        for _ in store.pruning(experiment_id, ended_s, 100):
+    for experiment_id, ended_s in store.removal.experiments_to_prune(
+        ended_before_s=running.now_s, keep_every=100
+    ):
+        for _ in store.removal.pruning(experiment_id, ended_s, 100):
             pass
 
 
@@ -172,12 +176,12 @@ SCRIPT = (
     Step("scheduler", lambda t: t.queue.heartbeat("scheduler", node="node", pid=1)),
     Step("cluster", _cluster),
     Step("claim", lambda t: t.queue.claim("scheduler", lease_s=_LEASE_S, among=[1])),
-    Step("start", lambda t: t.store.driver_started(1, 1, "node", 1)),
-    Step("lease", lambda t: t.store.renew_lease(1, 1, _LEASE_S)),
-    Step("attempt", lambda t: t.store.open_attempt(1, 1, number=1)),
+    Step("start", lambda t: t.store.drivers.started(1, 1, "node", 1)),
+    Step("lease", lambda t: t.store.drivers.renew_lease(1, 1, _LEASE_S)),
+    Step("attempt", lambda t: t.store.attempts.open(1, 1, number=1)),
     Step(
         "start",
-        lambda t: t.store.run_started(
+        lambda t: t.store.attempts.run_started(
             1, 1, total_steps=9_000, resumed_from_step=0, facts={"note": _words(4_000)}
         ),
     ),
@@ -186,72 +190,82 @@ SCRIPT = (
     Step("logs", _logs),
     Step("progress", _progress),
     Step("placement", _placement),
-    Step("note", lambda t: t.store.note(1, 1, _words(2_000))),
-    Step("waiting", lambda t: t.store.set_waiting(1, 1, {2: _words(200)})),
-    Step("pause", lambda t: t.store.request_pause(1)),
-    Step("resume", lambda t: t.store.resume(1)),
+    Step("note", lambda t: t.store.drivers.note(1, 1, _words(2_000))),
+    Step("waiting", lambda t: t.store.drivers.set_waiting(1, 1, {2: _words(200)})),
+    Step("pause", lambda t: t.store.requests.pause(1)),
+    Step("resume", lambda t: t.store.requests.resume(1)),
     Step(
         "run end",
-        lambda t: t.store.finish_run(
+        lambda t: t.store.attempts.finish_run(
             1, 1, RunState.failed, failure=(FailureClass.infrastructure, _words(300)), retry_delay_s=0.0
         ),
     ),
-    Step("attempt", lambda t: t.store.open_attempt(1, 1, number=2)),
+    Step("attempt", lambda t: t.store.attempts.open(1, 1, number=2)),
     Step(
         "start",
-        lambda t: t.store.run_started(1, 2, total_steps=9_000, resumed_from_step=4_000, facts={}),
+        lambda t: t.store.attempts.run_started(1, 2, total_steps=9_000, resumed_from_step=4_000, facts={}),
     ),
-    Step("run end", lambda t: t.store.finish_run(1, 2, RunState.succeeded, summary={"accuracy": 0.5})),
-    Step("cancel", lambda t: t.store.request_cancel_run(2)),
-    Step("experiment end", lambda t: t.store.finish_experiment(1, 1, ExperimentState.succeeded)),
-    Step("retry", lambda t: t.store.retry_run(2)),
-    Step("cancel", lambda t: t.store.request_cancel(1)),
+    Step(
+        "run end", lambda t: t.store.attempts.finish_run(1, 2, RunState.succeeded, summary={"accuracy": 0.5})
+    ),
+    Step("cancel", lambda t: t.store.requests.cancel_run(2)),
+    Step("experiment end", lambda t: t.store.drivers.finish_experiment(1, 1, ExperimentState.succeeded)),
+    Step("retry", lambda t: t.store.requests.retry_run(2)),
+    Step("cancel", lambda t: t.store.requests.cancel(1)),
     Step("claim", lambda t: t.queue.claim("scheduler", lease_s=_LEASE_S, among=[2])),
-    Step("release", lambda t: t.store.release_experiment(2, 1, delay_s=0.0)),
-    Step("cancel", lambda t: t.store.request_cancel(3)),
-    Step("retry", lambda t: t.store.retry(3)),
-    Step("priority", lambda t: t.store.set_priority(4, 70)),
-    Step("tags", lambda t: t.store.tag(4, add=["baseline", "november"])),
-    Step("notes", lambda t: t.store.annotate(4, _words(4_000))),
-    Step("archive", lambda t: t.store.archive(4)),
-    Step("project", lambda t: t.store.create_project("nlp", notes=_words(4_000))),
-    Step("project", lambda t: t.store.set_project("nlp", title=_words(100))),
-    Step("limits", lambda t: t.store.set_project_limits("nlp", ProjectLimits(weight=2.0))),
-    Step("user", lambda t: t.store.add_user("ada", email="ada@example.org")),
-    Step("user", lambda t: t.store.set_user("ada", administrator=True)),
-    Step("member", lambda t: t.store.set_member("nlp", "ada", Role.maintainer)),
-    Step("token", lambda t: t.store.create_token("ada", name="laptop", scope=Scope.admin)),
-    Step("token", lambda t: t.store.revoke_token(1)),
-    Step("member", lambda t: t.store.remove_member("nlp", "ada")),
+    Step("release", lambda t: t.store.drivers.release_experiment(2, 1, delay_s=0.0)),
+    Step("cancel", lambda t: t.store.requests.cancel(3)),
+    Step("retry", lambda t: t.store.requests.retry(3)),
+    Step("priority", lambda t: t.store.requests.set_priority(4, 70)),
+    Step("tags", lambda t: t.store.requests.tag(4, add=["baseline", "november"])),
+    Step("notes", lambda t: t.store.requests.annotate(4, _words(4_000))),
+    Step("archive", lambda t: t.store.requests.archive(4)),
+    Step("project", lambda t: t.store.projects.create("nlp", notes=_words(4_000))),
+    Step("project", lambda t: t.store.projects.set("nlp", title=_words(100))),
+    Step("limits", lambda t: t.store.projects.set_limits("nlp", ProjectLimits(weight=2.0))),
+    Step("user", lambda t: t.store.people.add_user("ada", email="ada@example.org")),
+    Step("user", lambda t: t.store.people.set_user("ada", administrator=True)),
+    Step("member", lambda t: t.store.projects.set_member("nlp", "ada", Role.maintainer)),
+    Step("token", lambda t: t.store.people.create_token("ada", name="laptop", scope=Scope.admin)),
+    Step("token", lambda t: t.store.people.revoke_token(1)),
+    Step("member", lambda t: t.store.projects.remove_member("nlp", "ada")),
     Step(
         "subscription",
-        lambda t: t.store.subscribe(
+        lambda t: t.store.notifications.subscribe(
             "ada", "webhook", "https://example.org/hook", [Topic.end, Topic.budget], project="nlp"
         ),
     ),
-    Step("notice", lambda t: t.store.notice("key", "budget", "nlp", _words(200), {"spent": 0.9})),
-    Step("notice", lambda t: t.store.address_notifications()),
+    Step(
+        "notice", lambda t: t.store.notifications.notice("key", "budget", "nlp", _words(200), {"spent": 0.9})
+    ),
+    Step("notice", lambda t: t.store.notifications.address()),
     Step("delivery", _deliver, in_parts=True),
-    Step("subscription", lambda t: t.store.unsubscribe(1)),
-    Step("view", lambda t: t.store.save_view("ada", "mine", "state=running", shared=False)),
-    Step("view", lambda t: t.store.delete_view(1)),
+    Step("subscription", lambda t: t.store.notifications.unsubscribe(1)),
+    Step("view", lambda t: t.store.views.save("ada", "mine", "state=running", shared=False)),
+    Step("view", lambda t: t.store.views.delete(1)),
     Step("session", _session),
-    Step("session", lambda t: t.store.end_session("s" * 64, Actor("ada"))),
-    Step("login", lambda t: t.store.begin_device_login("d" * 64, "ABCDEFGH", "laptop", Scope.read, None)),
+    Step("session", lambda t: t.store.sessions.end("s" * 64, Actor("ada"))),
     Step(
         "login",
-        lambda t: t.store.decide_device_login(
+        lambda t: t.store.sessions.begin_device_login("d" * 64, "ABCDEFGH", "laptop", Scope.read, None),
+    ),
+    Step(
+        "login",
+        lambda t: t.store.sessions.decide_device_login(
             "ABCDEFGH", Approval("ada", Scope.read, None, t.now_s + 1e6), Actor("ada")
         ),
     ),
-    Step("figures", lambda t: t.store.add_figures([MetricRow("writes", "{}", 1.0, True)], source="script")),
-    Step("audit", lambda t: t.store.archive_project("nlp")),
-    Step("delete", lambda t: t.store.delete(1)),
-    Step("restore", lambda t: t.store.restore(1)),
-    Step("usage", lambda t: t.store.recount(1)),
+    Step(
+        "figures",
+        lambda t: t.store.process_metrics.add([MetricRow("writes", "{}", 1.0, True)], source="script"),
+    ),
+    Step("audit", lambda t: t.store.projects.archive("nlp")),
+    Step("delete", lambda t: t.store.removal.delete(1)),
+    Step("restore", lambda t: t.store.removal.restore(1)),
+    Step("usage", lambda t: t.store.accounting.recount(1)),
     Step("pruning", _prune, in_parts=True),
-    Step("cancel", lambda t: t.store.request_cancel(3)),
-    Step("delete", lambda t: t.store.delete(3, at_once=True)),
+    Step("cancel", lambda t: t.store.requests.cancel(3)),
+    Step("delete", lambda t: t.store.removal.delete(3, at_once=True)),
     Step("removal", _remove, in_parts=True),
     Step("backup", _back_up),
 )

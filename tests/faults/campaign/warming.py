@@ -69,9 +69,9 @@ def warm(database: CampaignDatabase, folder: Path) -> None:
 def _carry_out(settings: Settings, name: str) -> None:
     store = Store.open(settings)
     try:
-        number = len(store.experiments().items)
+        number = len(store.experiments.page().items)
         spec = validate(Round(0, name, "kills", 0, 1).document(number))
-        experiment, _ = store.submit(
+        experiment, _ = store.submissions.submit(
             NewExperiment(
                 spec,
                 list(spec.runs()),
@@ -82,18 +82,18 @@ def _carry_out(settings: Settings, name: str) -> None:
         )
         scheduler = Scheduler(store, Queue(store), _NoJobs(), settings)
         scheduler.run_once()
-        store.driver_started(experiment.id, 1, "node", os.getpid())
-        _, canonical = store.experiment_spec(experiment.id)
-        store.reset_runs_of_dead_attempt(experiment.id, 1)
+        store.drivers.started(experiment.id, 1, "node", os.getpid())
+        _, canonical = store.experiments.spec(experiment.id)
+        store.attempts.reset_runs_of_dead_attempt(experiment.id, 1)
         sweep = Sweep(
             store, settings, experiment.id, 1, read_stored(canonical), settings.catalogue(),
             capacity=lambda: _snapshot(time.time()),
         )  # fmt: skip
         sweep.recover()
-        store.renew_lease(experiment.id, 1, settings.lease_s)
+        store.drivers.renew_lease(experiment.id, 1, settings.lease_s)
         while isinstance(turn := sweep.next_turn(), Turn):
             _train(store, sweep, turn)
-            store.requests(experiment.id, 1)
+            store.drivers.requests(experiment.id, 1)
             sweep.tell_waiting([])
         scheduler.run_once()
         state = sweep.conclude()
@@ -106,9 +106,9 @@ def _train(store: Store, sweep: Sweep, turn: Turn) -> None:
     assignment = sweep.open(turn, Ready(None, time.time()))
     assert assignment is not None
     run, attempt, steps = turn.run_id, assignment.attempt, list(range(1, _STEPS + 1))
-    store.run_started(run, attempt, total_steps=_STEPS, resumed_from_step=0, facts={})
+    store.attempts.run_started(run, attempt, total_steps=_STEPS, resumed_from_step=0, facts={})
     points = PointBatch(run, attempt, WRITER, steps, [0.0] * _STEPS, [time.time()] * _STEPS)
-    store.record(
+    store.recording.record(
         RecordBatch(points=[points], progress=[ProgressRow(run, attempt, _STEPS, _STEPS, "training")])
     )
     sweep.ended(turn, Ending("completed", summary={"accuracy": 0.5}))

@@ -28,12 +28,12 @@ class Spools:
         self._folder = folder / "spool"
         self._store = Store.open(Settings(data_dir=folder), migrate=True)
         spec, plans, text = plans_of(1, 50)
-        submitted, _ = self._store.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
+        submitted, _ = self._store.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
         (self._experiment,) = Queue(self._store).claim("s", lease_s=1e9)
         assert submitted.id == self._experiment.id
-        self._store.driver_started(self._experiment.id, self._experiment.attempt, "node", 1)
-        self._run_id = self._store.runs(experiment_id=self._experiment.id).items[0].id
-        self._attempt = self._store.open_attempt(self._run_id, self._experiment.attempt)
+        self._store.drivers.started(self._experiment.id, self._experiment.attempt, "node", 1)
+        self._run_id = self._store.runs.page(experiment_id=self._experiment.id).items[0].id
+        self._attempt = self._store.attempts.open(self._run_id, self._experiment.attempt)
         self._steps = itertools.count(step=1000)
 
     def case(self, chance: random.Random) -> Outcome:
@@ -59,9 +59,9 @@ class Spools:
             recorder.close()
         stored = {
             point.step
-            for point in self._store.points(self._run_id, ["loss"], min_step=first, max_step=first + 999)[
-                "loss"
-            ]
+            for point in self._store.series.points(
+                self._run_id, ["loss"], min_step=first, max_step=first + 999
+            )["loss"]
         }
         whole = [
             held
@@ -79,7 +79,7 @@ class Spools:
             wrong = "the spool is still there"
         lost = stored != every
         if lost and lines and "is damaged at byte" in lines[0]:
-            event = self._store.events(self._experiment.id, limit=10_000)[-1]
+            event = self._store.experiments.events(self._experiment.id, limit=10_000)[-1]
             if event.kind != EventKind.experiment_spool_damaged or event.message != lines[0]:
                 wrong = "the event is missing"
         for kept in self._folder.glob("*.damaged"):

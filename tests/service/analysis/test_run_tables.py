@@ -81,25 +81,27 @@ def finished(store: Store, queue: Queue) -> Any:
                 "search": {"axes": {"precision": ["fp32", "bf16"]}}, **fields,
             }
         )  # fmt: skip
-        experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada"))
+        experiment, _ = store.submissions.submit(
+            NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada")
+        )
         (claimed,) = queue.claim("s", lease_s=60)
-        store.driver_started(experiment.id, claimed.attempt, "here", 1)
-        *ending, last = store.runs(experiment_id=experiment.id).items
+        store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+        *ending, last = store.runs.page(experiment_id=experiment.id).items
         for number, one in enumerate(ending):
-            attempt = store.open_attempt(one.id, claimed.attempt)
+            attempt = store.attempts.open(one.id, claimed.attempt)
             facts = {
                 "data": {**DATA} if number else dict(reversed(DATA.items())), "device_shared": number == 1,
                 "cpu": "x86", "gpu": "A100" if number else None, "hostname": "h",
             }  # fmt: skip
-            store.run_started(one.id, attempt, total_steps=1, resumed_from_step=0, facts=facts)
+            store.attempts.run_started(one.id, attempt, total_steps=1, resumed_from_step=0, facts=facts)
             kernel = MeasurementRow(
                 one.id, attempt, "kernel_ms_per_step", 2.0 + number, "ms", "sampled", "kernel:gemm", 0.0, 1.0
             )
-            store.record(RecordBatch(measurements=[kernel]))
+            store.recording.record(RecordBatch(measurements=[kernel]))
             summary = {"cost_usd": 1.0 + number, "total_time_s": 10.0, "mine": 0.5}
-            store.finish_run(one.id, attempt, RunState.succeeded, summary=summary)
-        attempt = store.open_attempt(last.id, claimed.attempt)
-        store.finish_run(last.id, attempt, RunState.failed)
+            store.attempts.finish_run(one.id, attempt, RunState.succeeded, summary=summary)
+        attempt = store.attempts.open(last.id, claimed.attempt)
+        store.attempts.finish_run(last.id, attempt, RunState.failed)
         return experiment.id
 
     return call
@@ -139,7 +141,7 @@ def test_a_filter_narrows_everything_that_is_read(store: Store, finished: Any) -
 
 def test_overhead_is_added_to_runs_and_summaries_alike(store: Store, finished: Any) -> None:
     id = finished()
-    total = store.ledger(id).total
+    total = store.accounting.ledger(id).total
     plain, loaded = (read_run_table(store, [id], Selection(with_overhead=of)) for of in (False, True))
     assert loaded.with_overhead
     for before, after in zip(plain.runs[:3], loaded.runs[:3], strict=True):
@@ -160,9 +162,9 @@ def test_what_differs_between_experiments_is_read_from_their_specs(store: Store,
 
 def test_kernels_are_read_by_run_and_name(store: Store, finished: Any) -> None:
     id = finished()
-    first, second, third, _ = (one.id for one in store.runs(experiment_id=id).items)
+    first, second, third, _ = (one.id for one in store.runs.page(experiment_id=id).items)
     assert read_kernels(store, [id]) == {
         one: {"gemm": {"kernel_ms_per_step": 2.0 + number}}
         for number, one in enumerate((first, second, third))
     }
-    assert read_curves(store, store.runs(experiment_id=id).items, ["accuracy"]) == {}
+    assert read_curves(store, store.runs.page(experiment_id=id).items, ["accuracy"]) == {}

@@ -80,23 +80,23 @@ class House:
     def claimed(self) -> Experiment:
         """The next experiment, claimed and with its driver started."""
         (experiment,) = self.queue.claim("test", lease_s=60.0)
-        self.store.driver_started(experiment.id, experiment.attempt, "here", 1)
+        self.store.drivers.started(experiment.id, experiment.attempt, "here", 1)
         return experiment
 
     def runs(self, experiment_id: int) -> Sequence[Run]:
         """All runs of an experiment."""
-        return self.store.runs(experiment_id=experiment_id).items
+        return self.store.runs.page(experiment_id=experiment_id).items
 
     def begun(self, run: Run, experiment: Experiment, *, resumed_from_step: int = 0) -> int:
         """Open an attempt that trains and has reported step 40 of 50; its number."""
-        spec = ExperimentSpec.model_validate_json(self.store.run_config(run.id))
+        spec = ExperimentSpec.model_validate_json(self.store.runs.config(run.id))
         facts = {"data": input_identity(spec, workspace_of(self.settings)), "student_sha256": None}
-        attempt = self.store.open_attempt(run.id, experiment.attempt, node="here", pid=2)
-        self.store.run_started(
+        attempt = self.store.attempts.open(run.id, experiment.attempt, node="here", pid=2)
+        self.store.attempts.run_started(
             run.id, attempt, total_steps=50, resumed_from_step=resumed_from_step, facts=facts
         )
         now = time.time()
-        self.store.record(
+        self.store.recording.record(
             RecordBatch(
                 points=[PointBatch(run.id, attempt, "loss", [40], [0.4321], [now])],
                 logs=[LogLine(run.id, attempt, 1, now, "info", f"attempt {attempt} trains")],
@@ -108,7 +108,7 @@ class House:
 
     def finished(self, run: Run, attempt: int, accuracy: float, seconds: float) -> None:
         """End a run with figures."""
-        self.store.finish_run(
+        self.store.attempts.finish_run(
             run.id,
             attempt,
             RunState.succeeded,
@@ -125,11 +125,11 @@ class House:
 
     def failed(self, run: Run, attempt: int, failure: FailureClass, message: str, **more: Any) -> None:
         """End an attempt with a failure."""
-        self.store.finish_run(run.id, attempt, RunState.failed, failure=(failure, message), **more)
+        self.store.attempts.finish_run(run.id, attempt, RunState.failed, failure=(failure, message), **more)
 
     def ended(self, state: ExperimentState, experiment: Experiment) -> None:
         """End the experiment's attempt."""
-        self.store.finish_experiment(experiment.id, experiment.attempt, state)
+        self.store.drivers.finish_experiment(experiment.id, experiment.attempt, state)
 
     def whole_experiment(self) -> int:
         """An experiment whose eight runs have all succeeded; fp32 is slower, bf16 less accurate."""

@@ -55,14 +55,14 @@ def test_every_answer_is_one_json_document(swept: House, command: str) -> None:
 
 def test_kernels_are_a_table_per_row_or_lines_in_a_narrow_window(swept: House) -> None:
     assert "no run was profiled on a GPU" in swept.run("compare", "2", "--kernels").stdout
-    run = next(run for run in swept.store.all_runs(2) if run.precision == "bf16")
+    run = next(run for run in swept.store.runs.all_of(2) if run.precision == "bf16")
     figures = {
         "kernel_ms_per_step": 0.8124,
         "launches_per_step": 73.0,
         "launch_us": 11.13,
         "grid_size": 5376.0,
     }
-    swept.store.record(
+    swept.store.recording.record(
         RecordBatch(
             measurements=[
                 MeasurementRow(run.id, 1, name, value, "1", "counter", "kernel:layer_norm", 0.0, 1.0)

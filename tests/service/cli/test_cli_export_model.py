@@ -63,7 +63,7 @@ def test_what_cannot_be_exported_is_one_line(house: House, trained: int, tmp_pat
 
 
 def test_a_damaged_checkpoint_leaves_no_folder(house: House, trained: int, tmp_path: Path) -> None:
-    run = house.store.run(trained)
+    run = house.store.runs.get(trained)
     weights = next((house.folder / "data").glob(f"experiments/{run.experiment_id}/**/model.safetensors"))
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

@@ -23,17 +23,17 @@ def killed(house: House) -> tuple[House, int]:
     """An experiment of two runs, the first of which lost an attempt 90 s after its beginning."""
     number = house.submitted(SPEC.replace("[fp32, bf16]", "[fp32]").replace("[16, 32]", "[16]"))
     now = [1_000_000.0]
-    house.store.clock = lambda: now[0]
+    house.store.clocks.simulated = lambda: now[0]
     experiment = house.claimed()
     first, second = house.runs(number)
-    attempt = house.store.open_attempt(first.id, experiment.attempt)
-    house.store.run_started(first.id, attempt, total_steps=50, resumed_from_step=0, facts={})
-    house.store.record(RecordBatch(alive=[AliveRow(first.id, attempt, now[0] + 90.0)]))
+    attempt = house.store.attempts.open(first.id, experiment.attempt)
+    house.store.attempts.run_started(first.id, attempt, total_steps=50, resumed_from_step=0, facts={})
+    house.store.recording.record(RecordBatch(alive=[AliveRow(first.id, attempt, now[0] + 90.0)]))
     now[0] += 400.0
     house.failed(first, attempt, FailureClass.infrastructure, "a worker process died", retry_delay_s=0.0)
     for run in (first, second):
-        attempt = house.store.open_attempt(run.id, experiment.attempt)
-        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
+        attempt = house.store.attempts.open(run.id, experiment.attempt)
+        house.store.attempts.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
         now[0] += 120.0
         house.finished(run, attempt, 0.9, 100.0)
     house.ended(ExperimentState.succeeded, experiment)
@@ -106,22 +106,22 @@ def test_show_tells_of_drift_and_of_neighbours(house: House) -> None:
     )  # fmt: skip
     number = house.submitted(text)
     now = [1_000_000.0]
-    house.store.clock = lambda: now[0]
+    house.store.clocks.simulated = lambda: now[0]
     experiment = house.claimed()
     runs = house.runs(number)
     assert [run.is_reference for run in runs] == [False, False, True, True, True]
     for hours, run in enumerate(runs):
-        attempt = house.store.open_attempt(run.id, experiment.attempt)
-        house.store.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
+        attempt = house.store.attempts.open(run.id, experiment.attempt)
+        house.store.attempts.run_started(run.id, attempt, total_steps=50, resumed_from_step=0, facts={})
         now[0] += 3600.0
         share = 34.0 if hours == 1 else 0.0
         window = (now[0] - 3600.0, now[0])
         told = MeasurementRow(
             run.id, attempt, of_time(Neighbour.foreign), share, "%", "sampled", "h", *window
         )
-        house.store.record(RecordBatch(measurements=[told]))
+        house.store.recording.record(RecordBatch(measurements=[told]))
         summary = {"accuracy": 0.9, "samples_per_s": 100.0 * 0.97**hours, "cost_usd": 1.0}
-        house.store.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
+        house.store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
     house.ended(ExperimentState.succeeded, experiment)
     told = house.run("show", str(number), width=120).stdout
     assert "time per example changed by +3.1% per hour" in told

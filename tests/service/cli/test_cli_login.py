@@ -43,7 +43,7 @@ class Place:
 
     def secret(self, scope: Scope = Scope.operate) -> str:
         """Returns a new token of ada."""
-        return self.store.create_token("ada", name=f"by {scope}", scope=scope).secret
+        return self.store.people.create_token("ada", name=f"by {scope}", scope=scope).secret
 
     def kept(self) -> list[Path]:
         """Returns all files with tokens."""
@@ -55,7 +55,7 @@ def place(tmp_path: Path, sqlite_template: Path) -> Iterator[Place]:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "stillhouse.db").write_bytes(sqlite_template.read_bytes())
     api = create_app(Settings(data_dir=tmp_path / "data", token=SecretStr(OWN)))
-    api.state.store.add_user("ada")
+    api.state.store.people.add_user("ada")
     with running(api) as url:
         yield Place(url, api.state.store, tmp_path / "configuration")
 
@@ -107,7 +107,7 @@ def test_login_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stored_sessions, "GRANT_POLL_EVERY_S", 0.0)
     begun = threading.Event()
     codes: list[str] = []
-    begin = place.store.begin_device_login
+    begin = place.store.sessions.begin_device_login
 
     def noted(*arguments: object) -> object:
         grant = begin(*arguments)  # type: ignore[arg-type]
@@ -115,12 +115,12 @@ def test_login_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch)
         begun.set()
         return grant
 
-    monkeypatch.setattr(place.store, "begin_device_login", noted)
+    monkeypatch.setattr(place.store.sessions, "begin_device_login", noted)
 
     def approve() -> None:
         assert begun.wait(20)
         approval = Approval("ada", Scope.read, None, place.store.clock() + 3600)
-        place.store.decide_device_login(codes[0], approval, Actor("ada"))
+        place.store.sessions.decide_device_login(codes[0], approval, Actor("ada"))
 
     approver = threading.Thread(target=approve)
     approver.start()
@@ -136,14 +136,14 @@ def test_login_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch)
 def test_a_denied_login_ends_in_one_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "GRANT_POLL_EVERY_S", 0.0)
     monkeypatch.setattr(stored_sessions, "GRANT_POLL_EVERY_S", 0.0)
-    begin = place.store.begin_device_login
+    begin = place.store.sessions.begin_device_login
 
     def denied(*arguments: object) -> object:
         grant = begin(*arguments)  # type: ignore[arg-type]
-        place.store.decide_device_login(grant.user_code, None, Actor("ada"))
+        place.store.sessions.decide_device_login(grant.user_code, None, Actor("ada"))
         return grant
 
-    monkeypatch.setattr(place.store, "begin_device_login", denied)
+    monkeypatch.setattr(place.store.sessions, "begin_device_login", denied)
     done = place.run("login")
     assert done.exit_code == ExitCode.refused
     assert done.stderr.splitlines() == ["error: the login was denied"]

@@ -73,7 +73,7 @@ def test_what_is_refused_is_one_line_and_changes_nothing(
     assert result.exit_code == ExitCode.usage
     assert line in result.stderr
     assert result.stderr.count("\n") == 1
-    assert house.store.subscriptions() == []
+    assert house.store.notifications.subscriptions() == []
 
 
 def test_no_scheduler_is_alive_here(house: House) -> None:

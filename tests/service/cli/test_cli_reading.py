@@ -183,7 +183,7 @@ def test_wait_gives_up_after_its_timeout(house: House) -> None:
 
 def test_submit_and_wait_is_one_json_document(house: House) -> None:
     def end() -> None:
-        while not house.store.experiments().items:
+        while not house.store.experiments.page().items:
             threading.Event().wait(0.05)
         house.run("cancel", "1")
 
@@ -209,7 +209,7 @@ def test_what_a_run_logs_commands_no_terminal(house: House) -> None:
     run = house.runs(number)[0]
     attempt = house.begun(run, experiment)
     message = "\x1b]0;owned\x07\x1b[2J half\rway \x9b31m\tdone"
-    house.store.record(RecordBatch(logs=[LogLine(run.id, attempt, 9, 0.0, "info", message)]))
+    house.store.recording.record(RecordBatch(logs=[LogLine(run.id, attempt, 9, 0.0, "info", message)]))
     shown = "\\u001b]0;owned\\u0007\\u001b[2J half\\u000dway \\u009b31m\tdone\n"
     assert shown in house.run("logs", f"run:{run.id}").stdout
     assert message in [line["message"] for line in house.json("logs", f"run:{run.id}")]
@@ -231,10 +231,10 @@ def test_queue_lists_what_is_at_work_and_waits_for_capacity(house: House) -> Non
     number = house.submitted()
     house.queue.heartbeat("s", node="n", pid=1)
     (claimed,) = house.queue.claim("s", lease_s=60)
-    house.store.driver_started(number, claimed.attempt, "node", 1)
+    house.store.drivers.started(number, claimed.attempt, "node", 1)
     assert "nothing is waiting" in house.run("queue").stdout
-    (run, *_) = house.store.runs(experiment_id=number).items
-    house.store.set_waiting(number, claimed.attempt, {run.id: "capacity: no node has hardware T4"})
+    (run, *_) = house.store.runs.page(experiment_id=number).items
+    house.store.drivers.set_waiting(number, claimed.attempt, {run.id: "capacity: no node has hardware T4"})
     shown = house.run("queue", width=200).stdout
     assert "nothing is waiting" not in shown
     assert "at work" in shown and "runs wait for capacity: no node has hardware T4" in shown

@@ -28,7 +28,7 @@ def test_submit_says_the_number_and_how_to_watch(house: House) -> None:
 def test_a_file_is_kept_word_for_word(house: House) -> None:
     text = "# why: a comment that people wrote\n" + SPEC
     number = house.submitted(text)
-    assert house.store.experiment_spec(number)[0] == text
+    assert house.store.experiments.spec(number)[0] == text
 
 
 def test_set_changes_fields_sections_and_axes_with_yaml_types(house: House) -> None:
@@ -36,12 +36,12 @@ def test_set_changes_fields_sections_and_axes_with_yaml_types(house: House) -> N
         "submit", house.spec(), "--set", "optimizer.learning_rate=1e-3", "--set", "seeds=[3]",
         "--set", "search.axes.batch.global_size=[8]", "--set", "name=changed",
     )  # fmt: skip
-    spec = orjson.loads(house.store.experiment_spec(1)[1])
+    spec = orjson.loads(house.store.experiments.spec(1)[1])
     assert spec["name"] == "changed"
     assert spec["optimizer"]["learning_rate"] == 0.001
     assert spec["search"]["axes"]["batch.global_size"] == [8]
     assert [run.seed for run in house.runs(1)] == [3, 3]
-    assert house.store.experiment_spec(1)[0].startswith(f"# {house.folder / 'spec.yaml'} --set optimizer")
+    assert house.store.experiments.spec(1)[0].startswith(f"# {house.folder / 'spec.yaml'} --set optimizer")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_cancel_of_a_queued_experiment_is_at_once(house: House) -> None:
     number = house.submitted()
     result = house.run("cancel", str(number))
     assert result.stdout == f"experiment {number} is cancelled\n"
-    assert house.store.experiment(number).state is ExperimentState.cancelled
+    assert house.store.experiments.get(number).state is ExperimentState.cancelled
 
 
 def test_cancel_of_a_running_experiment_is_a_request(house: House) -> None:
@@ -150,7 +150,7 @@ def test_cancel_of_what_has_succeeded_is_no_error(house: House) -> None:
 def test_a_run_is_named_with_its_prefix(house: House) -> None:
     house.submitted()
     assert house.run("cancel", "run:2").stdout == "run:2 is cancelled\n"
-    assert house.store.run(2).state is RunState.cancelled
+    assert house.store.runs.get(2).state is RunState.cancelled
     assert house.run("retry", "run:2").stdout == "run:2 is queued\n"
 
 
@@ -174,7 +174,7 @@ def test_priority_moves_an_experiment_in_the_queue(house: House) -> None:
 def test_delete_asks_unless_told_yes(house: House) -> None:
     number = house.whole_experiment()
     assert house.run("delete", str(number)).exit_code != 0
-    assert house.store.experiment(number).id == number
+    assert house.store.experiments.get(number).id == number
     assert house.run("delete", str(number), "--yes").stdout == f"deleted experiment {number}\n"
     assert house.run("show", str(number)).exit_code == 3
 
@@ -191,7 +191,7 @@ def test_a_spec_can_come_from_standard_input(house: House, tmp_path: Path) -> No
 
     result = CliRunner().invoke(app, ["submit", "-"], input=SPEC, env={"STILLHOUSE_URL": house.url})
     assert result.exit_code == 0, result.output
-    assert house.store.experiment_spec(1)[0] == SPEC
+    assert house.store.experiments.spec(1)[0] == SPEC
 
 
 def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
@@ -200,7 +200,7 @@ def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
     row = MeasurementRow(
         disturbed.id, 1, of_time(Neighbour.foreign), 60.0, "%", "sampled", "host:a", 0.0, 30.0
     )
-    house.store.record(RecordBatch(measurements=[row]))
+    house.store.recording.record(RecordBatch(measurements=[row]))
     told = house.run("compare", str(number), width=140).output
     assert "1 of 2 runs disturbed: foreign processes" in told
     assert "leave them out with --undisturbed" in told

@@ -170,14 +170,14 @@ def used(tmp_path: Path) -> Settings:
     begin = time.time() - 100 * 86_400
     store = Store.open(settings, migrate=True, clock=lambda: begin)
     spec = validate({"name": "old", "task": {"name": "imdb"}})
-    store.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="ada"))
+    store.submissions.submit(NewExperiment(spec, list(spec.runs()), spec_text="", owner="ada"))
     (experiment,) = Queue(store).claim("scheduler", lease_s=60)
-    store.driver_started(experiment.id, 1, "node", 1)
-    (run,) = store.runs().items
-    store.open_attempt(run.id, 1)
-    store.run_started(run.id, 1, total_steps=1_000, resumed_from_step=0, facts={})
+    store.drivers.started(experiment.id, 1, "node", 1)
+    (run,) = store.runs.page().items
+    store.attempts.open(run.id, 1)
+    store.attempts.run_started(run.id, 1, total_steps=1_000, resumed_from_step=0, facts={})
     steps = list(range(1_000))
-    store.record(
+    store.recording.record(
         RecordBatch(
             points=[PointBatch(run.id, 1, "loss", steps, [float(n) for n in steps], [0.0] * 1_000)],
             measurements=[
@@ -185,8 +185,8 @@ def used(tmp_path: Path) -> Settings:
             ],
         )
     )
-    store.finish_run(run.id, 1, RunState.succeeded)
-    store.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
+    store.attempts.finish_run(run.id, 1, RunState.succeeded)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
     store.close()
     return settings
 

@@ -54,18 +54,18 @@ def driver(service: Store, settings: Settings) -> Iterator[Store]:
 
 def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -> None:
     spec, plans, text = plans_of(3)
-    submitted, _ = service.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
+    submitted, _ = service.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner="ada"))
     (experiment,) = Queue(service).claim("scheduler", lease_s=60)
-    driver.driver_started(experiment.id, experiment.attempt, "node", 1)
-    driver.renew_lease(experiment.id, experiment.attempt, 60)
-    driver.requests(experiment.id, experiment.attempt)
-    driver.note(experiment.id, experiment.attempt, "a note")
-    first, second, third = driver.runs(experiment_id=experiment.id).items
+    driver.drivers.started(experiment.id, experiment.attempt, "node", 1)
+    driver.drivers.renew_lease(experiment.id, experiment.attempt, 60)
+    driver.drivers.requests(experiment.id, experiment.attempt)
+    driver.drivers.note(experiment.id, experiment.attempt, "a note")
+    first, second, third = driver.runs.page(experiment_id=experiment.id).items
     for run in (first, second):
-        attempt = driver.open_attempt(run.id, experiment.attempt, node="node", pid=2)
-        driver.run_started(run.id, attempt, total_steps=10, resumed_from_step=0, facts={"a": 1})
+        attempt = driver.attempts.open(run.id, experiment.attempt, node="node", pid=2)
+        driver.attempts.run_started(run.id, attempt, total_steps=10, resumed_from_step=0, facts={"a": 1})
         now = time.time()
-        stale = driver.record(
+        stale = driver.recording.record(
             RecordBatch(
                 points=[PointBatch(run.id, attempt, "loss", [1, 2], [0.5, 0.4], [now, now])],
                 logs=[LogLine(run.id, attempt, 1, now, "info", "trains")],
@@ -77,15 +77,15 @@ def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -
             )
         )
         assert not stale
-    driver.finish_run(first.id, 1, RunState.succeeded, summary={"accuracy": 0.9})
-    driver.finish_run(second.id, 1, RunState.failed, failure=(FailureClass.bug, "wrong"))
+    driver.attempts.finish_run(first.id, 1, RunState.succeeded, summary={"accuracy": 0.9})
+    driver.attempts.finish_run(second.id, 1, RunState.failed, failure=(FailureClass.bug, "wrong"))
     buffer = MetricBuffer()
     buffer.observe("stillhouse_commit_seconds", 0.01, process="recorder")
-    driver.add_figures(buffer.taken(), source="experiment:1")
-    driver.finish_experiment(submitted.id, experiment.attempt, ExperimentState.succeeded)
-    assert service.experiment(submitted.id).state is ExperimentState.succeeded
-    assert service.run(third.id).state is RunState.stopped
-    assert service.address_notifications() == 1
+    driver.process_metrics.add(buffer.taken(), source="experiment:1")
+    driver.drivers.finish_experiment(submitted.id, experiment.attempt, ExperimentState.succeeded)
+    assert service.experiments.get(submitted.id).state is ExperimentState.succeeded
+    assert service.runs.get(third.id).state is RunState.stopped
+    assert service.notifications.address() == 1
 
 
 def test_a_driver_reads_nothing_but_its_tables(driver: Store) -> None:

@@ -285,7 +285,7 @@ def test_the_store_opens_and_closes_without_leaving_open_files(tmp_path: Path) -
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         store = Store.open(Settings(data_dir=tmp_path), migrate=True)
-        store.experiments()
+        store.experiments.page()
         store.close()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 

@@ -117,45 +117,49 @@ def asked() -> ExperimentSpec:
 def tell(store: Store, run_id: int, attempt: int, share: float, *, of: Neighbour = FOREIGN,
          scope: str = "host:a", window: tuple[float, float] = (0.0, 30.0)) -> None:  # fmt: skip
     row = MeasurementRow(run_id, attempt, of_time(of), share, "%", "sampled", scope, *window)
-    store.record(RecordBatch(measurements=[row]))
+    store.recording.record(RecordBatch(measurements=[row]))
 
 
 def test_a_runs_share_is_over_all_windows_and_attempts_by_time(
     store: Store, queue: Queue, asked: ExperimentSpec
 ) -> None:
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     (claimed,) = queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, claimed.attempt, "here", 1)
-    first, second, _ = store.runs(experiment_id=experiment.id).items
-    number = store.open_attempt(first.id, claimed.attempt)
+    store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+    first, second, _ = store.runs.page(experiment_id=experiment.id).items
+    number = store.attempts.open(first.id, claimed.attempt)
     tell(store, first.id, number, 100.0, window=(0.0, 30.0))
     tell(store, first.id, number, 0.0, window=(30.0, 60.0))
-    assert store.run(first.id).neighbours_foreign_pct == pytest.approx(50.0)
-    store.run_started(first.id, number, total_steps=1, resumed_from_step=0, facts={})
-    store.finish_run(first.id, number, RunState.failed, retry_delay_s=0.0)
-    number = store.open_attempt(first.id, claimed.attempt)
+    assert store.runs.get(first.id).neighbours_foreign_pct == pytest.approx(50.0)
+    store.attempts.run_started(first.id, number, total_steps=1, resumed_from_step=0, facts={})
+    store.attempts.finish_run(first.id, number, RunState.failed, retry_delay_s=0.0)
+    number = store.attempts.open(first.id, claimed.attempt)
     tell(store, first.id, number, 25.0, window=(100.0, 240.0))
-    found = store.run(first.id)
+    found = store.runs.get(first.id)
     assert found.neighbours_foreign_pct == pytest.approx((30 * 100 + 140 * 25) / 200)
     assert found.neighbours_same_experiment_pct is None
     # Its workers wait for each other: the machine with the most company decides.
     tell(store, first.id, number, 90.0, scope="host:b", window=(100.0, 240.0))
-    assert store.run(first.id).neighbours_foreign_pct == pytest.approx(90.0)
-    assert store.runs(filter="neighbours_foreign_pct > 80").items == [store.run(first.id)]
-    assert store.run(second.id).neighbours_foreign_pct is None
+    assert store.runs.get(first.id).neighbours_foreign_pct == pytest.approx(90.0)
+    assert store.runs.page(filter="neighbours_foreign_pct > 80").items == [store.runs.get(first.id)]
+    assert store.runs.get(second.id).neighbours_foreign_pct is None
 
 
 def finished(store: Store, queue: Queue, asked: ExperimentSpec, shares: list[float]) -> int:
     """An experiment whose runs ended beside strangers for these shares of their time."""
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     (claimed,) = queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, claimed.attempt, "here", 1)
-    for stored, share in zip(store.runs(experiment_id=experiment.id).items, shares, strict=True):
-        number = store.open_attempt(stored.id, claimed.attempt)
-        store.run_started(stored.id, number, total_steps=1, resumed_from_step=0, facts={})
+    store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+    for stored, share in zip(store.runs.page(experiment_id=experiment.id).items, shares, strict=True):
+        number = store.attempts.open(stored.id, claimed.attempt)
+        store.attempts.run_started(stored.id, number, total_steps=1, resumed_from_step=0, facts={})
         tell(store, stored.id, number, share)
         summary = {"cost_usd": 1.0 + share, "accuracy": 0.9}
-        store.finish_run(stored.id, number, RunState.succeeded, summary=summary)
+        store.attempts.finish_run(stored.id, number, RunState.succeeded, summary=summary)
     return experiment.id
 
 

@@ -51,7 +51,7 @@ def test_a_mail_arrives_encrypted_after_a_login(tmp_path: Path, monkeypatch: pyt
             )
             experiment = cancelled(store)
             did = Courier(store, settings).run_once()
-            (entry,) = store.deliveries()
+            (entry,) = store.notifications.deliveries()
         finally:
             store.close()
     assert did.delivered

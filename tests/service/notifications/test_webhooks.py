@@ -57,8 +57,8 @@ def told(store: Store, settings: Settings, url: str, *topics: Topic) -> NewSubsc
 def cancelled(store: Store, owner: str = "ada") -> int:
     """Number of an experiment that has ended."""
     spec, plans, text = plans_of(1)
-    experiment, _ = store.submit(NewExperiment(spec, plans, spec_text=text, owner=owner))
-    store.request_cancel(experiment.id)
+    experiment, _ = store.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner=owner))
+    store.requests.cancel(experiment.id)
     return experiment.id
 
 
@@ -96,7 +96,7 @@ def test_a_message_that_did_not_arrive_comes_again_under_the_same_id(
     store: Store, settings: Settings, receiver: HttpReceiver
 ) -> None:
     now = 1000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     told(store, settings, receiver.url)
     cancelled(store)
     receiver.answers = [(500, {}), (503, {})]
@@ -109,7 +109,7 @@ def test_a_message_that_did_not_arrive_comes_again_under_the_same_id(
     assert courier.run_once().delivered
     assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1
     assert len({body for _, _, body in receiver.requests}) == 1
-    (entry,) = store.deliveries(owner="ada")
+    (entry,) = store.notifications.deliveries(owner="ada")
     assert (entry.state, entry.attempts, entry.next_s) == (DeliveryState.delivered, 3, None)
 
 
@@ -140,8 +140,8 @@ def test_a_secret_in_a_url_is_in_no_log_and_no_answer(
     Courier(store, settings).run_once()
     assert len(receiver.requests) == (answer is not None)
     formatter = logging.Formatter()
-    (entry,) = store.deliveries()
-    (subscription,) = store.subscriptions()
+    (entry,) = store.notifications.deliveries()
+    (subscription,) = store.notifications.subscriptions()
     kept = [
         *(formatter.format(record) for record in caplog.records),
         entry.answer or "",
@@ -172,7 +172,7 @@ def test_pauses_grow_and_end() -> None:
 
 def test_a_message_is_given_up_in_the_end(store: Store, settings: Settings, receiver: HttpReceiver) -> None:
     now = 1000.0
-    store.clock = lambda: now
+    store.clocks.simulated = lambda: now
     told(store, settings, receiver.url)
     cancelled(store)
     receiver.answers = [(500, {})] * ATTEMPTS
@@ -181,7 +181,7 @@ def test_a_message_is_given_up_in_the_end(store: Store, settings: Settings, rece
         courier.run_once()
         now += couriers.LONGEST_RETRY_S
     assert len(receiver.requests) == ATTEMPTS
-    (entry,) = store.deliveries()
+    (entry,) = store.notifications.deliveries()
     assert (entry.state, entry.answer) == (DeliveryState.failed, "500")
 
 
@@ -192,7 +192,7 @@ def test_a_receiver_that_is_gone_ends_its_subscription(
     cancelled(store)
     receiver.answers = [(410, {})]
     Courier(store, settings).run_once()
-    (subscription,) = store.subscriptions("ada")
+    (subscription,) = store.notifications.subscriptions("ada")
     assert subscription.disabled_because == "410"
     cancelled(store)
     Courier(store, settings).run_once()
@@ -206,7 +206,7 @@ def test_redirects_are_not_followed(store: Store, settings: Settings, receiver: 
         receiver.answers = [(307, {"Location": elsewhere.url})]
         Courier(store, settings).run_once()
         assert not elsewhere.requests
-    assert "redirects are not followed" in str(store.deliveries()[0].answer)
+    assert "redirects are not followed" in str(store.notifications.deliveries()[0].answer)
 
 
 def test_only_subscribers_of_the_owner_and_the_topic_are_told(
@@ -235,7 +235,7 @@ def test_a_silent_receiver_holds_up_no_other(
         cancelled(store)
         did = Courier(store, settings).run_once()
     assert (len(did.delivered), len(did.failed)) == (1, 1)
-    assert {entry.answer for entry in store.deliveries()} == {"204", "no answer within 2 s"}
+    assert {entry.answer for entry in store.notifications.deliveries()} == {"204", "no answer within 2 s"}
 
 
 def outgoing(url: str) -> Outgoing:
@@ -342,7 +342,7 @@ def test_bad_targets_are_refused_in_one_line_and_nothing_is_stored(
         told(store, settings, url)
     assert "\n" not in str(raised.value)
     assert raised.value.field == "target"
-    assert not store.subscriptions()
+    assert not store.notifications.subscriptions()
 
 
 def test_without_a_list_webhooks_go_nowhere(store: Store, tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_host_that_is_no_longer_allowed_gets_nothing(
     cancelled(store)
     Courier(store, settings.model_copy(update={"webhook_hosts": "hooks.example.com"})).run_once()
     assert not receiver.requests
-    assert store.deliveries()[0].state is DeliveryState.failed
+    assert store.notifications.deliveries()[0].state is DeliveryState.failed
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             "seeds": [5],
         }
     )
-    experiment, _ = store.submit(NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(spec, list(spec.runs()), spec_text="x", owner="ada")
+    )
     Queue(store).claim("s", lease_s=60)
-    store.driver_started(experiment.id, 1, "here", 1)
-    (run,) = store.runs(experiment_id=experiment.id).items
-    attempt = store.open_attempt(run.id, 1)
+    store.drivers.started(experiment.id, 1, "here", 1)
+    (run,) = store.runs.page(experiment_id=experiment.id).items
+    attempt = store.attempts.open(run.id, 1)
     config = run_config(
-        ExperimentSpec.model_validate_json(store.run_config(run.id)),
+        ExperimentSpec.model_validate_json(store.runs.config(run.id)),
         experiment_id=experiment.id,
         run_id=run.id,
         seed=run.seed,
@@ -108,7 +110,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     )
     sink = Sink()
     outcome = train(config, sink, NeverStop())
-    store.run_started(run.id, attempt, total_steps=outcome.total_steps, resumed_from_step=0, facts=sink.facts)
+    store.attempts.run_started(
+        run.id, attempt, total_steps=outcome.total_steps, resumed_from_step=0, facts=sink.facts
+    )
     rows = [
         MeasurementRow(
             run.id, attempt, m.name, m.value, m.unit, str(m.provenance), m.scope, m.start_s, m.end_s
@@ -116,9 +120,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         for m in sink.measured
     ]
     last = CheckpointRow(run.id, attempt, outcome.step, str(outcome.checkpoint))
-    store.record(RecordBatch(measurements=rows, checkpoints=[last]))
-    store.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
-    yield Trained(store, settings, store.run(run.id))
+    store.recording.record(RecordBatch(measurements=rows, checkpoints=[last]))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
+    yield Trained(store, settings, store.runs.get(run.id))
     store.close()
 
 
@@ -249,14 +253,14 @@ def test_the_card_tells_figures_data_and_how_to_do_it_again(trained: Trained, tm
     assert "| `energy_kwh` | " in card
     assert "| kWh | modelled |" in card
     assert "| s | counter |" in card
-    assert trained.store.experiment(trained.run.experiment_id).spec_sha256 in card
-    facts = trained.store.attempts(trained.run.id)[0].facts
+    assert trained.store.experiments.get(trained.run.experiment_id).spec_sha256 in card
+    facts = trained.store.runs.attempts(trained.run.id)[0].facts
     assert facts is not None
     for value in facts["data"].values():
         assert f"`{value}`" in card
     again = parse(card.split("```yaml\n")[1].split("\n```")[0].encode())
     (plan,) = validate(again).runs()
-    assert plan.spec.canonical_json() == trained.store.run_config(trained.run.id)
+    assert plan.spec.canonical_json() == trained.store.runs.config(trained.run.id)
     assert plan.seed == 5
 
 

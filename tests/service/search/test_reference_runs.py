@@ -78,13 +78,15 @@ def test_a_preview_lists_them_after_the_grid_from_any_position(start: int) -> No
 
 def test_no_answer_counts_them(store: Store, queue: Queue) -> None:
     asked = spec(4, precision=["fp32", "bf16"])
-    experiment, _ = store.submit(NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada"))
+    experiment, _ = store.submissions.submit(
+        NewExperiment(asked, list(asked.runs()), spec_text="x", owner="ada")
+    )
     (claimed,) = queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, claimed.attempt, "here", 1)
-    for run in store.runs(experiment_id=experiment.id).items:
-        number = store.open_attempt(run.id, claimed.attempt)
-        store.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
-        store.finish_run(run.id, number, RunState.succeeded, summary={"samples_per_s": 5.0})
+    store.drivers.started(experiment.id, claimed.attempt, "here", 1)
+    for run in store.runs.page(experiment_id=experiment.id).items:
+        number = store.attempts.open(run.id, claimed.attempt)
+        store.attempts.run_started(run.id, number, total_steps=1, resumed_from_step=0, facts={})
+        store.attempts.finish_run(run.id, number, RunState.succeeded, summary={"samples_per_s": 5.0})
     run_table = read_run_table(store, [experiment.id])
     assert len(run_table.runs) == 4
     assert [run.is_reference for run in run_table.references] == [True, True]

@@ -59,15 +59,15 @@ def test_settings_are_validated_once_at_submission_and_once_from_what_is_stored(
     assert len(admitted.plans) == 4
     assert submission.times == 1 + 2  # The spec, and each cell.
 
-    experiment, _ = store.submit(
+    experiment, _ = store.submissions.submit(
         NewExperiment(admitted.spec, admitted.plans, spec_text=admitted.text, owner="ada")
     )
     queue.claim("s", lease_s=60)
-    store.driver_started(experiment.id, 1, "node", 1)
+    store.drivers.started(experiment.id, 1, "node", 1)
     cluster = ClusterSnapshot(0.0, True, None, (ClusterNode("a", "a", True, {"CPU": 4.0}, {}),))
     read_stored.cache_clear()
     with counted() as driver:
-        spec = read_stored(store.experiment_spec(experiment.id)[1])
+        spec = read_stored(store.experiments.spec(experiment.id)[1])
         sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: cluster)
         turns = [sweep.next_turn() for _ in range(4)]
     assert all(isinstance(turn, Turn) for turn in turns)

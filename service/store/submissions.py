@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from service.specs.models import referenced_runs
 from service.specs.project_limits import queue_cap_problem
 from service.specs.reuse import Reuse, config_sha256
 from service.store.base import (
+    Clocks,
     NewEvent,
     StorePart,
     announce,
@@ -126,11 +127,9 @@ _INITIAL_RUN = {
 }
 
 
-class Submission(StorePart):
-    def __init__(
-        self, database: Database, settings: Settings, clock: Callable[[], float] | None = None
-    ) -> None:
-        super().__init__(database, settings, clock)
+class Submissions(StorePart):
+    def __init__(self, database: Database, settings: Settings, clocks: Clocks) -> None:
+        super().__init__(database, settings, clocks)
         self._catalogue = settings.catalogue()
 
     def submit(self, new: NewExperiment) -> tuple[Experiment, bool]:

@@ -1,0 +1,267 @@
+"""Runs as people see them: records and lists, which never load series, attempts, measurements and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import select
+
+from service.db import schema, statements
+from service.db.errors import NotFound
+from service.db.filters import Order, parse_filter, parse_order
+from service.db.listing import RUN_NAMES, Listing, read_page
+from service.domain.access import EVERYTHING, Visibility
+from service.domain.records import (
+    Attempt,
+    LogLine,
+    MeasurementRow,
+    Page,
+    Run,
+)
+from service.domain.states import RunState
+from service.specs.reuse import Equal
+from service.store.base import StorePart, read_experiment, read_run, source_of, storable
+from service.store.experiments import MAX_PAGE_SIZE, Belonging, clamped
+
+_x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
+
+_HASHES = 500
+"""Settings that one statement asks for."""
+
+
+class QueuedRun(NamedTuple):
+    """What decides about the turn of a queued run; a tuple, because there may be thousands."""
+
+    id: int
+    place_in_grid: int
+    cell: str
+    delay_s: float
+    """How long it waits before it is tried again; negative = it may start."""
+    started: bool
+    """Whether it ever had an attempt that trained."""
+
+
+class Runs(StorePart):
+    def get(self, id: int) -> Run:
+        with self.database.read() as connection:
+            return read_run(connection, id)
+
+    def belonging(self, id: int) -> Belonging | None:
+        """None when there is no such run."""
+        with self.database.read() as connection:
+            belonging_of_run = (
+                select(_r.id, _x.project, _x.owner)
+                .join(schema.experiments, _x.id == _r.experiment_id)
+                .where(_r.id == id, statements.VISIBLE)
+            )
+            row = connection.execute(belonging_of_run).one_or_none()
+        return None if row is None else Belonging(row.project, row.owner)
+
+    def find(self, id: int, visible: Visibility = EVERYTHING) -> Run | None:
+        """None when there is no run with this id that the reader sees."""
+        with self.database.read() as connection:
+            statement = statements.run_by_id(id).where(statements.run_in_sight(visible))
+            row = connection.execute(statement).mappings().one_or_none()
+        return None if row is None else Run.from_row(row)
+
+    def source_of(self, run: Run) -> Run:
+        """The run whose checkpoints and figures a run has: the one that it reuses, or itself."""
+        return run if run.reused_from is None else self.get(run.reused_from)
+
+    def equal(self, hashes: Collection[str], visible: Visibility = EVERYTHING) -> list[Equal]:
+        """Runs in sight that have succeeded with any of these `config_sha256`, the newest first."""
+        wanted, equal = sorted(hashes), []
+        with self.database.read() as connection:
+            for first in range(0, len(wanted), _HASHES):
+                some = wanted[first : first + _HASHES]
+                equal_runs = (
+                    select(_r.id, _r.config_sha256, _r.seed, _a.facts)
+                    .outerjoin_from(
+                        schema.runs, schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt)
+                    )
+                    .where(
+                        _r.config_sha256.in_(list(some)),
+                        _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
+                        _r.reused_from.is_(None),
+                        statements.VISIBLE_RUN,
+                        statements.run_in_sight(visible),
+                    )
+                    .order_by(_r.id.desc())
+                )
+                rows = connection.execute(equal_runs)
+                equal += [Equal(*row) for row in rows]
+        return equal
+
+    def last_log_line(self, run_id: int) -> LogLine | None:
+        with self.database.read() as connection:
+            source = source_of(connection, run_id)
+            last_log_line = (
+                select(schema.log_lines)
+                .where(schema.log_lines.c.run_id == source)
+                .order_by(schema.log_lines.c.attempt.desc(), schema.log_lines.c.number.desc())
+                .limit(1)
+            )
+            row = connection.execute(last_log_line).mappings().one_or_none()
+        return None if row is None else LogLine.from_row(row)
+
+    def page(
+        self,
+        *,
+        experiment_id: int | None = None,
+        filter: str | None = None,
+        order_by: str | None = None,
+        page_size: int = 100,
+        page_token: str | None = None,
+        visible: Visibility = EVERYTHING,
+    ) -> Page[Run]:
+        """A page of runs: of one experiment in grid order, or of all, newest first.
+
+        The filter is over the fields of `Run` and `axis.<name>`; for the other arguments see `experiments`.
+        """
+        default = Order("id", descending=True) if experiment_id is None else Order("index", descending=False)
+        listing = Listing(
+            schema.runs,
+            statements.RUN_COLUMNS,
+            {} if experiment_id is None else {"experiment_id": experiment_id},
+            parse_filter(filter or "", RUN_NAMES),
+            parse_order(order_by, RUN_NAMES, default=default),
+            visible,
+        )
+        with self.database.read() as connection:
+            if experiment_id is not None:
+                read_experiment(connection, experiment_id)
+            rows, token = read_page(connection, listing, clamped(page_size), page_token)
+        return Page([Run.from_row(row) for row in rows], token)
+
+    def all_of(self, experiment_id: int, filter: str | None = None) -> list[Run]:
+        """Every run of an experiment, in grid order."""
+        runs: list[Run] = []
+        token: str | None = None
+        while True:
+            page = self.page(
+                experiment_id=experiment_id, filter=filter, page_size=MAX_PAGE_SIZE, page_token=token
+            )
+            runs += page.items
+            if (token := page.next_page_token) is None:
+                return runs
+
+    def queued(self, experiment_id: int) -> list[QueuedRun]:
+        with self.database.read() as connection:
+            now = self.database_time(connection)
+            queued_runs = select(
+                _r.id, _r.index, _r.cell, _r.not_before_s - now, _r.started_s.is_not(None)
+            ).where(_r.experiment_id == experiment_id, _r.state == RunState.queued)
+            return [*map(QueuedRun._make, connection.execute(queued_runs))]
+
+    def starting(self, experiment_id: int) -> frozenset[int]:
+        """Runs of an experiment whose attempt was opened and has not begun to train."""
+        with self.database.read() as connection:
+            starting_runs = select(_r.id).where(
+                _r.experiment_id == experiment_id, _r.state == RunState.starting
+            )
+            return frozenset(connection.execute(starting_runs).scalars())
+
+    def by_id(self, ids: Sequence[int]) -> list[Run]:
+        """Several runs; those that do not exist are left out."""
+        runs: list[Run] = []
+        with self.database.read() as connection:
+            for start in range(0, len(ids), MAX_PAGE_SIZE):
+                statement = select(*statements.RUN_COLUMNS).where(
+                    _r.id.in_(list(ids[start : start + MAX_PAGE_SIZE]))
+                )
+                runs += map(Run.from_row, connection.execute(statement).mappings())
+        return runs
+
+    def config(self, id: int) -> str:
+        """Canonical JSON of the run's spec with its axis values written in."""
+        with self.database.read() as connection:
+            spec_of_run = (
+                select(schema.cell_specs.c.canonical)
+                .join(
+                    schema.runs,
+                    (_r.experiment_id == schema.cell_specs.c.experiment_id)
+                    & (_r.cell == schema.cell_specs.c.cell),
+                )
+                .where(_r.id == id, statements.VISIBLE_RUN)
+            )
+            canonical: str | None = connection.execute(spec_of_run).scalar()
+        if canonical is None:
+            raise NotFound("run", id)
+        return canonical
+
+    def attempts(self, run_id: int) -> list[Attempt]:
+        """All attempts at a run, or at the one that it reuses, oldest first."""
+        with self.database.read() as connection:
+            source = source_of(connection, run_id)
+            attempts_of_run = select(schema.attempts).where(_a.run_id == source).order_by(_a.number)
+            rows = connection.execute(attempts_of_run).mappings().all()
+        return [Attempt.from_row(row) for row in rows]
+
+    def measurements(self, run_id: int) -> list[MeasurementRow]:
+        """All measurements of a run, of all attempts; one that is not a number is NaN."""
+        with self.database.read() as connection:
+            source = source_of(connection, run_id)
+            c = schema.measurements.c
+            measurements_of_run = (
+                select(schema.measurements)
+                .where(c.run_id == source)
+                .order_by(c.attempt, c.start_s, c.name, c.scope)
+            )
+            rows = connection.execute(measurements_of_run).mappings().all()
+        return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
+
+    def summary(self, run_id: int) -> dict[str, float | int | str | None]:
+        """All figures that the run ended with; empty until then."""
+        with self.database.read() as connection:
+            summary_of_run = (
+                select(schema.run_summaries.c.summary)
+                .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
+                .where(schema.run_summaries.c.run_id == run_id, statements.VISIBLE_RUN)
+            )
+            figures: dict[str, Any] | None = connection.execute(summary_of_run).scalar()
+            if figures is None:
+                read_run(connection, run_id)
+        return figures or {}
+
+    def logs(
+        self,
+        run_id: int,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        limit: int = 1000,
+        attempt: int | None = None,
+        containing: str | None = None,
+    ) -> list[LogLine]:
+        """Log lines of a run in order.
+
+        Args:
+            after: `LogLine.cursor` of the last line that the caller has; None = from the first.
+            before: cursor of a line; the last lines before it, instead of the first after `after`.
+            containing: only lines with this text, in upper or lower case.
+        """
+        c = schema.log_lines.c
+        place = sa.tuple_(c.attempt, c.number)
+        first = (-1, -1) if after is None else divmod(after, 1 << 32)
+        statement = select(schema.log_lines).where(place > sa.tuple_(*first))
+        if attempt is not None:
+            statement = statement.where(c.attempt == attempt)
+        if containing is not None:
+            statement = statement.where(c.message.icontains(storable(containing), autoescape=True))
+        if before is None:
+            statement = statement.order_by(c.attempt, c.number)
+        else:
+            statement = statement.where(place < sa.tuple_(*divmod(before, 1 << 32)))
+            statement = statement.order_by(c.attempt.desc(), c.number.desc())
+        with self.database.read() as connection:
+            source = source_of(connection, run_id)
+            rows = connection.execute(statement.where(c.run_id == source).limit(limit)).mappings().all()
+        lines = [LogLine.from_row(row) for row in rows]
+        return lines if before is None else lines[::-1]
+
+
+def as_float(value: float | None) -> float:
+    """A stored figure: NULL stands for NaN."""
+    return float("nan") if value is None else value
