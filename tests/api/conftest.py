@@ -26,7 +26,10 @@ from service.domain.records import Experiment, Run
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
+from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
+
+share_routes()
 
 BASE_URL = "http://127.0.0.1:8400"
 SPEC = """\

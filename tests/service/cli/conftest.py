@@ -18,7 +18,10 @@ from service.config.settings import Settings
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.service.cli.house import House
+from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
+
+share_routes()
 
 
 @pytest.fixture
