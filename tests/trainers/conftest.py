@@ -164,7 +164,7 @@ def launch() -> Iterator[Launch]:
     The processes are forked from a server that has imported everything, so each starts at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainers.loop.assembly", "pytest"])
+    context.set_forkserver_preload(["tests.trainers.preloaded"])
 
     def run(
         configs: Sequence[RunConfig],

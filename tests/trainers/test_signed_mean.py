@@ -64,7 +64,7 @@ def group(request, tmp_path_factory):
     """What each worker of a group ended with, by rank."""
     folder = tmp_path_factory.mktemp("group")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainers.loop.assembly", "pytest"])
+    context.set_forkserver_preload(["tests.trainers.preloaded"])
     job = {"world": request.param, "folder": str(folder)}
     processes = [
         context.Process(

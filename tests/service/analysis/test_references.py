@@ -96,6 +96,7 @@ def _welch(a: Values, b: Values) -> Any:
     return stats.ttest_ind(a, b, equal_var=False)
 
 
+@pytest.mark.slow
 @small
 @given(random=random, sides=st.integers(2, 6), count=seeds)
 def test_a_family_is_never_surer_than_bonferroni_of_one_nor_less_sure_than_holm(

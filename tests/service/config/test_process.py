@@ -15,9 +15,10 @@ from service.store import Store
 
 @pytest.fixture(autouse=True)
 def thaw() -> Iterator[None]:
-    """Leaves the collector as it was."""
-    yield
+    """Lets the collector walk everything during a test, and what tests allocate after it."""
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_collections_pass_over_what_is_loaded() -> None:
