@@ -20,7 +20,7 @@ FAST := 'not ray and not slow and not smoke'
 FAST_RAY := 'ray and not slow and not smoke'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-all test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean
+.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
+quick: $(READY) ## Run the tests of every part that start nothing and train nothing, with few cases each
+	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
+
 test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 25 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
@@ -55,6 +58,10 @@ test-all: test ## Run everything: `make test`, then the slow tests and all bench
 	@$(BIN)/python -m pytest -m "slow and ray and not smoke"
 	@$(MAKE) --no-print-directory kernels
 	@$(MAKE) --no-print-directory smoke
+
+coverage: $(READY) ## Show which lines `make quick` runs, by file
+	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick
+	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
