@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from api import docs_pages
+from api.app import create_app
 from api.examples import EXAMPLES
 from api.problems import CATALOGUE
 from service.config import document
+from service.config.settings import Settings
 from service.domain.records import Points
 from service.domain.serialization import Serializable, adapter
 from service.planner.forecasting import budget_problems
@@ -25,9 +26,11 @@ from service.specs import experiment, paths, rules, wording
 from service.store import Store, StoreUnavailable
 
 
-@pytest.fixture
-def openapi(app: FastAPI) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def openapi(migrated: Path) -> dict[str, Any]:
     """The application's OpenAPI document."""
+    app = create_app(Settings(data_dir=migrated.parent))
+    app.state.store.close()
     return app.openapi()
 
 
