@@ -17,7 +17,16 @@ import pytest
 
 NO_ROOM = ("benchmarks", "browser", "extending", "faults", "gpu")
 MARKS = ("slow", "ray", "smoke", "postgresql")
-STARTS = {"subprocess", "multiprocessing", "runpy", "uvicorn", "sync_playwright", "train", "train_in"}
+STARTS = {
+    "subprocess",
+    "multiprocessing",
+    "runpy",
+    "uvicorn",
+    "sync_playwright",
+    "train",
+    "train_in",
+    "spawn",
+}
 """Processes, servers, browsers, training."""
 
 
