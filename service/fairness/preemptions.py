@@ -131,18 +131,33 @@ def handovers(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[Hando
     the next pass. Nothing is stopped for that, so it needs neither a useful time nor a preemptible run.
     """
     waiting: defaultdict[Lane, list[_Next]] = defaultdict(list)
+    capped: defaultdict[tuple[str, str], list[_Next]] = defaultdict(list)
     for each in _waiting(lanes, preemptions):
         waiting[lane_of(each.claimant, each.demand)].append(each)
+        if each.limit is WaitingReason.user_cap:
+            capped[each.claimant.project, each.claimant.user].append(each)
     for claimant in lanes.claimants:
         for demand in claimant.demands:
             if not (demand.running and demand.waiting):
                 continue
             lane = lane_of(claimant, demand)
-            first = [each for each in waiting[lane] if _comes_first(each, claimant, demand, lanes)]
-            if first:
+            wanted = [
+                (each.claimant.id, each.devices)
+                for each in waiting[lane]
+                if _comes_first(each, claimant, demand, lanes)
+            ]
+            priority = permitted(claimant.priority, lanes.states[lane].projects[claimant.project].terms)
+            for each in capped[claimant.project, claimant.user]:
+                other = lane_of(each.claimant, each.demand)
+                runs = math.floor(
+                    min(each.devices, lanes.states[other].free) / each.demand.devices + ROUNDING
+                )
+                if other != lane and each.priority > priority and runs > 0:
+                    wanted.append((each.claimant.id, runs * demand.devices))
+            if wanted:
                 held = lanes.given[claimant.id][demand.hardware]
-                left = max(0.0, held - math.fsum(each.devices for each in first))
-                for_ids = sorted({each.claimant.id for each in first})
+                left = max(0.0, held - math.fsum(devices for _, devices in wanted))
+                for_ids = sorted({id for id, _ in wanted})
                 yield Handover(claimant.id, demand.hardware, left, tuple(for_ids))
 
 
@@ -175,9 +190,11 @@ def _comes_first(following: _Next, claimant: Claimant, demand: Demand, lanes: La
         return False
     if following.demand.devices > demand.devices + max(0.0, state.free) + ROUNDING:
         return False  # It needs those of several runs, and may preempt them later; smaller ones pass it.
-    left = project.held[demand.hardware] - demand.devices
-    if not same_project and left < project.guaranteed(demand.hardware) - ROUNDING:
-        return False
+    if not same_project and project.held[demand.hardware] <= project.guaranteed(demand.hardware) + ROUNDING:
+        other = following.user.project
+        held = other.held[demand.hardware] + following.demand.devices
+        if held > other.guaranteed(demand.hardware) + ROUNDING or other.name > project.name:
+            return False  # Guarantees come before priority, and are given in the order of names.
     if following.limit is WaitingReason.user_cap:
         return same_project and following.user.name == claimant.user
     return following.limit is None or same_project

@@ -68,6 +68,11 @@ def runs_allowed(division: Division, claimant: Claimant) -> int:
     return round(allowance.get(demand.hardware, 0.0) / demand.devices)
 
 
+def without_waiting(claimant: Claimant) -> Claimant:
+    (demand,) = claimant.demands
+    return dataclasses.replace(claimant, demands=(dataclasses.replace(demand, waiting=0),))
+
+
 def applied(situation: Situation, division: Division) -> Situation:
     """Returns the situation once every run that yields has stopped, and every allowed one has started."""
     claimants = []
@@ -391,6 +396,22 @@ def test_who_has_as_many_runs_as_they_may_gets_none_of_others() -> None:
     assert handed_over(SWEEP, full, urgent, devices=8, nlp=terms) == {}
 
 
+def test_a_limit_of_runs_is_handed_over_to_other_devices_that_are_free() -> None:
+    sweep = just_started(experiment(1, running=3, waiting=1, priority=25))
+    urgent = experiment(2, waiting=1, priority=50, hardware="v100")
+    terms = {"nlp": ProjectTerms(concurrent_runs_per_user=3)}
+    for free, left in ((1, {1: 2.0}), (0, {})):
+        situation = Situation(NOW_S, capacity(h100=3, v100=free), [sweep, urgent], terms)
+        assert {each.experiment_id: each.devices for each in divide(situation).handovers()} == left
+
+
+def test_a_run_larger_than_the_guarantee_is_not_within_it() -> None:
+    large = just_started(experiment(1, "vision", running=1, waiting=1, devices=2.0, priority=25, user="bob"))
+    urgent = experiment(2, waiting=1, priority=50)
+    assert handed_over(large, urgent, devices=2, vision=ProjectTerms(guaranteed={"h100": 1})) == {1: 1.0}
+    assert handed_over(large, urgent, devices=2, vision=ProjectTerms(guaranteed={"h100": 2})) == {}
+
+
 def test_a_promotion_takes_nothing_over() -> None:
     old = experiment(2, waiting=1, priority=25, queued_s=NOW_S - PROMOTED_AFTER_S)
     sweep = dataclasses.replace(SWEEP, priority=30)
@@ -405,15 +426,20 @@ def test_where_nothing_is_handed_over_no_higher_priority_waits_for_the_end_of_a_
     division = divide(situation)
     held_back = {each.experiment_id for each in division.handovers()}
     terms = situation.terms.get
-    for number, claimant in enumerate(situation.claimants):
+    for claimant in situation.claimants:
         (demand,) = claimant.demands
         if claimant.id in held_back or division.preemptions or not (demand.running and demand.waiting):
             continue
-        if terms(claimant.project, NO_TERMS).holds:
-            continue  # It starts no other run in place of the one that ends.
-        ended = list(situation.claimants)
+        if runs_allowed(division, claimant) == demand.running + demand.waiting:
+            continue  # It has no run left for the place of the one that ends.
         shorter = dataclasses.replace(demand, running=demand.running - 1)
-        ended[number] = dataclasses.replace(claimant, demands=(shorter,))
+        ended = [
+            dataclasses.replace(each, demands=(shorter if each is claimant else each.demands[0],))
+            for each in situation.claimants
+        ]
+        alone = [each if each.id == claimant.id else without_waiting(each) for each in ended]
+        if runs_allowed(divide(dataclasses.replace(situation, claimants=alone)), claimant) < demand.running:
+            continue  # A limit keeps it from the place.
         following = divide(dataclasses.replace(situation, claimants=ended))
         for other in situation.claimants:
             first = permitted(other.priority, terms(other.project, NO_TERMS)) > permitted(
