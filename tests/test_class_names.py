@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("api", "service", "trainers", "cuda_ext")
 SHARED = frozenset(
     {
-        "Allowance",
         "Batch",
         "Bucket",
         "Contents",

@@ -40,7 +40,7 @@ from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
 from trainers.reporting import NeverStop
-from trainers.tasks.squad_v2.task import Answer, SquadQuestion, tokenise_windows
+from trainers.tasks.squad_v2.task import AnswerText, SquadQuestion, tokenise_windows
 
 HEADS: tuple[Head, ...] = (
     ClassHead(("no", "yes")),
@@ -448,7 +448,7 @@ def test_spans_of_words_are_found_in_the_tokens_of_every_tokenizer(family, tmp_p
     write_model(tmp_path, family, HEADS[0])
     context, word = TEXTS[0], "film"
     at = context.index(word)
-    question = SquadQuestion("q", "1", "", context, "which one?", (Answer(word, at),))
+    question = SquadQuestion("q", "1", "", context, "which one?", (AnswerText(word, at),))
     data = tokenise_windows([question], tokenizers.load(tmp_path), 64, 8, lambda done: None)
     first, last = data.labels[0]
     assert (first, last) != (0, 0)

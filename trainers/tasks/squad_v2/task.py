@@ -37,7 +37,7 @@ Span = tuple[int, int]  # First and last (inclusive) of something
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerText:
     text: str
     start: int
 
@@ -49,7 +49,7 @@ class SquadQuestion:
     title: str  # Title of the article; empty when it has none
     context: str
     text: str
-    answers: tuple[Answer, ...]  # The first is learned; none = the context does not answer it
+    answers: tuple[AnswerText, ...]  # The first is learned; none = the context does not answer it
 
 
 class SquadV2(DatasetTask[SquadQuestion]):
@@ -159,7 +159,7 @@ def _stride(task: TaskConfig) -> int:
     return task.own(SpanFields).stride or min(_STRIDE, task.max_length // 3)
 
 
-def _answers(row: Row, context: str) -> tuple[Answer, ...]:
+def _answers(row: Row, context: str) -> tuple[AnswerText, ...]:
     """Reads answers as a list of objects, an object of lists (the hub's form), or either as JSON."""
     value: Any = row.fields.get("answers")
     if isinstance(value, str):
@@ -181,7 +181,7 @@ def _answers(row: Row, context: str) -> tuple[Answer, ...]:
     return tuple(_answer(row, context, text, start) for text, start in pairs)
 
 
-def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
+def _answer(row: Row, context: str, text: Any, start: Any) -> AnswerText:
     if not isinstance(text, str) or not text.strip():
         raise row.refusal("answers", f"{text!r} is not the text of an answer")
     if not isinstance(start, int) or isinstance(start, bool):
@@ -190,7 +190,7 @@ def _answer(row: Row, context: str, text: Any, start: Any) -> Answer:
         place = context.find(text)
         hint = f"it occurs at {place}" if place >= 0 else "it does not occur"
         raise row.refusal("answers", f"{text!r} is not at character {start} of the context ({hint})")
-    return Answer(text, start)
+    return AnswerText(text, start)
 
 
 def _refuse_duplicates(questions: Sequence[SquadQuestion]) -> None:
@@ -234,7 +234,7 @@ class Contexts:
         self.offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         self.ids, self.chars = np.concatenate(ids), np.concatenate(chars)
 
-    def span(self, context: int, answer: Answer) -> Span | None:
+    def span(self, context: int, answer: AnswerText) -> Span | None:
         """Returns the tokens of a context that cover an answer; None when none does."""
         chars = self.chars[self.offsets[context] : self.offsets[context + 1]]
         first = int(np.searchsorted(chars[:, 1], answer.start, side="right"))
