@@ -35,7 +35,7 @@ from service.fairness.state import (
 )
 
 
-class QueueEntry(NamedTuple):
+class QueuedDemand(NamedTuple):
     """A demand of an experiment in a queue; sorts by age."""
 
     since_s: float
@@ -45,7 +45,7 @@ class QueueEntry(NamedTuple):
     demand: Demand
 
 
-Queues = dict[tuple[int, float], list[QueueEntry]]
+Queues = dict[tuple[int, float], list[QueuedDemand]]
 """Waiting runs of a user in a lane by age, by priority and devices of one."""
 AGE = itemgetter(0, 1, 2)
 
@@ -82,7 +82,7 @@ class Backlog:
                 lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
                 users = self._lanes.setdefault(lane, {}).setdefault(claimant.project, {})
                 queue = users.setdefault(claimant.user, {}).setdefault(key, [])
-                insort(queue, QueueEntry(claimant.queued_s, claimant.id, number, claimant, demand), key=AGE)
+                insort(queue, QueuedDemand(claimant.queued_s, claimant.id, number, claimant, demand), key=AGE)
                 self._sizes.setdefault((lane, claimant.project), Counter())[key] += 1
 
     def remove(self, experiment_id: int) -> None:
@@ -139,7 +139,7 @@ class UserLane:
             buckets[devices] = Bucket(self, priority, devices)
         return buckets[devices]
 
-    def waiting(self) -> Iterator[tuple[Bucket, QueueEntry]]:
+    def waiting(self) -> Iterator[tuple[Bucket, QueuedDemand]]:
         """Yields each bucket with the oldest experiment in it that may start a run."""
         for buckets in self.buckets.values():
             for bucket in buckets.values():
@@ -176,7 +176,7 @@ class ProjectLane:
     def waits(self, priority: int, devices: float) -> None:
         self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
 
-    def heads(self) -> Iterator[tuple[tuple[float, ...], Bucket, QueueEntry]]:
+    def heads(self) -> Iterator[tuple[tuple[float, ...], Bucket, QueuedDemand]]:
         """Yields what its users wait for, with the order of their turns."""
         for user in self.users.values():
             for bucket, entry in user.waiting():
@@ -190,18 +190,18 @@ class Bucket:
 
     def __init__(self, user: UserLane, priority: int, devices: float) -> None:
         self.user, self.priority, self.devices = user, priority, devices
-        self._new: list[QueueEntry] = []
+        self._new: list[QueuedDemand] = []
         """From the situation, as a heap once the first is asked for."""
-        self._old: list[QueueEntry] = []
+        self._old: list[QueuedDemand] = []
         """From the backlog, in order; those in [_at, _stop) remain."""
         self._at = self._stop = -1
         self._taken = 0
         self.closed: WaitingReason | None = None
 
-    def add(self, entry: QueueEntry) -> None:
+    def add(self, entry: QueuedDemand) -> None:
         heapq.heappush(self._new, entry)
 
-    def set_backlog(self, queue: list[QueueEntry], start: int, stop: int) -> None:
+    def set_backlog(self, queue: list[QueuedDemand], start: int, stop: int) -> None:
         """Adds a part of a queue of the backlog, which is not changed."""
         if self._old:
             for entry in queue[start:stop]:
@@ -209,7 +209,7 @@ class Bucket:
         else:
             self._old, self._at, self._stop = queue, start, stop
 
-    def first(self) -> QueueEntry | None:
+    def first(self) -> QueuedDemand | None:
         """Returns the oldest experiment with a run that may start; None = there is none."""
         if self.closed is not None:
             return None
@@ -334,7 +334,7 @@ class Lanes:
                     priority = self.priority(claimant, user.project.terms)
                     user.project.waits(priority, demand.devices)
                     user.bucket(priority, demand.devices).add(
-                        QueueEntry(waits_since_s(claimant), claimant.id, number, claimant, demand)
+                        QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
                     )
         for lane, name, sizes in backlog.projects():
             project = self._project(lane, name)
