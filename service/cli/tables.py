@@ -437,7 +437,7 @@ def print_preview(planned: Preview) -> None:
     left = planned.run_count - len(planned.items)
     reused = f", {planned.reused_count:,} reused" if planned.reused_count else ""
     say(f"{planned.run_count:,} runs in total{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
-    for line in _exclusive_lines(planned.items):
+    for line in exclusive_lines(planned.items):
         say(line)
     for reason in dict.fromkeys(run.not_reused for run in planned.items if run.not_reused):
         note(f"not reused: {reason}")
@@ -454,7 +454,7 @@ def print_preview(planned: Preview) -> None:
         note("no scheduler has reported the cluster yet: capacity was not checked")
 
 
-def _exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
+def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
     """Returns what it costs to measure runs alone; nothing where none is."""
     shapes = {
         (run.hardware, run.cpus, run.at_a_time, run.at_a_time_shared): None
