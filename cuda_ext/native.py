@@ -66,10 +66,10 @@ def is_loaded(kind: str) -> bool:
     return kind in _loaded
 
 
-def why_unavailable(device_type: str, load: Callable[[str], None] = require) -> str | None:
-    """None when `load` has or finds kernels for `device_type`; else the reason, in one line."""
+def why_unavailable(device_type: str, load: Callable[[str], None] | None = None) -> str | None:
+    """None when `load`, or else `require`, finds kernels for `device_type`; else the reason, in one line."""
     try:
-        load(device_type)
+        (load or require)(device_type)
     except BuildError as error:
         return str(error)
     return None

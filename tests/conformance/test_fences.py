@@ -36,6 +36,7 @@ from service.store import (
     recording,
 )
 from service.store import removal as removing
+from service.store.base import StorePart
 from service.store.recording import AliveRow, RecordBatch
 from tests.conformance.building import Submit, plans_of
 from tests.conformance.test_transitions import Running
@@ -496,7 +497,7 @@ def test_no_update_of_an_attempt_or_a_lease_goes_untested() -> None:
 
 Write = Callable[[Store, int], Any]
 OF_THE_EXPERIMENT: dict[str, Write] = {
-    "driver_started": lambda store, attempt: store.drivers.started(ID, attempt, "n", 1),
+    "started": lambda store, attempt: store.drivers.started(ID, attempt, "n", 1),
     "renew_lease": lambda store, attempt: store.drivers.renew_lease(ID, attempt, 1e6),
     "requests": lambda store, attempt: store.drivers.requests(ID, attempt),
     "finish_experiment": lambda store, attempt: store.drivers.finish_experiment(
@@ -504,7 +505,7 @@ OF_THE_EXPERIMENT: dict[str, Write] = {
     ),
     "release_experiment": lambda store, attempt: store.drivers.release_experiment(ID, attempt, delay_s=0),
     "note": lambda store, attempt: store.drivers.note(ID, attempt, "x"),
-    "open_attempt": lambda store, attempt: store.attempts.open(RUN, attempt, number=1),
+    "open": lambda store, attempt: store.attempts.open(RUN, attempt, number=1),
     "refuse_run": lambda store, attempt: store.attempts.refuse_run(RUN, attempt, (FailureClass.bug, "x")),
     "record_placements": lambda store, attempt: store.drivers.record_placements(
         ID, attempt, [placement("h", placed_s=1.0)]
@@ -557,7 +558,8 @@ def test_a_write_of_an_attempt_that_was_given_back_changes_nothing(world: Store)
 def test_every_write_that_carries_an_attempt_is_among_them() -> None:
     carrying = {
         name
-        for name, method in inspect.getmembers(Store, inspect.isfunction)
+        for part in StorePart.__subclasses__()
+        for name, method in inspect.getmembers(part, inspect.isfunction)
         if {"attempt", "experiment_attempt"} & {*inspect.signature(method).parameters}
         and not name.startswith("_")
     }
