@@ -44,7 +44,7 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 quick: $(READY) ## Run the tests of every part that start nothing and train nothing, with few cases each
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 25 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 16 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
