@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainers.registry import by_name, deferred
+from trainers.registry import Deferred, by_name
 
 if TYPE_CHECKING:
     import torch
@@ -34,19 +34,19 @@ STRATEGIES: dict[str, StrategyInfo] = by_name(
     StrategyInfo(
         name="single",
         summary="one worker",
-        replicate=deferred("trainers.parallel.strategies:single"),
+        replicate=Deferred("trainers.parallel.strategies:single"),
         several=False,
     ),
     StrategyInfo(
         name="ddp",
         summary="replicas that average gradients",
-        replicate=deferred("trainers.parallel.strategies:ddp"),
+        replicate=Deferred("trainers.parallel.strategies:ddp"),
         exchanges=True,
     ),
     StrategyInfo(
         name="pipeline",
         summary="layers in stages",
-        replicate=deferred("trainers.parallel.strategies:pipeline"),
+        replicate=Deferred("trainers.parallel.strategies:pipeline"),
         staged=True,
     ),
 )
@@ -112,14 +112,14 @@ class CompressionInfo:
 NONE = CompressionInfo(
     name="none",
     summary="all of them",
-    exchange=deferred("trainers.parallel.exchange:whole"),
+    exchange=Deferred("trainers.parallel.exchange:whole"),
     payload=_whole,
 )
 FP16, BF16 = (
     CompressionInfo(
         name=name,
         summary=f"rounded to {name}",
-        exchange=deferred(f"trainers.parallel.exchange:{name}"),
+        exchange=Deferred(f"trainers.parallel.exchange:{name}"),
         payload=_half,
         passes=(1.5, 1.5),  # Reads fp32 and writes half, and back.
         rounds=True,
@@ -129,7 +129,7 @@ FP16, BF16 = (
 POWERSGD = CompressionInfo(
     name="powersgd",
     summary="low-rank factors of each matrix",
-    exchange=deferred("trainers.parallel.compression.power_sgd:exchange"),
+    exchange=Deferred("trainers.parallel.compression.power_sgd:exchange"),
     payload=_factors,
     messages=3,  # Tensors sent whole, then P, then Q.
     waits=True,
@@ -139,7 +139,7 @@ POWERSGD = CompressionInfo(
 ONEBIT = CompressionInfo(
     name="onebit",
     summary="1-bit Adan",
-    exchange=deferred("trainers.parallel.compression.one_bit:exchange"),
+    exchange=Deferred("trainers.parallel.compression.one_bit:exchange"),
     payload=_signs,
     messages=2,  # An all-to-all and an all-gather.
     answers_last=True,

@@ -7,6 +7,7 @@ depends on the choice read the entry's properties.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -43,17 +44,18 @@ def by_name(*entries: E) -> dict[str, E]:
     return found
 
 
-def deferred(path: str) -> Callable[..., Any]:
-    """Returns a function that imports the one at `module:name` when it is called.
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Imports the function at `module:name` when it is called; pickled by that path.
 
     So entries that need no torch name implementations that do, and import nothing that imports them.
     """
 
-    def call(*args: Any, **options: Any) -> Any:
-        module, _, name = path.partition(":")
-        return getattr(import_module(module), name)(*args, **options)
+    path: str
 
-    return call
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        module, _, name = self.path.partition(":")
+        return getattr(import_module(module), name)(*args, **options)
 
 
 def entries_of(package: str) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.device_kinds.kind import DeviceKind
-from trainers.registry import by_name, deferred, entries_of
+from trainers.registry import Deferred, by_name, entries_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ CPU = DeviceKind(
     summary="the node's CPUs",
     noun="CPU",
     torch_type="cpu",
-    load=cache(deferred("trainers.device_kinds.backend:Backend")),
+    load=Deferred("trainers.device_kinds.backend:Backend"),
     counted_in_cpus=True,
     link_gb_s=1.0,  # 10 Gbit Ethernet
     serves=MappingProxyType({"model.cuda_graphs": (False,)}),
@@ -77,7 +77,7 @@ CUDA = DeviceKind(
     summary="an NVIDIA GPU",
     noun="GPU",
     torch_type="cuda",
-    load=cache(deferred("trainers.device_kinds.cuda_backend:CudaBackend")),
+    load=Deferred("trainers.device_kinds.cuda_backend:CudaBackend"),
     ray_resource="GPU",
     ray_scaling=MappingProxyType({"use_gpu": True}),
     proven=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ class DeviceKind:
 
     @property
     def backend(self) -> Backend:
-        return self.load()
+        return _loaded(self.load)
 
     @property
     def installed(self) -> bool:
@@ -65,3 +66,8 @@ class DeviceKind:
         """Why a value that is not in `serves` is refused, and what to do."""
         served = " or ".join("unset" if one is None else str(one).lower() for one in self.serves[field])
         return f"{field} {str(value).lower()} is not supported on hardware {hardware}; use {served}"
+
+
+@cache
+def _loaded(load: Callable[[], Backend]) -> Backend:
+    return load()

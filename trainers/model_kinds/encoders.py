@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.model_kinds.families import BERT_BLOCK, FAMILIES, Attention, FamilyInfo
-from trainers.registry import Section, by_name, deferred, entries_of
+from trainers.registry import Deferred, Section, by_name, entries_of
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def _as_built(model: PreTrainedModel) -> None: ...
 EAGER = EncoderInfo(
     name="eager",
     summary="transformers' plain attention, padded, nothing fused: the baseline of published comparisons",
-    install=deferred("trainers.models.architectures:attend_plainly"),
+    install=Deferred("trainers.models.architectures:attend_plainly"),
     host_dropout=False,
 )
 HUGGINGFACE = EncoderInfo(
@@ -120,7 +120,7 @@ HUGGINGFACE = EncoderInfo(
 PACKED = EncoderInfo(
     name="packed",
     summary="the same layers over one row of tokens without padding",
-    install=deferred("trainers.models.packed_attention:install"),
+    install=Deferred("trainers.models.packed_attention:install"),
     compiles=False,
     packs=True,
     attention=(Attention.full,),
@@ -128,12 +128,12 @@ PACKED = EncoderInfo(
 FUSED = EncoderInfo(
     name="fused",
     summary="packed, with the elementwise work in fused kernels and one product for queries, keys and values",
-    install=deferred("trainers.models.fused:install"),
+    install=Deferred("trainers.models.fused:install"),
     compiles=False,
     packs=True,
     attention=(Attention.full,),
     blocks=(BERT_BLOCK,),
-    cross_entropy=deferred("trainers.models.fused:cross_entropy"),
+    cross_entropy=Deferred("trainers.models.fused:cross_entropy"),
 )
 
 ENCODERS: dict[str, EncoderInfo] = by_name(

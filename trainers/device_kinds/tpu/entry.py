@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import MappingProxyType
 
 from trainers.device_kinds.kind import DeviceKind
-from trainers.registry import deferred
+from trainers.registry import Deferred
 
 TPU = DeviceKind(
     name="tpu",
     summary="a TPU chip",
     noun="TPU",
     torch_type="tpu",
-    load=cache(deferred("trainers.device_kinds.tpu.backend:TpuBackend")),
+    load=Deferred("trainers.device_kinds.tpu.backend:TpuBackend"),
     requires="torch_tpu",
     proven=False,
     static_shapes=True,

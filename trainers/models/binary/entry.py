@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainers.model_kinds.families import BERT_BLOCK, QUANTISED
 from trainers.models.binary.settings import TERNARY_BITS, WEIGHTS, Binary
-from trainers.registry import Section, deferred
+from trainers.registry import Deferred, Section
 
 if TYPE_CHECKING:
     from trainers.model_kinds.encoders import EncoderInfo
@@ -20,19 +20,19 @@ def entries() -> tuple[EncoderInfo, ...]:
     quantisation = Quantisation(
         settings=Binary,
         misfits=_misfits,
-        prepared=deferred(f"{package}.install:prepared"),
-        awaits_data=deferred(f"{package}.install:awaits_data"),
-        calibrating=deferred(f"{package}.install:calibrating"),
-        latent_of=deferred(f"{package}.course:latent_of"),
-        inference=deferred(f"{package}.packed:PackedInference"),
-        write_packed=deferred(f"{package}.packed_folder:write"),
+        prepared=Deferred(f"{package}.install:prepared"),
+        awaits_data=Deferred(f"{package}.install:awaits_data"),
+        calibrating=Deferred(f"{package}.install:calibrating"),
+        latent_of=Deferred(f"{package}.course:latent_of"),
+        inference=Deferred(f"{package}.packed:PackedInference"),
+        write_packed=Deferred(f"{package}.packed_folder:write"),
     )
     return (
         EncoderInfo(
             name="binary",
             summary="weights, and as an option inputs, of one or a few bits (`model.binary`), from fp32 "
             "masters",
-            install=deferred(f"{package}.install:install"),
+            install=Deferred(f"{package}.install:install"),
             devices=("cpu", "cuda"),
             precisions=("fp32", "tf32"),
             compiles=False,
