@@ -175,7 +175,7 @@ def _step(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks, *, on: bool)
         with telemetry.profiler.around(trainer.progress.step):
             timeline.enter(Phase.data_wait)
             trainer.train_step(batch)
-            telemetry.figures.count(counted, trainer.model.objective.asked(), timed=True)
+            telemetry.figures.count(counted, trainer.model.objective.teacher_flops(), timed=True)
         trainer._report_profile()
         ticks.tick()
     else:
@@ -195,7 +195,7 @@ def _calls_s(trainer: SwitchedTrainer, batch: StepBatch, ticks: Ticks) -> float:
         with telemetry.profiler.around(trainer.progress.step):
             for phase in (*phases, Phase.optimizer, Phase.communication):
                 timeline.enter(phase)
-            telemetry.figures.count(counted, trainer.model.objective.asked(), timed=True)
+            telemetry.figures.count(counted, trainer.model.objective.teacher_flops(), timed=True)
         trainer._report_profile()
         trainer._report_step(0.5, 1.0, 1e-4, {})
         ticks.tick()
