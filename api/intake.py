@@ -30,7 +30,7 @@ from service.domain.access import DEFAULT_POOL, UserKind
 from service.domain.records import Experiment
 from service.domain.shares import month_of
 from service.planner.forecasting import budget_problems
-from service.scheduling.admission import admit_spec, read_spec
+from service.scheduling.admission import admit, read_spec
 from service.scheduling.cluster import ClusterSnapshot, require_pool
 from service.scheduling.queue import Queue
 from service.specs.data import UnreadData
@@ -276,8 +276,7 @@ class Intake:
             raise SpecError(problems)
         snapshot = self.cluster.read(spec.pool)
         visible = request.caller.visible
-        admission = admit_spec(
-            request.text,
+        plans, reuse = admit(
             spec,
             self.settings,
             self.catalogue,
@@ -290,11 +289,11 @@ class Intake:
         )
         return NewExperiment(
             spec,
-            admission.plans,
-            admission.text,
+            plans,
+            request.text.decode(),
             request.caller.owner,
             request.idempotency_key,
-            admission.reuse,
+            reuse,
             request.caller.actor,
             self.projects.limits(spec.project).queued_runs_per_user,
         )

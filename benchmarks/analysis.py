@@ -63,10 +63,10 @@ from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from service.output.report import gather, html
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store
+from tests.fake_ray_jobs import FakeRayJobs
 
 BENCHMARK = Benchmark(
     "analysis",

@@ -52,10 +52,10 @@ from service.recording.mailbox import Ending, Ready, Turn
 from service.recording.outages import Repeated
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store
+from tests.fake_ray_jobs import FakeRayJobs
 
 Result = TypeVar("Result")
 

@@ -31,7 +31,7 @@ from service.domain.records import Items
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.preview import Preview, Validated, notes_of, planned_runs
 from service.planner.start_forecasts import planned_start
-from service.scheduling.admission import admit_spec, checked_plans, fresh, read_spec
+from service.scheduling.admission import admit, checked_plans, fresh, read_spec
 from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable
 
@@ -79,7 +79,7 @@ async def validate_spec(
         projects.refuse_queued(user, spec)
         snapshot = cluster.read(spec.pool)
         find_run = partial(store.runs.find, visible=user.visible)
-        admit_spec(text, spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
+        admit(spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
         if problems := budget_problems(spec, store, catalogue):
             raise SpecError(problems)
         return Validated.of(spec)

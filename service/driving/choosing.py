@@ -111,8 +111,7 @@ class SourceModels:
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
-        self._paths: dict[str, Path] = {}
-        """Checkpoint folder by `run:12`."""
+        self._paths: dict[str, Path] = {}  # Checkpoint folder by `run:12`
 
     def of(self, run: Run) -> dict[str, Path] | None:
         """Returns the checkpoints that a run starts from; None = a source may still succeed."""
@@ -232,10 +231,8 @@ class Suggestions:
 
 
 class Wait(Enum):
-    later = "later"
-    """A run waits for a place, for its delay, or for others to end: ask again."""
-    over = "over"
-    """No run will be handed out any more."""
+    later = "later"  # A run waits for a place, for its delay, or for others to end: ask again
+    over = "over"  # No run will be handed out any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,22 +45,15 @@ from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
-PASS_ON_S = 0.2
-"""How often it is checked whether stop requests have to be sent."""
-REPEAT_S = 1.0
-"""Time after which the same requests are sent again, also if the last call failed."""
-BEAT_S = 0.7
-"""How often people's requests are read."""
-RENEWALS = 3
-"""How often the lease is renewed within its length."""
-JUDGE_S = 1.0
-"""How often running runs are looked at by a search that ends some early."""
-GRACE_S = 30.0
-"""How long runs may take to stop at a step boundary before their processes are ended."""
+PASS_ON_S = 0.2  # How often it is checked whether stop requests have to be sent
+REPEAT_S = 1.0  # Time after which the same requests are sent again, also if the last call failed
+BEAT_S = 0.7  # How often people's requests are read
+RENEWALS = 3  # How often the lease is renewed within its length
+JUDGE_S = 1.0  # How often running runs are looked at by a search that ends some early
+GRACE_S = 30.0  # How long runs may take to stop at a step boundary before their processes are ended
 _CATCH_UP_S = 3600.0
 """How long the driver waits for points that its node's disk holds, once the database takes its own writes."""
-_TELL_S = 60.0
-"""How long it waits before it writes an event about that."""
+_TELL_S = 60.0  # How long it waits before it writes an event about that
 
 
 class StopRequests:

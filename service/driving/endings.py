@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -49,21 +50,17 @@ class Endings:
     def _write(self, live: LiveTurn, ending: Ending, for_whom: str | None) -> RunState:
         assert live.assignment is not None
         run_id, attempt = live.assignment.run_id, live.assignment.attempt
+        finish = functools.partial(self._store.attempts.finish_run, run_id, attempt)
         try:
             if ending.failure is not None:
-                return self._write_failure(live, ending.failure)
+                delay_s = self._retry_delay_s(live.run, ending.failure[0])
+                return finish(RunState.failed, failure=ending.failure, retry_delay_s=delay_s)
             if ending.stop_reason is StopReason.preempted:
-                return self._store.attempts.finish_run(
-                    run_id,
-                    attempt,
-                    RunState.failed,
-                    summary=ending.summary,
-                    failure=(FailureClass.preempted, for_whom or "the worker was preempted"),
-                    retry_delay_s=0.0,
-                )
+                failure = FailureClass.preempted, for_whom or "the worker was preempted"
+                return finish(RunState.failed, summary=ending.summary, failure=failure, retry_delay_s=0.0)
             stopped = ending.kind == "stopped"
             state = _STOPPED_AS.get(ending.stop_reason, RunState.stopped) if stopped else RunState.succeeded
-            return self._store.attempts.finish_run(run_id, attempt, state, summary=ending.summary)
+            return finish(state, summary=ending.summary)
         except (Conflict, StaleAttempt) as error:
             run = self._store.runs.get(run_id)
             if run.attempt != attempt:
@@ -73,25 +70,18 @@ class Endings:
             logger.info("run %d had already ended: %s", run_id, error)
             return run.state
 
-    def _write_failure(self, live: LiveTurn, failure: tuple[FailureClass, str]) -> RunState:
-        assert live.assignment is not None
-        run_id, attempt = live.assignment.run_id, live.assignment.attempt
-        run = self._store.runs.get(run_id)
-        machine = failure[0] in FAILURES_OF_MACHINES
-        own = not machine and failure[0] is not FailureClass.preempted
+    def _retry_delay_s(self, before: Run, failure: FailureClass) -> float | None:
+        """Returns when to retry a run that was `before` when its turn came; None = it is not retried."""
+        run = self._store.runs.get(before.id)
+        machine = failure in FAILURES_OF_MACHINES
+        own = not machine and failure is not FailureClass.preempted
         decision = decide_retry(
-            failure[0],
+            failure,
             FailureCounts(own=run.own_failures + own, infrastructure=run.infrastructure_failures + machine),
             max_restarts=self._max_restarts,
-            progressed=(run.checkpoint_step or 0) > (live.run.checkpoint_step or 0),
+            progressed=(run.checkpoint_step or 0) > (before.checkpoint_step or 0),
         )
-        return self._store.attempts.finish_run(
-            run_id,
-            attempt,
-            RunState.failed,
-            failure=failure,
-            retry_delay_s=decision.delay_s if decision.retry else None,
-        )
+        return decision.delay_s if decision.retry else None
 
 
 class _StartNotRecorded(Exception):

@@ -17,8 +17,7 @@ from service.specs.experiment import ExperimentSpec
 from service.specs.fields import Budget
 from service.store import Store
 
-CAPACITY_EVERY_S = 2.0
-"""How often the cluster is looked at while runs wait for it."""
+CAPACITY_EVERY_S = 2.0  # How often the cluster is looked at while runs wait for it
 _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 """Axes that determine how many workers a run may have, and what each takes."""
 
@@ -31,8 +30,7 @@ class BudgetLimit:
         self._holds = self._budget.when_reached == "hold"
         self._allowance = 1 + _holds(context.store, context.experiment_id) if self._holds else 1
         """How many times over the budget may be used: each resume after a hold grants it once more."""
-        self.reached: str | None = None
-        """Which limit was reached, in words; None while none is."""
+        self.reached: str | None = None  # Which limit was reached, in words; None while none is
 
     @property
     def held(self) -> bool:

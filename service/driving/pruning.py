@@ -10,8 +10,7 @@ from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
 
-WINDOW = 10
-"""Points that are averaged before a loss is called high."""
+WINDOW = 10  # Points that are averaged before a loss is called high
 DATA_AXES = ("task.", "model.name")
 """Prefixes of the fields that determine a run's examples; the tokenizer is the student's."""
 LOSS = "loss"

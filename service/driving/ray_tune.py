@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ray import cloudpickle, tune
 from ray.exceptions import RayError
@@ -41,12 +41,10 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-REMIND_S = 1.0
-"""How often grants are repeated, and how often it is stored what runs wait for."""
+REMIND_S = 1.0  # How often grants are repeated, and how often it is stored what runs wait for
 STORED_S = 60.0
 """Longest wait, at the end of an attempt and before another, for points that are on the recorder's disk."""
-_SLOT = 0.0001
-"""Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount."""
+_SLOT = 0.0001  # Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount
 
 
 def run_sweep(
@@ -54,18 +52,12 @@ def run_sweep(
     actor: ExperimentActorClient,
     watch: PlacementWatch,
     *,
-    folder: Path,
-    name: str,
-    reuse: bool,
+    folder: Path,  # For Tune's and Train's own files
+    name: str,  # Unique among all sweeps in the folder
+    reuse: bool,  # Whether runs of one shape may use the same process in turn
     give_up: Callable[[], bool],
 ) -> None:
-    """Runs until the sweep gives no more turns and every trial has ended, or `give_up` returns True.
-
-    Args:
-        folder: for Tune's and Train's own files.
-        name: unique among all sweeps in the folder.
-        reuse: whether runs of one shape may use the same process in turn.
-    """
+    """Runs until the sweep gives no more turns and every trial has ended, or `give_up` returns True."""
     os.environ.update(_ENVIRONMENT)
     node_resource = own_node_resource()
     slots: dict[Shape, int] = {}
@@ -82,7 +74,7 @@ def run_sweep(
         slot = slots.setdefault(shape, len(slots) + 1)
         return tune.PlacementGroupFactory([{node_resource: _SLOT * slot}])
 
-    trials = OnlyHere(Trials(sweep, actor, watch))
+    trials = Trials(sweep, actor, watch, give_up)
     trainable = tune.with_parameters(
         run_trial, actor=actor, storage=str(folder / "train"), names=f"stillhouse-{name}"
     )
@@ -100,8 +92,8 @@ def run_sweep(
             name=name,
             storage_path=str(folder / "tune"),
             verbose=0,
-            stop=GiveUp(OnlyHere(give_up)),
-            callbacks=[Steps(trials)],
+            stop=trials,
+            callbacks=[trials],
             failure_config=tune.FailureConfig(max_failures=0),
         ),
     ).fit()
@@ -112,16 +104,33 @@ def _name_of(trial: Any) -> str:
     return turn.name
 
 
-class Trials:
-    """The turns that Tune has as trials, and the answers to those that are ready."""
+class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
+    """The turns that Tune has as trials, and the answers to those that are ready.
 
-    def __init__(self, sweep: Sweep, actor: ExperimentActorClient, watch: PlacementWatch) -> None:
-        self.sweep, self._actor, self._watch = sweep, actor, watch
+    Tune's copies, saved for a restart that never happens here, hold nothing.
+    """
+
+    def __init__(
+        self, sweep: Sweep, actor: ExperimentActorClient, watch: PlacementWatch, give_up: Callable[[], bool]
+    ) -> None:
+        self.sweep, self._actor, self._watch, self._give_up = sweep, actor, watch, give_up
         self._turns: dict[str, Turn] = {}
         self._grants: dict[str, Grant] = {}
         self._reminded_s = 0.0
         self.blocked = False
         """Whether the allowance covers no further run; set when Tune asks, reset in each step."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object, ()
+
+    def __deepcopy__(self, memo: object) -> Trials:
+        return self
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._give_up()
 
     @property
     def idle(self) -> bool:
@@ -156,7 +165,10 @@ class Trials:
         if turn is not None:
             self.sweep.drop(turn)
 
-    def failed(self, trial: Any) -> None:
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self.blocked = False
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ends a run by the error file that Tune keeps, if its trial has not reported an ending."""
         if trial.trial_id in self._turns:
             path = trial.pickled_error_file
@@ -165,7 +177,7 @@ class Trials:
                 failure = failure_of(cloudpickle.loads(Path(path).read_bytes()))
             self._end(trial.trial_id, Ending("failed", failure=failure))
 
-    def look_after(self, trials: list[Any]) -> None:
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Ends trials that Tune gave up silently, as it does if it cannot reuse a process; repeats grants."""
         missing = len(self._turns)
         for trial in reversed(trials):
@@ -174,7 +186,7 @@ class Trials:
             if trial.trial_id in self._turns:
                 missing -= 1
                 if trial.status == "ERROR":
-                    self.failed(trial)
+                    self.on_trial_error(iteration, trials, trial)
         if time.monotonic() - self._reminded_s >= REMIND_S:
             self._remind()
             self.sweep.tell_waiting(self._watch.starting())
@@ -212,22 +224,6 @@ class Trials:
             logger.warning("run %d %s before all its points are stored: %s", turn.run_id, then, waiting)
 
 
-Value = TypeVar("Value")
-
-
-class OnlyHere(Generic[Value]):
-    """A reference that Tune's copies, saved for a restart that never happens here, do not hold."""
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return OnlyHere, (None,)
-
-    def __deepcopy__(self, memo: object) -> OnlyHere[Value]:
-        return self
-
-
 class TuneSearch(SearchGenerator):  # type: ignore[misc, unused-ignore]
     """Makes trials of the turns, and lets Tune end idle processes when no further run may start.
 
@@ -235,35 +231,35 @@ class TuneSearch(SearchGenerator):  # type: ignore[misc, unused-ignore]
     every step, and ends the sweep only if no trial is left; so a search may finish for a while.
     """
 
-    def __init__(self, trials: OnlyHere[Trials]) -> None:
+    def __init__(self, trials: Trials) -> None:
         super().__init__(Turns(trials))
         self._trials = trials
 
     def is_finished(self) -> bool:
-        return self._trials.value.idle or bool(super().is_finished())
+        return self._trials.idle or bool(super().is_finished())
 
 
 class Turns(Searcher):  # type: ignore[misc, unused-ignore]
-    def __init__(self, trials: OnlyHere[Trials]) -> None:
+    def __init__(self, trials: Trials) -> None:
         super().__init__(metric="training_iteration", mode="max")
         self._trials = trials
 
     def suggest(self, trial_id: str) -> Any:
-        following = self._trials.value.next(trial_id)
+        following = self._trials.next(trial_id)
         if following is Wait.over:
             return Searcher.FINISHED
         return None if following is Wait.later else {"turn": following}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._trials.value.reported(trial_id, result)
+        self._trials.reported(trial_id, result)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         if result is not None:
-            self._trials.value.reported(trial_id, result)
-        if not error:  # Else `Steps` finds out why next, if the trial has not reported an ending.
-            self._trials.value.completed(trial_id)
+            self._trials.reported(trial_id, result)
+        if not error:  # Else `on_trial_error` finds out why next, if the trial has not reported an ending.
+            self._trials.completed(trial_id)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the database is the searcher's state."""
@@ -275,40 +271,13 @@ class Turns(Searcher):  # type: ignore[misc, unused-ignore]
 class InOrder(FIFOScheduler):  # type: ignore[misc, unused-ignore]
     """Starts trials in the order of their turns, and stops those whose run is no longer wanted."""
 
-    def __init__(self, trials: OnlyHere[Trials]) -> None:
+    def __init__(self, trials: Trials) -> None:
         super().__init__()
         self._trials = trials
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         # A copy: Tune gives its own set, from which `stop_trial` discards.
         for trial in tuple(tune_controller.get_live_trials()):
-            if trial.status == "PENDING" and not self._trials.value.sweep.wanted(trial.config["turn"]):
+            if trial.status == "PENDING" and not self._trials.sweep.wanted(trial.config["turn"]):
                 tune_controller.stop_trial(trial)
         return super().choose_trial_to_run(tune_controller)
-
-
-class Steps(tune.Callback):  # type: ignore[misc, unused-ignore]
-    def __init__(self, trials: OnlyHere[Trials]) -> None:
-        self._trials = trials
-
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._trials.value.blocked = False
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._trials.value.failed(trial)
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        self._trials.value.look_after(trials)
-
-
-class GiveUp(Stopper):  # type: ignore[misc, unused-ignore]
-    """Ends the whole sweep once `give_up` returns True."""
-
-    def __init__(self, give_up: OnlyHere[Callable[[], bool]]) -> None:
-        self._give_up = give_up
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._give_up.value()

@@ -32,36 +32,10 @@ from trainers.reporting import Clock, StopReason
 
 logger = logging.getLogger(__name__)
 
-ROOM_S = 2.0
-"""Time after which a run that is not placed is stored as waiting for room."""
+ROOM_S = 2.0  # Time after which a run that is not placed is stored as waiting for room
 
 
-class WaitingReasons:
-    """Stores what runs without room wait for, and behind whom, in words for people."""
-
-    def __init__(self, context: SweepContext) -> None:
-        self._context = context
-        self._stored: dict[int, str] = {}
-
-    def update(self, waiting: Mapping[int, Shape], lacking: Mapping[int, str]) -> None:
-        """Stores why runs wait for room or for nodes, by id, and removes the reasons of the others."""
-        store, id = self._context.store, self._context.experiment_id
-        others = store.drivers.held_by_others(id) if waiting else []
-        reasons = {run_id: f"capacity: {missing}" for run_id, missing in lacking.items()}
-        reasons |= {run_id: waits_for(shape, others) for run_id, shape in waiting.items()}
-        changed: dict[int, str | None] = {
-            run_id: text for run_id, text in reasons.items() if self._stored.get(run_id) != text
-        }
-        changed |= dict.fromkeys(self._stored.keys() - reasons.keys())
-        store.drivers.set_waiting(id, self._context.attempt, changed)
-        self._stored = reasons
-
-    def opened(self, run_id: int) -> None:
-        """Forgets a run whose attempt was opened, which removes its reason."""
-        self._stored.pop(run_id, None)
-
-
-def waits_for(shape: Shape, others: Sequence[Held]) -> str:
+def _waits_for(shape: Shape, others: Sequence[Held]) -> str:
     what = in_words(dict(shape.resources))
     if shape.workers > 1:
         what = f"{shape.workers} x {what}"
@@ -106,7 +80,7 @@ class Sweep:
         self._allowances = Allowances(self._live, self._monotonic)
         self._chooser = RunChooser(context, self._live, self._room, self._budget, self._allowances)
         self._endings = Endings(context)
-        self._waiting = WaitingReasons(context)
+        self._reasons: dict[int, str] = {}  # What runs wait for, as stored, by id
         self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
         self._kinds: set[tuple[str, Shape]] = set()
@@ -214,8 +188,11 @@ class Sweep:
             self._chooser.relist()
 
     def tell_waiting(self, starting: Iterable[Shape]) -> None:
-        """Stores what runs without room wait for; `starting` are placed, not ready. Not in an outage."""
-        now = self._monotonic()
+        """Stores what runs without room wait for, and behind whom; not during an outage.
+
+        `starting` are placed, not ready.
+        """
+        store, id, now = self._context.store, self._context.experiment_id, self._monotonic()
         waiting = {
             live.run.id: live.turn.shape
             for live in self._live.without_room(starting)
@@ -224,7 +201,13 @@ class Sweep:
         try:
             if waiting:
                 self._chooser.list_when_due()
-            self._waiting.update(waiting, self._chooser.lacking())
+            others = store.drivers.held_by_others(id) if waiting else []
+            reasons = {run_id: f"capacity: {lacks}" for run_id, lacks in self._chooser.lacking().items()}
+            reasons |= {run_id: _waits_for(shape, others) for run_id, shape in waiting.items()}
+            changed: dict[int, str | None] = dict.fromkeys(self._reasons.keys() - reasons.keys())
+            changed |= {id: text for id, text in reasons.items() if self._reasons.get(id) != text}
+            store.drivers.set_waiting(id, self._context.attempt, changed)
+            self._reasons = reasons
         except StoreOutage as error:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
 
@@ -367,5 +350,5 @@ class Sweep:
             self.drop(turn)
             return None  # Cancelled since it was listed, or the whole experiment is.
         live.assignment = Assignment(turn, number, Clock(opened_s=opened_s, submitted_s=self._submitted_s))
-        self._waiting.opened(turn.run_id)
+        self._reasons.pop(turn.run_id, None)  # Opening its attempt has removed it.
         return live.assignment

@@ -155,10 +155,7 @@ def forecast(
 
 
 def forecast_run(
-    spec: ExperimentSpec,
-    student: FlopCount | None,
-    past: Sequence[Past],
-    catalogue: Mapping[str, Hardware],
+    spec: ExperimentSpec, student: FlopCount | None, past: Sequence[Past], catalogue: Mapping[str, Hardware]
 ) -> RunForecast | str:
     """Returns the forecast of one run of a spec without axes, or why there is none."""
     hardware = find(spec.hardware, catalogue)
@@ -327,8 +324,7 @@ LIMITS = (
     ("cost_usd", "cost_usd", "USD"),
     ("energy_kwh", "energy_kwh", "kWh"),
     ("hours", "device_hours", "h"),
-)
-"""Of a budget: its field, the forecast's, and the unit."""
+)  # Of a budget: its field, the forecast's, and the unit
 
 
 def _warnings(spec: ExperimentSpec, total: Mapping[str, Span], runs: float) -> list[str]:

@@ -41,21 +41,14 @@ _SPANS: Mapping[str, Callable[[Forecast], Span]] = {
     "kwh": lambda found: found.energy_kwh,
     "device_hours": lambda found: found.device_hours,
 }
-MOST_CELLS = 500
-"""Grid points that are looked at; of a larger grid every n-th, which then stands for n."""
-FEW_CELLS = 12
-"""The same where only the time of a run is asked for."""
+MOST_CELLS = 500  # Grid points that are looked at; of a larger grid every n-th, which then stands for n
+FEW_CELLS = 12  # The same where only the time of a run is asked for
 MOST_PAST = 500  # Finished runs that are looked at
-_LOOKED_THROUGH = 20_000
-"""Finished runs, the newest, among which like ones are looked for."""
+_LOOKED_THROUGH = 20_000  # Finished runs, the newest, among which like ones are looked for
 
 
 def forecast_of(
-    spec: ExperimentSpec,
-    store: Store,
-    catalogue: Mapping[str, Hardware],
-    *,
-    reused: Collection[int] = (),
+    spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware], *, reused: Collection[int] = ()
 ) -> GridForecast:
     """Returns the forecast of a whole grid; runs at the positions `reused` are not trained."""
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))

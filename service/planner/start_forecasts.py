@@ -59,12 +59,9 @@ EVERY_S = 10.0
 TIMES_EVERY_S = 120.0
 CONSIDERED = 100  # Waiting experiments, the first in the order of claims
 FEWEST_RUNS = 3  # Finished, from which the time of the others is taken
-LEAST_PROGRESS = 0.05
-"""Part of a run from which on the rest is forecast from its own pace."""
-PACE = (0.7, 1.5)
-"""Ends of the interval for the rest of such a run, as multiples of the time at its pace."""
-LEAST_LEFT = 0.2
-"""Part of its time that a run which should have ended is expected to continue."""
+LEAST_PROGRESS = 0.05  # Part of a run from which on the rest is forecast from its own pace
+PACE = (0.7, 1.5)  # Ends of the interval for the rest of such a run, as multiples of the time at its pace
+LEAST_LEFT = 0.2  # Part of its time that a run which should have ended is expected to continue
 CHECKPOINT_S = 30.0  # At most, from a request to stop
 UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
 _STARTED = frozenset(
@@ -236,12 +233,10 @@ class QueueForecast:
 def forecast_queue(
     store: Store, seen: Seen, times: Mapping[int, Seconds], active: int, only: Collection[int]
 ) -> QueueForecast:
-    """Returns when what waits will start.
+    """Returns when what waits will start, of the experiments `only`: the last claimants.
 
-    Args:
-        times: of one run of each experiment; `UNKNOWN` for those that are missing.
-        active: how many of the claimants, the first ones, run.
-        only: experiments to forecast; the last claimants, in the order of claims.
+    `active` is how many of the claimants, the first ones, run. `times` are of one run of each experiment;
+    `UNKNOWN` for those that are missing.
     """
     situation = seen.situation
     division = divide(situation)
@@ -267,9 +262,7 @@ def forecast_queue(
             continue
         start = found[id]
         found[id] = Start(
-            max(start.earliest, from_s.low),
-            max(start.median, from_s.median),
-            max(start.latest, from_s.high),
+            max(start.earliest, from_s.low), max(start.median, from_s.median), max(start.latest, from_s.high)
         )
         if id not in waiting or from_s.median > start.median:
             waiting[id] = _waits_for_a_place(rank, claimant, division, most)
@@ -331,10 +324,7 @@ def _places(
     experiment to end. Those that start then end as well, and make room for the rest: how soon is not known.
     """
     drivers = Counter((each.project, each.user) for each in claimants[:active])
-    ends = sorted(
-        (_end(each, times[each.id]) for each in claimants[:active]),
-        key=lambda end: end.median,
-    )
+    ends = sorted((_end(each, times[each.id]) for each in claimants[:active]), key=lambda end: end.median)
     last = ends[-1] if ends else UNKNOWN
     for rank, claimant in enumerate(claimants[active:]):
         owner = claimant.project, claimant.user

@@ -14,17 +14,14 @@ from trainers.reporting import Clock, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A run whose turn has come: it waits for a place in the cluster, and gets an attempt only there.
+    """A run whose turn has come: it waits for a place in the cluster, and gets an attempt only there."""
 
-    `number` counts turns in the sweep; processes of an `isolated` turn serve no other run.
-    """
-
-    number: int
+    number: int  # Counts turns in the sweep
     run_id: int
     attempt: int
     config: RunConfig
     shape: Shape
-    isolated: bool
+    isolated: bool  # Its processes serve no other run
 
     @property
     def name(self) -> str:
@@ -34,13 +31,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A trial's report that its workers could begin, holding the devices that Ray calls `placement`.
+    """A trial's report that its workers could begin."""
 
-    `at_s` is the Unix time of the first such report; reused processes repeat it.
-    """
-
-    placement: str | None
-    at_s: float
+    placement: str | None  # Ray's id of the devices that they hold
+    at_s: float  # Unix time of the first such report; reused processes repeat it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +49,6 @@ class Assignment:
     def run_id(self) -> int:
         return self.turn.run_id
 
-    @property
-    def config(self) -> RunConfig:
-        return self.turn.config
-
-    @property
-    def shape(self) -> Shape:
-        return self.turn.shape
-
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -73,15 +59,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an attempt ended, according to its worker: at its length, stopped at a step boundary, or failed.
-
-    `summary` has the final figures unless it failed; `failure` is class and one line.
-    """
+    """How an attempt ended, according to its worker: at its length, stopped at a step boundary, or failed."""
 
     kind: Literal["completed", "stopped", "failed"]
     stop_reason: StopReason | None = None
-    summary: Mapping[str, float | int | str | None] = field(default_factory=dict)
-    failure: tuple[FailureClass, str] | None = None
+    summary: Mapping[str, float | int | str | None] = field(default_factory=dict)  # Unless it failed
+    failure: tuple[FailureClass, str] | None = None  # Class and one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +73,6 @@ class WorkOrder:
 
     number: int
     assignment: Assignment | None
-
-
-@dataclass(frozen=True, slots=True)
-class OrderResult:
-    """The ending of the n-th order, as reported by rank 0."""
-
-    number: int
-    ending: Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +96,7 @@ class Mailbox:
         self._ready: dict[str, dict[int, WorkerAddress]] = {}
         self._arrived: dict[str, dict[int, WorkerAddress]] = {}
         self._orders: dict[str, WorkOrder] = {}
-        self._deliveries: dict[str, OrderResult] = {}
+        self._endings: dict[str, tuple[int, Ending]] = {}
 
     def grant(self, grants: Mapping[str, Grant]) -> None:
         """Replaces the driver's answers to all trials that have reported ready and not ended."""
@@ -133,23 +108,24 @@ class Mailbox:
     def ask(self, group: str, order: WorkOrder) -> Ending | None:
         """Puts a trial's order to its group; returns its ending, once there is one."""
         self._orders[group] = order
-        delivery = self._deliveries.get(group)
-        return delivery.ending if delivery is not None and delivery.number == order.number else None
+        number, ending = self._endings.get(group, (0, None))
+        return ending if number == order.number else None
 
     def ready(self, group: str) -> tuple[WorkerAddress, ...]:
         """Returns the workers of a group that wait for orders, by rank."""
         return _by_rank(self._ready.get(group, {}))
 
     def serve(
-        self, group: str, worker: WorkerAddress, done: OrderResult | None, number: int
+        self, group: str, worker: WorkerAddress, ending: Ending | None, number: int
     ) -> WorkOrder | None:
-        """Takes rank 0's last delivery, repeated until an order follows; returns the order after `number`.
+        """Returns the order after `number`, the last that the worker carried out.
 
-        A worker counts as ready from its first call on. `number` is the last order that it carried out.
+        Takes its ending from rank 0, which repeats it until an order follows. A worker counts as ready from
+        its first call on.
         """
         self._ready.setdefault(group, {})[worker.rank] = worker
-        if done is not None:
-            self._deliveries[group] = done
+        if ending is not None:
+            self._endings[group] = number, ending
         order = self._orders.get(group)
         return order if order is not None and order.number > number else None
 
@@ -160,7 +136,7 @@ class Mailbox:
         return _by_rank(workers)
 
     def forget(self, group: str) -> None:
-        for groups in (self._ready, self._arrived, self._orders, self._deliveries):
+        for groups in (self._ready, self._arrived, self._orders, self._endings):
             groups.pop(group, None)
 
 

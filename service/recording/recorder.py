@@ -32,17 +32,12 @@ from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
-STALE_EXIT_CODE = 70
-"""Of a process that ends at once, because another attempt is current."""
-GATHER_S = 0.05
-"""How long the writer waits for further reports to put into the same transaction."""
-RETRY_S = 1.0
-"""Pause between attempts to reach a database that is unavailable."""
-FIGURES_EVERY_S = 5.0
-"""How often figures for `/metrics` are stored."""
+STALE_EXIT_CODE = 70  # Of a process that ends at once, because another attempt is current
+GATHER_S = 0.05  # How long the writer waits for further reports to put into the same transaction
+RETRY_S = 1.0  # Pause between attempts to reach a database that is unavailable
+FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
 _REPLAY_REPORTS = 500
-_MOST_SPLITS = 100
-"""How often a batch that the database refuses is halved to find the rows that it refuses."""
+_MOST_SPLITS = 100  # How often a batch that the database refuses is halved to find the rows that it refuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +77,10 @@ _REPORT = TypeAdapter(Report)
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The rows of a report are safe; `stop` is why the run should end at its next step boundary.
+    """The rows of a report are safe."""
 
-    `stale`: another attempt is current; end and write nothing.
-    """
-
-    stop: StopReason | None = None
-    stale: bool = False
+    stop: StopReason | None = None  # Why the run should end at its next step boundary
+    stale: bool = False  # Another attempt is current; end and write nothing
 
 
 def merge(reports: list[Report]) -> RecordBatch:
@@ -111,10 +103,8 @@ class Recorder:
         self._spool: Spool | None = None
         """What this recorder has on the disk; None until the database first takes nothing."""
         self._inherited = left_behind(folder)
-        self._look_again_s = 0.0
-        """When the spools of recorders that still live are looked at again."""
-        self._announced: set[tuple[int, int]] = set()
-        """Attempts with an event about rows that were set aside."""
+        self._look_again_s = 0.0  # When the spools of recorders that still live are looked at again
+        self._announced: set[tuple[int, int]] = set()  # Attempts with an event about rows that were set aside
         self._lock = threading.Condition()
         self._waiting: list[tuple[Report, Future[Acknowledgement]]] = []
         self._stop_all: StopReason | None = None

@@ -49,16 +49,13 @@ def spool_folder(settings: Settings, experiment_id: int) -> Path:
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of reading a spool, in bytes and records.
-
-    `damaged_bytes` hold no usable record; `torn_bytes` are an unfinished append at the end.
-    """
+    """Progress of reading a spool, in bytes and records."""
 
     position: int = 0
     records: int = 0
     first_damage: int | None = None
-    damaged_bytes: int = 0
-    torn_bytes: int = 0
+    damaged_bytes: int = 0  # Without a usable record
+    torn_bytes: int = 0  # Of an unfinished append at the end
 
 
 class SpoolReader:

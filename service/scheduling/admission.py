@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from service.config.document import Problem, SpecError, first_problems, parse, refusal
 from service.config.hardware import Hardware
@@ -21,52 +20,17 @@ from service.specs.models import FindRun, reference_problems
 from service.specs.paths import Roots, path_problems
 from service.specs.reuse import FindEqual, Reuse, reusable
 
-SNAPSHOT_AGE_S = 60.0
-"""A view of the cluster older than this refuses nothing."""
+SNAPSHOT_AGE_S = 60.0  # A view of the cluster older than this refuses nothing
 CHECK_LIMIT_S = 20.0
 """CPU time that paths, data and grid of one spec may take to check, in s; 10,000 runs take about 2 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    text: str
-    """The spec as the user wrote it."""
-    spec: ExperimentSpec
-    plans: Sequence[RunPlan]
-    reuse: Reuse
-
-
 def read_spec(text: bytes, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
-    """Parses and validates a spec.
-
-    Raises:
-        SpecError: with the first problems found.
-    """
+    """Parses and validates a spec; raises `SpecError` with the first problems found."""
     return validate(parse(text), catalogue)
 
 
 def admit(
-    text: bytes,
-    settings: Settings,
-    catalogue: Mapping[str, Hardware],
-    snapshot: ClusterSnapshot | None,
-    *,
-    now_s: float,
-    find_run: FindRun | None = None,
-) -> Admission:
-    """Checks a submission completely: fields, grid, paths, data and, with a fresh snapshot, capacity.
-
-    Runs that `run:12` names are not judged without `find_run`.
-
-    Raises:
-        SpecError: with the first problems of the first kind that has any.
-    """
-    spec = read_spec(text, catalogue)
-    return admit_spec(text, spec, settings, catalogue, snapshot, now_s=now_s, find_run=find_run)
-
-
-def admit_spec(
-    text: bytes,
     spec: ExperimentSpec,
     settings: Settings,
     catalogue: Mapping[str, Hardware],
@@ -77,10 +41,11 @@ def admit_spec(
     find_equal: FindEqual | None = None,
     roots: Roots | None = None,
     may_read: bool = True,
-) -> Admission:
-    """Does what `admit` does once the spec itself is known to be valid.
+) -> tuple[list[RunPlan], Reuse]:
+    """Checks a spec completely and returns its runs, and which of them are reused: none without `find_equal`.
 
-    Nothing is reused without `find_equal`; `roots` defaults to the folders of the settings.
+    `roots` defaults to the folders of the settings. Without `find_run`, runs that `run:12` names are not
+    judged, nor is capacity without a fresh snapshot.
 
     Raises:
         SpecError: with the first problems of the first kind that has any.
@@ -90,10 +55,9 @@ def admit_spec(
     recent = None if spec.queue.wait_for_capacity else fresh(snapshot, now_s)
     if recent is not None and (problems := first_problems(_capacity_problems(plans, recent, catalogue))):
         raise SpecError(problems)
-    reuse = Reuse()
     if spec.reuse and find_equal is not None:
-        reuse = reusable(plans, settings, catalogue, find_equal)
-    return Admission(text.decode(), spec, plans, reuse)
+        return plans, reusable(plans, settings, catalogue, find_equal)
+    return plans, Reuse()
 
 
 def checked_plans(
@@ -107,7 +71,7 @@ def checked_plans(
     """Returns the runs of a spec, with every check that depends neither on the cluster nor on earlier runs.
 
     Raises:
-        SpecError, UnreadData: as `admit_spec`.
+        SpecError, UnreadData: as `admit`.
     """
     check_time = _time_limit()
     roots = functools.cache(roots)  # Resolving them takes longer than most other checks.

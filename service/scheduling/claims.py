@@ -18,18 +18,11 @@ from service.domain.records import Experiment
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """A request of a scheduler for at most `limit` experiments.
-
-    Attributes:
-        max_active: most that may be starting or running in the pool; None = no such limit.
-        among: only these experiments, in this order; None = any, in the order of claims.
-    """
-
     scheduler: str
     lease_s: float
-    limit: int
-    max_active: int | None
-    among: tuple[int, ...] | None = None
+    limit: int  # Most experiments that it gets
+    max_active: int | None  # Most that may be starting or running in the pool; None = no such limit
+    among: tuple[int, ...] | None  # Only these, in this order; None = any, in the order of claims
 
 
 def serve(

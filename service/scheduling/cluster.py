@@ -18,12 +18,9 @@ from trainers.config import SHARERS
 from trainers.device_kinds import DEVICE_KINDS
 
 CPU = "CPU"
-MEMORY = "memory"
-"""Ray's names of resources; memory is in bytes."""
-ACCELERATOR = "accelerator_type:"
-"""Beginning of Ray's resources that a node has for its model of accelerator."""
-NODE_ID = "ray.io/node-id"
-"""Label that Ray gives each node."""
+MEMORY = "memory"  # In bytes; these are Ray's names of resources
+ACCELERATOR = "accelerator_type:"  # Beginning of Ray's resources that a node has for its model of accelerator
+NODE_ID = "ray.io/node-id"  # Label that Ray gives each node
 _GIB = 1 << 30
 
 
@@ -31,18 +28,12 @@ _GIB = 1 << 30
 class ClusterNode(Serializable):
     """One node of the cluster."""
 
-    id: str
-    """Ray's id of the node."""
-    name: str
-    """Host name or address."""
-    alive: bool
-    """Whether it answers Ray."""
-    resources: dict[str, float]
-    """All that it has, by Ray resource name."""
-    available: dict[str, float]
-    """What of that is free."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """What it is called, by Ray label name."""
+    id: str  # Ray's id of the node
+    name: str  # Host name or address
+    alive: bool  # Whether it answers Ray
+    resources: dict[str, float]  # All that it has, by Ray resource name
+    available: dict[str, float]  # What of that is free
+    labels: dict[str, str] = field(default_factory=dict)  # What it is called, by Ray label name
 
     def has(self, labels: Mapping[str, str]) -> bool:
         return self.alive and all(
@@ -58,8 +49,7 @@ class ClusterNode(Serializable):
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot(Serializable):
     at_s: float
-    reachable: bool
-    """Whether Ray answered."""
+    reachable: bool  # Whether Ray answered
     dashboard_url: str | None
     nodes: tuple[ClusterNode, ...]
 
@@ -76,30 +66,22 @@ class ClusterSnapshot(Serializable):
 class Pool(Serializable):
     """A pool and its Ray cluster, as one of its schedulers last saw it."""
 
-    pool: str
-    """Name of the pool, which specs give."""
+    pool: str  # Name of the pool, which specs give
     schedulers: tuple[str, ...]
     """Its schedulers with a recent heartbeat; without one nothing of it is claimed."""
-    at_s: float | None
-    """When the scheduler looked; null when none ever did."""
-    age_s: float | None
-    """How long ago that was."""
-    reachable: bool
-    """Whether Ray answered."""
-    dashboard_url: str | None
-    """Ray's dashboard, for people; null when there is none."""
-    nodes: tuple[ClusterNode, ...]
-    """Its nodes, as Ray lists them."""
-    totals: dict[str, float]
-    """Sum over living nodes, by Ray resource name."""
+    at_s: float | None  # When the scheduler looked; null when none ever did
+    age_s: float | None  # How long ago that was
+    reachable: bool  # Whether Ray answered
+    dashboard_url: str | None  # Ray's dashboard, for people; null when there is none
+    nodes: tuple[ClusterNode, ...]  # Its nodes, as Ray lists them
+    totals: dict[str, float]  # Sum over living nodes, by Ray resource name
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster(Pool):
     """The pool `default` with its cluster, and every pool."""
 
-    pools: tuple[Pool, ...]
-    """All pools, `default` first."""
+    pools: tuple[Pool, ...]  # All pools, `default` first
 
     @classmethod
     def of_pools(cls, pools: Sequence[Pool]) -> Cluster:
@@ -144,7 +126,7 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
 
 
 class Hold(NamedTuple):
-    """What workers of a run that is measured alone (`measure: exclusive`) reserve, and on which nodes."""
+    """What workers of a run reserve, each of them, and on which nodes."""
 
     workers: int
     resources: Mapping[str, float]
@@ -171,6 +153,16 @@ def exclusive_holds(
         else:
             found += _devices_with_cpus(workers, wanted, hardware.labels, ordered, device)
     return tuple(found)
+
+
+def holds_of(
+    spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware]
+) -> tuple[Hold, ...]:
+    """Returns what workers of a resolved spec reserve, at each number that they may have, the most first."""
+    if spec.measure == "exclusive":
+        return exclusive_holds(spec, nodes, catalogue)
+    wanted, labels = worker_resources(spec, catalogue), lookup(spec.hardware, catalogue).labels
+    return tuple(Hold(workers, wanted, labels) for workers in spec.worker_numbers)
 
 
 def _whole_nodes(
@@ -219,11 +211,7 @@ def at_a_time(
     spec: ExperimentSpec, nodes: Sequence[ClusterNode], catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> int:
     """Returns how many runs of a resolved spec the idle cluster holds, each as wide as it can be."""
-    if spec.measure == "exclusive":
-        holds = exclusive_holds(spec, nodes, catalogue)
-    else:
-        wanted, labels = worker_resources(spec, catalogue), lookup(spec.hardware, catalogue).labels
-        holds = tuple(Hold(workers, wanted, labels) for workers in spec.worker_numbers)
+    holds = holds_of(spec, nodes, catalogue)
     for workers in spec.worker_numbers:
         count = sum(
             sum(_places(node.resources, hold.resources) for node in nodes if node.has(hold.labels)) // workers
@@ -236,9 +224,7 @@ def at_a_time(
 
 
 def unsatisfiable(
-    spec: ExperimentSpec,
-    snapshot: ClusterSnapshot | None,
-    catalogue: Mapping[str, Hardware] = CATALOGUE,
+    spec: ExperimentSpec, snapshot: ClusterSnapshot | None, catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> str | None:
     """Returns why the present cluster could never run a resolved spec, even when idle; None = it could.
 
@@ -364,11 +350,7 @@ def no_scheduler(pool: str, serving: Collection[str]) -> str | None:
 
 
 def require_pool(pool: str, known: Collection[str]) -> None:
-    """Refuses a pool that no scheduler was ever started for.
-
-    Raises:
-        SpecError: with the known pools, and how to start another.
-    """
+    """Refuses a pool that no scheduler was ever started for (`SpecError`)."""
     if pool == DEFAULT_POOL or pool in known:
         return
     names = ", ".join(sorted({DEFAULT_POOL, *known}, key=order_of_pool))

@@ -23,8 +23,7 @@ _NOT_FOR_DRIVERS = frozenset(
         "smtp_user",
         "webhook_hosts",
     }
-)
-"""Settings that stay with the API and the schedulers: every secret, and what only they use."""
+)  # Settings that stay with the API and the schedulers: every secret, and what only they use
 
 
 def write(settings: Settings) -> Path:

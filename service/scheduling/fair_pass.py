@@ -25,13 +25,10 @@ from service.scheduling.situation import SituationReader, usage_by_user
 from service.specs.project_limits import ProjectLimits
 from service.store import Store
 
-CHARGE_EVERY_S = 5.0
-"""How often the use of devices is added up for shares."""
-LONGEST_CHARGE_S = 60.0
-"""Most time that is charged at once: how long a scheduler may have been away."""
+CHARGE_EVERY_S = 5.0  # How often the use of devices is added up for shares
+LONGEST_CHARGE_S = 60.0  # Most time that is charged at once: how long a scheduler may have been away
 _USAGE_KEY = ("project", "owner", "pool", "hardware")
-CONSIDERED = 16
-"""Waiting experiments that a pass looks at, the first in the order of claims."""
+CONSIDERED = 16  # Waiting experiments that a pass looks at, the first in the order of claims
 _DEFAULT_TERMS = ProjectTerms()
 
 
@@ -239,9 +236,7 @@ def _allowed(division: Division, claimants: Sequence[Claimant]) -> dict[tuple[in
 
 
 def _users_at_cap(
-    claimants: Sequence[Claimant],
-    allowed: Mapping[tuple[int, str], float],
-    terms: Mapping[str, ProjectTerms],
+    claimants: Sequence[Claimant], allowed: Mapping[tuple[int, str], float], terms: Mapping[str, ProjectTerms]
 ) -> dict[tuple[str, str], str]:
     """Returns, by (project, user), who may start no more runs because of the project's cap, in words."""
     if all(each.concurrent_runs_per_user is None for each in terms.values()):

@@ -54,10 +54,8 @@ _WAITING_AT_WORK = (
     .where(_r.waits_for.is_not(None), _r.state == RunState.queued, schema.ACTIVE)
     .group_by(_x.id, _r.waits_for)
     .order_by(_x.id, sa.func.min(_r.id))
-)
-"""(experiment, what runs wait for) of those that have a driver, by index of the runs that wait."""
-STALE_AFTER_S = 60.0
-"""Forecasts older than this are not shown: no scheduler renews them."""
+)  # (experiment, what runs wait for) of those that have a driver, by index of the runs that wait
+STALE_AFTER_S = 60.0  # Forecasts older than this are not shown: no scheduler renews them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +72,22 @@ class Scheduler(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of an experiment by the database's clock.
-
-    Attributes:
-        withdrawn: it can no longer be renewed: its job is to be stopped, and its attempt ended.
-        silent_s: how long its driver has renewed nothing since it was first adopted; None = it never was.
-    """
+    """The lease of an experiment by the database's clock."""
 
     experiment: Experiment
     lapsed: bool
-    withdrawn: bool
-    silent_s: float | None
+    withdrawn: bool  # It can no longer be renewed: its job is to be stopped, and its attempt ended
+    silent_s: float | None  # Since it was first adopted, without a renewal; None = it never was adopted
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingOfOwner:
-    """How many experiments of one owner wait at one priority, seen from one that is queued there or below.
-
-    Those that are not `older` are `younger`, the queued experiment included.
-    """
+    """How many experiments of one owner wait at one priority, seen from one that is queued there or below."""
 
     priority: int
     owner: str
     older: int
-    younger: int
+    younger: int  # All others, the queued experiment included
 
 
 def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: Mapping[str, int]) -> int:
@@ -132,26 +122,17 @@ def ahead(owner: str, priority: int, waiting: Iterable[WaitingOfOwner], active: 
 def explain(
     *,
     now: float,
-    ahead: int,
-    not_before_s: float,
+    ahead: int,  # Experiments that are claimed before it
+    not_before_s: float,  # End of its delay before a retry
     no_scheduler: str | None,
-    active: int,
+    active: int,  # Experiments starting or running in its pool
     max_concurrent: int,
-    waits_for: str | None = None,
-    missing: str | None = None,
+    waits_for: str | None = None,  # Unfinished runs that it starts from
+    missing: str | None = None,  # Resources the cluster lacks for it, from `unsatisfiable`
     last_failure: str | None = None,
-    share: str | None = None,
+    share: str | None = None,  # Why it may hold no devices now, or fewer than it could use
 ) -> str:
-    """Returns why an experiment waits, in one line. Pure; reasons given are in words, None = not so.
-
-    Args:
-        ahead: experiments that are claimed before it.
-        not_before_s: end of its delay before a retry.
-        active: experiments starting or running in its pool.
-        waits_for: unfinished runs that it starts from.
-        missing: resources the cluster lacks for it, from `unsatisfiable`.
-        share: why it may hold no devices now, or fewer than it could use.
-    """
+    """Returns why an experiment waits, in one line. Pure; reasons given are in words, None = not so."""
     if no_scheduler is not None:
         return no_scheduler
     if waits_for is not None:
@@ -278,13 +259,10 @@ class Queue:
     def listing(
         self, *, page_size: int = 1000, page_token: str | None = None, visible: Visibility = EVERYTHING
     ) -> QueueListing:
-        """Returns one page of the waiting experiments, each with why it waits.
+        """Returns one page of the waiting experiments, each with why it waits; or raises `BadPageToken`.
 
         Pool after pool, `default` first, in the order of claims; a position is the place in the pool's queue.
         Experiments of projects that are not visible are entries without a name.
-
-        Raises:
-            BadPageToken: the token is not one of this list.
         """
         with self._database.read() as connection:
             after = None
@@ -309,15 +287,15 @@ class Queue:
             schedulers = self._schedulers_alive(connection)
             at_work = [] if page_token is not None else _waiting_at_work(connection)
         counts = self._store.experiments.run_counts_of([each.id for each, _ in (*explained, *at_work)])
+
+        def status(experiment: Experiment) -> ExperimentStatus | None:
+            seen = visible.includes(experiment.project)
+            return ExperimentStatus.of(experiment, counts[experiment.id]) if seen else None
+
         return QueueListing(
             [
-                QueueEntry(
-                    place.position,
-                    place.reason,
-                    place.start,
-                    ExperimentStatus.of(experiment, counts[experiment.id]),
-                )
-                if visible.includes(experiment.project)
+                QueueEntry(place.position, place.reason, place.start, seen)
+                if (seen := status(experiment))
                 else QueueEntry(place.position, OUT_OF_SIGHT, None, None)
                 for experiment, place in explained
             ],
@@ -325,19 +303,15 @@ class Queue:
             total,
             [scheduler.name for scheduler in schedulers],
             [
-                WaitingAtWork(ExperimentStatus.of(experiment, counts[experiment.id]), reason)
-                if visible.includes(experiment.project)
+                WaitingAtWork(seen, reason)
+                if (seen := status(experiment))
                 else WaitingAtWork(None, OUT_OF_SIGHT)
                 for experiment, reason in at_work
             ],
         )
 
     def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
-        """Returns where one waiting experiment stands.
-
-        Raises:
-            NotFound: it does not wait.
-        """
+        """Returns where one waiting experiment stands; raises `NotFound` if it does not wait."""
         with self._database.read() as connection:
             found = connection.execute(statements.experiment_by_id(experiment_id)).one_or_none()
             if found is None or found.state is not ExperimentState.queued:

@@ -48,11 +48,7 @@ class Turn:
 
     @classmethod
     def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> Turn:
-        """Returns the turn of a token; `belonging` gives owner and pool of an experiment.
-
-        Raises:
-            BadPageToken: it is not one of the queue's.
-        """
+        """Returns a token's turn, or raises `BadPageToken`; `belonging`: owner and pool of an experiment."""
         try:
             text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
             priority, share, queued_s, experiment_id = json.loads(text)

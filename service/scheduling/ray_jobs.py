@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 
@@ -41,8 +41,7 @@ class JobState(StrEnum):
     pending = "PENDING"
     running = "RUNNING"
     succeeded = "SUCCEEDED"
-    failed = "FAILED"
-    """Its process ended with another code than 0, or Ray lost it."""
+    failed = "FAILED"  # Its process ended with another code than 0, or Ray lost it
     stopped = "STOPPED"
 
     @property
@@ -60,36 +59,6 @@ class RayJob:
     metadata: Mapping[str, str]
 
 
-class RayJobs(Protocol):
-    def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        """Starts a job; does nothing when that id is already known, whatever became of it.
-
-        Args:
-            metadata: shown by the dashboard; `job_name` is the column "Name" of its list.
-
-        Raises:
-            RayUnreachable: it may have been started or not: submit again.
-            JobRefused: Ray would refuse it again.
-        """
-        ...
-
-    def status(self, submission_id: str) -> RayJob | None:
-        """Returns None if Ray knows no job of that id."""
-        ...
-
-    def stop(self, submission_id: str) -> None:
-        """Asks a job to end; does nothing when it has ended or is not known."""
-        ...
-
-    def logs(self, submission_id: str) -> str:
-        """Returns the end of what the job's process has printed; empty when it is not known."""
-        ...
-
-    def cluster(self, at_s: float) -> ClusterSnapshot:
-        """Returns what the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
-        ...
-
-
 class DashboardRayJobs:
     """The jobs of the cluster behind a Ray dashboard (`http://host:port`).
 
@@ -101,6 +70,14 @@ class DashboardRayJobs:
         self._client: Any = None
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
+        """Starts a job; does nothing when that id is already known, whatever became of it.
+
+        The dashboard shows `metadata`; `job_name` is the column "Name" of its list.
+
+        Raises:
+            RayUnreachable: it may have been started or not: submit again.
+            JobRefused: Ray would refuse it again.
+        """
         try:
             self._call(
                 "submit_job", entrypoint=entrypoint, submission_id=submission_id, metadata=dict(metadata)
@@ -113,6 +90,7 @@ class DashboardRayJobs:
             raise answer.unavailable() from None
 
     def status(self, submission_id: str) -> RayJob | None:
+        """Returns None if Ray knows no job of that id."""
         try:
             found = self._call("get_job_info", submission_id)
         except _Answer as answer:
@@ -124,6 +102,7 @@ class DashboardRayJobs:
         )
 
     def stop(self, submission_id: str) -> None:
+        """Asks a job to end; does nothing when it has ended or is not known."""
         try:
             self._call("stop_job", submission_id)
         except _Answer as answer:
@@ -131,6 +110,7 @@ class DashboardRayJobs:
                 raise answer.unavailable() from None
 
     def logs(self, submission_id: str) -> str:
+        """Returns the end of what the job's process has printed; empty when it is not known."""
         try:
             return str(self._call("get_job_logs", submission_id))[-_LOG_BYTES:]
         except _Answer as answer:
@@ -139,6 +119,7 @@ class DashboardRayJobs:
             raise answer.unavailable() from None
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
+        """Returns what the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
         try:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
@@ -248,13 +229,9 @@ def _last_line(text: str) -> str:
 
 
 def wait_until_ended(
-    jobs: RayJobs, submission_id: str, timeout_s: float, *, poll_s: float = 0.2
+    jobs: DashboardRayJobs, submission_id: str, timeout_s: float, *, poll_s: float = 0.2
 ) -> RayJob | None:
-    """Waits until a job has ended or is no longer known; returns None in the latter case.
-
-    Raises:
-        TimeoutError: it has not ended.
-    """
+    """Waits until a job has ended or is no longer known (None); raises `TimeoutError` if it has not."""
     deadline = time.monotonic() + timeout_s
     while True:
         job = jobs.status(submission_id)
@@ -263,73 +240,3 @@ def wait_until_ended(
         if time.monotonic() > deadline:
             raise TimeoutError(f"job {submission_id} is {job.state} after {timeout_s:g} s")
         time.sleep(poll_s)
-
-
-@dataclass(slots=True)
-class _FakeJob:
-    job: RayJob
-    entrypoint: str
-    looked_at: int = 0
-    output: str = ""
-
-
-class FakeRayJobs:
-    """Jobs in memory: a job runs from the second look at it until `end` is called."""
-
-    def __init__(self, nodes: tuple[ClusterNode, ...] = ()) -> None:
-        self.nodes = nodes
-        self.unreachable = False
-        """Set to make every call behave as if Ray were away."""
-        self.after_submit: Callable[[], None] = lambda: None
-        """Called when a job has been taken, before `submit` returns: raise here to die there."""
-        self.submitted: list[str] = []
-        """Submission ids in the order in which jobs were started, each once."""
-        self._jobs: dict[str, _FakeJob] = {}
-
-    def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
-        self._check()
-        if submission_id not in self._jobs:
-            job = RayJob(submission_id, JobState.pending, "", dict(metadata))
-            self._jobs[submission_id] = _FakeJob(job, entrypoint)
-            self.submitted.append(submission_id)
-        self.after_submit()
-
-    def status(self, submission_id: str) -> RayJob | None:
-        self._check()
-        found = self._jobs.get(submission_id)
-        if found is None:
-            return None
-        found.looked_at += 1
-        if found.job.state is JobState.pending and found.looked_at > 1:
-            found.job = replace(found.job, state=JobState.running)
-        return found.job
-
-    def stop(self, submission_id: str) -> None:
-        self._check()
-        found = self._jobs.get(submission_id)
-        if found is not None and not found.job.state.ended:
-            found.job = replace(found.job, state=JobState.stopped, message="stopped")
-
-    def logs(self, submission_id: str) -> str:
-        self._check()
-        found = self._jobs.get(submission_id)
-        return found.output if found else ""
-
-    def cluster(self, at_s: float) -> ClusterSnapshot:
-        if self.unreachable:
-            return ClusterSnapshot(at_s, False, None, ())
-        return ClusterSnapshot(at_s, True, None, self.nodes)
-
-    def end(self, submission_id: str, *, code: int = 0, output: str = "") -> None:
-        found = self._jobs[submission_id]
-        state = JobState.succeeded if code == 0 else JobState.failed
-        found.job = replace(found.job, state=state, message=f"exit code {code}")
-        found.output += output
-
-    def forget(self) -> None:
-        """Forgets all jobs, as a restarted head does."""
-        self._jobs.clear()
-
-    def _check(self) -> None:
-        if self.unreachable:
-            raise RayUnreachable("Ray is unavailable")

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.config.hardware import Hardware, lookup
 from service.config.settings import Settings
-from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, exclusive_holds, worker_resources
+from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, holds_of
 from service.specs.experiment import ExperimentSpec
 from service.specs.models import checkpoints_folder, workspace_of
 from trainers.config import Precision, RunConfig, TrainingSections
@@ -19,20 +19,14 @@ from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a run takes from the cluster; runs of one shape can use the same processes in turn.
-
-    Attributes:
-        resources: of each worker, by Ray's resource name, sorted; so are the labels required of nodes.
-        exclusive: it holds all CPUs of its node, or those that belong to its devices.
-        topology: slice of devices that is reserved whole, as Ray names it; None = each device by itself.
-    """
+    """What a run takes from the cluster; runs of one shape can use the same processes in turn."""
 
     workers: int
-    resources: tuple[tuple[str, float], ...]
+    resources: tuple[tuple[str, float], ...]  # Of each worker, by Ray's resource name, sorted
     device: str
-    labels: tuple[tuple[str, str], ...] = ()
-    exclusive: bool = False
-    topology: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()  # Required of nodes, sorted
+    exclusive: bool = False  # It holds all CPUs of its node, or those that belong to its devices
+    topology: str | None = None  # Slice of devices reserved whole, by Ray's name; None = each by itself
 
     @property
     def scaling(self) -> dict[str, Any]:
@@ -68,23 +62,16 @@ def shapes_of(
     A run that is measured alone has one for each node that it could hold.
     """
     hardware = lookup(spec.hardware, catalogue)
-    if spec.measure == "exclusive":
-        return tuple(
-            Shape(
-                hold.workers,
-                tuple(sorted(hold.resources.items())),
-                hardware.device,
-                tuple(sorted(hold.labels.items())),
-                exclusive=True,
-                topology=hardware.topologies.get(hold.workers),
-            )
-            for hold in exclusive_holds(spec, nodes, catalogue)
-        )
-    resources = tuple(sorted(worker_resources(spec, catalogue).items()))
-    labels = tuple(sorted(hardware.labels.items()))
     return tuple(
-        Shape(workers, resources, hardware.device, labels, topology=hardware.topologies.get(workers))
-        for workers in spec.worker_numbers
+        Shape(
+            hold.workers,
+            tuple(sorted(hold.resources.items())),
+            hardware.device,
+            tuple(sorted(hold.labels.items())),
+            exclusive=spec.measure == "exclusive",
+            topology=hardware.topologies.get(hold.workers),
+        )
+        for hold in holds_of(spec, nodes, catalogue)
     )
 
 
@@ -93,22 +80,17 @@ def run_config(
     *,
     experiment_id: int,
     run_id: int,
-    first_attempt: int = 1,
+    first_attempt: int = 1,  # Of the measurement: all its attempts have one folder for checkpoints
     seed: int,
     workers: int,
-    cpus_held: int | None = None,
+    cpus_held: int | None = None,  # That each worker reserves and is charged for; None = as many as it uses
     settings: Settings,
     catalogue: Mapping[str, Hardware],
-    models: Mapping[str, Path] = MappingProxyType({}),
+    models: Mapping[str, Path] = MappingProxyType({}),  # Checkpoint folders by `run:12`, which it may read
 ) -> RunConfig:
     """Returns what `trainers.entrypoint.train` gets for one run.
 
     Not validated again: its sections were with the spec, and what is set here keeps them valid.
-
-    Args:
-        first_attempt: of the measurement; its checkpoints are in the same folder for all its attempts.
-        cpus_held: CPUs that each worker reserves and is charged for; None = as many as it uses.
-        models: checkpoint folders by `run:12` in the spec; the run may read them besides the configured ones.
     """
     sections = {name: getattr(spec, name) for name in TrainingSections.model_fields}
     sections["parallel"] = spec.parallel.model_copy(update={"workers": workers, "min_workers": None})

@@ -34,49 +34,33 @@ from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Lease, Queue
-from service.scheduling.ray_jobs import (
-    DashboardRayJobs,
-    JobRefused,
-    RayJob,
-    RayJobs,
-    RayUnavailable,
-    RayUnreachable,
-)
+from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.upkeep import Upkeep
 from service.store import Conflict, StaleAttempt, Store, StoreError, StoreOutage
 from trainers.errors import FailureClass
 
 logger = logging.getLogger(__name__)
 
-PASS_EVERY_S = 0.5
-"""Pause between passes while all is well."""
-LONGEST_PAUSE_S = 15.0
-"""Pause between passes while Ray or the database is unavailable; reached by doubling."""
+PASS_EVERY_S = 0.5  # Pause between passes while all is well
+LONGEST_PAUSE_S = 15.0  # Pause between passes while Ray or the database is unavailable; reached by doubling
 LONGEST_WAIT_S = 60.0
 """Longest pause before Ray, which was unavailable for one experiment, is asked about it again."""
-CLUSTER_EVERY_S = 5.0
-"""How often the cluster is looked at for the queue's reasons."""
-START_PATIENCE_S = 600.0
-"""How long Ray may take from a job's submission to its driver's first word."""
-FIGURES_EVERY_S = 5.0
-"""How often figures for `/metrics` are stored."""
-LOOK_EVERY_S = 2.0
-"""How often the job of an experiment with a valid lease is looked at."""
+CLUSTER_EVERY_S = 5.0  # How often the cluster is looked at for the queue's reasons
+START_PATIENCE_S = 600.0  # How long Ray may take from a job's submission to its driver's first word
+FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
+LOOK_EVERY_S = 2.0  # How often the job of an experiment with a valid lease is looked at
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass did, as ids of experiments; those whose attempt ended are queued again, or failed.
-
-    `ray_away`: Ray did not answer, or was unavailable.
-    """
+    """What one pass did, as ids of experiments."""
 
     claimed: tuple[int, ...] = ()
     submitted: tuple[int, ...] = ()
     adopted: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()
-    ray_away: bool = False
+    ended: tuple[int, ...] = ()  # Whose attempt ended: they are queued again, or failed
+    ray_away: bool = False  # Ray did not answer, or was unavailable
 
 
 class Scheduler:
@@ -89,7 +73,7 @@ class Scheduler:
         self,
         store: Store,
         queue: Queue,
-        jobs: RayJobs,
+        jobs: DashboardRayJobs,
         settings: Settings,
         *,
         name: str | None = None,
@@ -110,8 +94,7 @@ class Scheduler:
         self._cluster: ClusterSnapshot | None = None
         self._heartbeat_s = float("-inf")
         self._figures_s = float("-inf")
-        self.figures = MetricBuffer()
-        """What this scheduler measures, until it is stored."""
+        self.figures = MetricBuffer()  # What this scheduler measures, until it is stored
         store.database.observe_write = self._observe_write
 
     def run(self, stop: threading.Event) -> None:
@@ -136,12 +119,7 @@ class Scheduler:
         logger.info("%s stopped; running experiments continue, and the next scheduler adopts them", self.name)
 
     def run_once(self) -> Pass:
-        """Makes one pass and returns what it did.
-
-        Raises:
-            StoreUnavailable: the database is unavailable; nothing is lost, call again.
-            StoreFull: its disk is full.
-        """
+        """Makes one pass and returns what it did; after a `StoreOutage` nothing is lost, call again."""
         started_s, now = time.perf_counter(), self._monotonic()
         if now - self._heartbeat_s >= self._settings.lease_s / 6:
             self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
@@ -368,13 +346,10 @@ def _key(experiment: Experiment) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _NextLook:
-    """When Ray is asked about an experiment again (monotonic), unless its lease lapses before.
+    """When Ray is asked about an experiment again, unless its lease lapses before."""
 
-    `pause_s`: how long Ray, which was unavailable for it, is left alone whatever happens; 0 = it was not.
-    """
-
-    at_s: float
-    pause_s: float = 0.0
+    at_s: float  # Monotonic
+    pause_s: float = 0.0  # Ray was unavailable for it, and is left alone so long; 0 = it was not
 
 
 def main(
@@ -382,10 +357,7 @@ def main(
 ) -> None:
     """Runs a scheduler until SIGTERM or SIGINT; the process' first function after reading settings.
 
-    `beside` makes what else runs in this process, each in a thread of its own.
-
-    Raises:
-        UnusableDatabase: the database cannot be used.
+    `beside` makes what else runs in this process, each in a thread of its own. Raises `UnusableDatabase`.
     """
     logs.set_up("scheduler", settings.log_format)
     stop = threading.Event()

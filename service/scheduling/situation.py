@@ -22,16 +22,7 @@ from service.domain.access import DEFAULT_POOL
 from service.domain.notifications import BUDGET_REACHED, BUDGET_WARNED
 from service.domain.records import Experiment
 from service.domain.shares import Spending, month_of
-from service.fairness.state import (
-    Capacity,
-    Claimant,
-    Demand,
-    Lane,
-    ProjectTerms,
-    Situation,
-    Usage,
-    may_yield,
-)
+from service.fairness.state import Capacity, Claimant, Demand, Lane, ProjectTerms, Situation, Usage, may_yield
 from service.scheduling.cluster import (
     CPU,
     ClusterNode,
@@ -47,28 +38,21 @@ from service.store.projects import spent_of
 
 logger = logging.getLogger(__name__)
 
-DEMAND_EVERY_S = 5.0
-"""How often the runs of an experiment that have not ended are counted."""
-LOOK_EVERY_S = 10.0
-"""How often what projects have used is added up."""
-WARN_AT = 0.8
-"""Part of a budget at which subscribers are warned."""
+DEMAND_EVERY_S = 5.0  # How often the runs of an experiment that have not ended are counted
+LOOK_EVERY_S = 10.0  # How often what projects have used is added up
+WARN_AT = 0.8  # Part of a budget at which subscribers are warned
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of an experiment from one look to the next; times are monotonic.
+    """What is remembered of an experiment from one look to the next; times are monotonic."""
 
-    Attributes:
-        spec: None = this release cannot read it.
-        demand: (devices, of the largest run) by hardware.
-        since: since when it has held devices for one run, for two, and so on, by hardware.
-    """
-
-    spec: ExperimentSpec | None
+    spec: ExperimentSpec | None  # None = this release cannot read it
     counted_s: float = float("-inf")
     demand: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(devices, of the largest run) by hardware."""
     since: dict[str, list[float]] = field(default_factory=dict)
+    """Since when it has held devices for one run, for two, and so on, by hardware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +70,10 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found: `situation` has the active experiments, the waiting ones, then the newcomer.
+    """What one look found."""
 
-    `waiting` is the head of the queue, in the order of claims.
-    """
-
-    situation: Situation
-    waiting: Sequence[Experiment]
+    situation: Situation  # With the active experiments, the waiting ones, then the newcomer
+    waiting: Sequence[Experiment]  # Head of the queue, in the order of claims
 
 
 class SituationReader:

@@ -13,8 +13,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S, PRUNE_EVERY_S = 5.0, 3600.0
 """Time between two looks for what people have deleted, and for points that have become old."""
-PAUSE_S = 0.01
-"""Time between two transactions, in which others write."""
+PAUSE_S = 0.01  # Time between two transactions, in which others write
 _DAY_S = 86_400.0
 
 

@@ -57,22 +57,15 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchInfo:
-    """A search algorithm.
-
-    `suggests`: its runs are stored without axis values, and get them from `Search.suggest` in turn.
-    `ends_runs_early`: `Search.judge` returns a judge, and `Search.least_share` is below 1.
-    """
-
     name: str
     summary: str
     section: type[Section]
     samples: Samples
-    suggests: bool = False
-    ends_runs_early: bool = False
+    suggests: bool = False  # Runs are stored without axis values, and get them from `Search.suggest` in turn
+    ends_runs_early: bool = False  # `Search.judge` returns a judge, and `Search.least_share` is below 1
 
 
-SEARCHES: dict[str, SearchInfo] = {}
-"""All values of `search.name`; `service.search` adds ours."""
+SEARCHES: dict[str, SearchInfo] = {}  # All values of `search.name`; `service.search` adds ours
 
 
 def names(wanted: Callable[[SearchInfo], bool]) -> str:

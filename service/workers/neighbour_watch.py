@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import socket
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from service.domain.neighbours import Neighbour, of_cpus, of_time
 from service.recording.mailbox import WorkerAddress
+from service.recording.outages import Repeated
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.sampling import machine_cpu_s
@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 MARK = "STILLHOUSE_EXPERIMENT"
 """Environment variable of an experiment's processes; its value is that of `mark_of`."""
-SERVICE = "service"
-"""Owner of the processes of Ray and of this service, which belong to no experiment."""
+SERVICE = "service"  # Owner of the processes of Ray and of this service, which belong to no experiment
 
 _SETTLED_S = 10.0
 """Age from which a process is taken for what it is: Ray starts a worker and then replaces its program."""
@@ -51,12 +50,9 @@ _RAY_TITLES = (
 _EXPERIMENT_ACTOR = b"ray::ExperimentActor"
 """The actor that writes what an experiment's runs report: the service's, although it has the mark."""
 _SCRIPT = b"stillhouse"
-OTHERS_SHARE = 0.2
-"""Share of the machine's CPUs above which use by others is noticeable."""
-LOOK_S = 5.0
-"""Time between two looks."""
-SHORTEST_S = 0.25
-"""CPU time is counted in hundredths of a second: a window shorter than this is not judged."""
+OTHERS_SHARE = 0.2  # Share of the machine's CPUs above which use by others is noticeable
+LOOK_S = 5.0  # Time between two looks
+SHORTEST_S = 0.25  # CPU time is counted in hundredths of a second: a window shorter than this is not judged
 _LEAST_REPORTED_S, _REPORTED_SHARE = 30.0, 0.1
 """A measurement covers at least this time, and this share of the time reported before it: a run of a week
 has about a hundred."""
@@ -69,31 +65,21 @@ def mark_of(cluster: str, experiment_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, with the CPU time of its own and of its ended children (`reaped_s`).
-
-    Attributes:
-        started: clock ticks since the machine started; distinguishes processes that reuse a number.
-        owner: mark of its experiment, or `SERVICE`; None = foreign.
-    """
-
     parent: int
-    started: int
+    started: int  # Clock ticks since the machine started; distinguishes processes that reuse a number
     cpu_s: float
-    reaped_s: float = 0.0
-    owner: str | None = None
+    reaped_s: float = 0.0  # CPU time of its ended children
+    owner: str | None = None  # Mark of its experiment, or `SERVICE`; None = foreign
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine at one moment, monotonic; of `processes`, those known to be foreign may be left out.
+    """The machine at one moment."""
 
-    `busy_s`: CPU time of all processes since the machine started; None = unknown.
-    """
-
-    at_s: float
-    busy_s: float | None
+    at_s: float  # Monotonic
+    busy_s: float | None  # CPU time of all processes since the machine started; None = unknown
     cpus: int
-    processes: Mapping[int, Process] = field(default_factory=dict)
+    processes: Mapping[int, Process] = field(default_factory=dict)  # Known foreign ones may be missing
 
     def under(self, roots: Iterable[int]) -> frozenset[int]:
         """Returns processes and all their descendants."""
@@ -263,11 +249,9 @@ def _spent(before: Machine, after: Machine, ours: frozenset[int]) -> Iterable[tu
 
 @dataclass(slots=True)
 class Company:
-    """Neighbours over some time.
+    """Neighbours over some time: how long they used the node noticeably, and how much of its CPU time.
 
-    Attributes:
-        noticed_s: time in which they used the node noticeably, by kind.
-        used: CPU time / all CPU time of the machine, times `time_s`, by kind.
+    `used` is CPU time / all CPU time of the machine, times `time_s`.
     """
 
     time_s: float = 0.0
@@ -307,7 +291,7 @@ class NeighbourWatch:
         every_s: float = LOOK_S,
         look: Callable[[], Machine] | None = None,
     ) -> None:
-        self._report, self._every_s = report, every_s
+        self._report = report
         self._roots = frozenset(roots)
         self._mark = os.environ.get(MARK, "") if mark is None else mark
         self._table = _table()
@@ -316,22 +300,19 @@ class NeighbourWatch:
         self._scope = f"host:{socket.gethostname()}"
         self._company, self._reported_s = Company(), 0.0
         self._before = self._look()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="neighbours", daemon=True)
-        self._thread.start()
+        self._repeated = Repeated(self._step, every_s, "neighbours")
+        self._repeated.start()
 
     def close(self) -> None:
         """Takes a last look and reports the rest."""
-        self._over.set()
-        self._thread.join()
+        self._repeated.stop()
         self._advance()
         self._say()
 
-    def _run(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._advance()
-            if self._company.time_s >= max(_LEAST_REPORTED_S, _REPORTED_SHARE * self._reported_s):
-                self._say()
+    def _step(self) -> None:
+        self._advance()
+        if self._company.time_s >= max(_LEAST_REPORTED_S, _REPORTED_SHARE * self._reported_s):
+            self._say()
 
     def _advance(self) -> None:
         now = self._look()

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from service.scheduling.cluster import fits
-from service.scheduling.ray_jobs import RayJobs, wait_until_ended
+from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
 from trainers.profiling.profile import Profile
@@ -61,7 +61,7 @@ class ProfileOrder:
 _ORDER = TypeAdapter(ProfileOrder)
 
 
-def measure_on_cluster(jobs: RayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
+def measure_on_cluster(jobs: DashboardRayJobs, order: ProfileOrder, *, timeout_s: float) -> Profile:
     """Submits a job that measures, and waits for its result; after `timeout_s` it is stopped.
 
     Raises `ProfileFailed` or `RayUnreachable`.
@@ -118,29 +118,14 @@ def main(word: str) -> None:
 
 
 def measure(order: ProfileOrder) -> dict[str, Any]:
-    from ray.train import FailureConfig, ScalingConfig
-    from ray.train import RunConfig as TrainConfig
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from service.workers.worker_group import fit
 
-    from service.workers.process_group import TorchWorkers
-    from service.workers.worker_group import TRAIN_ENVIRONMENT
-
-    os.environ.update(TRAIN_ENVIRONMENT)
     checkpoints = Path(order.config.workspace.checkpoints)
     checkpoints.mkdir(parents=True, exist_ok=True)
     shared = Path(tempfile.mkdtemp(prefix="profile-", dir=checkpoints))
     try:
-        result = DataParallelTrainer(
-            _measure_in_group,
-            train_loop_config={"order": order.encode(), "shared": str(shared)},
-            backend_config=TorchWorkers(),
-            scaling_config=ScalingConfig(**order.shape.scaling),
-            run_config=TrainConfig(
-                name=shared.name,
-                storage_path=str(shared / "ray"),
-                failure_config=FailureConfig(max_failures=0),
-            ),
-        ).fit()
+        config = {"order": order.encode(), "shared": str(shared)}
+        result = fit(_measure_in_group, config, order.shape, shared.name, shared / "ray")
     finally:
         shutil.rmtree(shared, ignore_errors=True)
     return dict(result.return_value)  # rank 0's

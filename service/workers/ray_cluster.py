@@ -18,10 +18,8 @@ from trainers.config import DevicePricing
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.25
-"""How often the cluster is looked at: how precisely the release of devices is known."""
-SEEN_S = 5.0
-"""How often a placement is stored as still held."""
+LOOK_S = 0.25  # How often the cluster is looked at: how precisely the release of devices is known
+SEEN_S = 5.0  # How often a placement is stored as still held
 
 
 @dataclass(frozen=True, slots=True)

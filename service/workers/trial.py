@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 _CLEAN_AFTER = frozenset({FailureClass.bad_spec, FailureClass.bad_data, FailureClass.not_finite})
 """Failures that leave nothing behind in the process, so that the next run may use it."""
 
-_LOOK_S = 0.02
-"""How often a ready trial looks for the driver's answer."""
+_LOOK_S = 0.02  # How often a ready trial looks for the driver's answer
 
 _group: WorkerGroup | None = None
 

@@ -29,10 +29,8 @@ from trainers.reporting import Measurement, NullSink, Point, StopReason, Trainin
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.4
-"""Longest time between two reports, and so until a request to stop arrives."""
-GATHER_S = 0.15
-"""Shortest time between two reports: rows are sent together."""
+POLL_S = 0.4  # Longest time between two reports, and so until a request to stop arrives
+GATHER_S = 0.15  # Shortest time between two reports: rows are sent together
 ALIVE_S = 5.0
 """How often a report shows that its worker is alive; a killed worker is charged to this precision."""
 SAVING_S = 2.0
@@ -43,8 +41,7 @@ FENCE_S = 2.0
 """Longest wait for the recorder to confirm that an attempt is still the current one. Without an answer it
 counts as current: nothing can open another attempt while the database is unavailable, and what a replaced
 attempt writes is in its own folder."""
-_FRESH_S = 0.5
-"""An answer to a report that was sent this long ago still counts."""
+_FRESH_S = 0.5  # An answer to a report that was sent this long ago still counts
 _RESEND_S = 0.5
 _FLUSH_S = 5.0
 _WORST_FIRST = (
@@ -311,11 +308,11 @@ def train_one(
 
     run_id, attempt = assignment.run_id, assignment.attempt
     sink = RecorderSink(actor.report, run_id, attempt, rank=rank, workers=workers, on_stale=_end_process)
-    watch = watcher(sink.of_machine, assignment.shape.device, rank, workers)
+    watch = watcher(sink.of_machine, assignment.turn.shape.device, rank, workers)
     try:
         try:
             outcome: TrainingOutcome = train(
-                assignment.config,
+                assignment.turn.config,
                 sink if rank == 0 else NullSink(),
                 sink,
                 clock=assignment.clock,

@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from service.recording.experiment_actor import ExperimentActorClient, patiently
-from service.recording.mailbox import Assignment, Ending, OrderResult, Ready, WorkerAddress, WorkOrder
+from service.recording.mailbox import Assignment, Ending, Ready, WorkerAddress, WorkOrder
 from service.recording.outages import Repeated
 from service.scheduling.cluster import fits
 from service.scheduling.run_plan import Shape
@@ -35,16 +35,13 @@ _AWAY_S = 0.5
 _LOOK_LONG_S = 0.25
 _END_TIMEOUT_S = 20.0
 _ROOM_EVERY_S = 2.0
-_NO_ROOM_S = 10.0
-"""How long the cluster may lack the room for a group before the group is given up."""
-_MEET_S = 300.0
-"""How long the workers of a group may take to find each other."""
-_ARRIVE_AGAIN_S = 1.0
-"""How often a worker repeats that it has arrived, until its group is formed."""
+_NO_ROOM_S = 10.0  # How long the cluster may lack the room for a group before the group is given up
+_MEET_S = 300.0  # How long the workers of a group may take to find each other
+_ARRIVE_AGAIN_S = 1.0  # How often a worker repeats that it has arrived, until its group is formed
 _SEEN_S = 20.0
 """How long a file may take from one node to another: network file systems remember what was not there."""
 
-TRAIN_ENVIRONMENT = {
+_TRAIN_ENVIRONMENT = {
     # The controller looks at its workers this often: it bounds how late an ended group is noticed.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
@@ -74,7 +71,6 @@ class WorkerGroup:
         self._ready: Ready | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        os.environ.update(TRAIN_ENVIRONMENT)
         self._thread = threading.Thread(target=self._fit, name=self._name, daemon=True)
         self._thread.start()
 
@@ -135,33 +131,37 @@ class WorkerGroup:
         return not self.open
 
     def _fit(self) -> None:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-        from service.workers.process_group import TorchWorkers
-
-        trainer = DataParallelTrainer(
-            _serve,
-            train_loop_config={
-                "actor": self._actor,
-                "group": self._name,
-                "storage": str(self._storage),
-                "device": self.shape.device,
-            },
-            backend_config=TorchWorkers(),
-            scaling_config=ScalingConfig(**self.shape.scaling),
-            run_config=RunConfig(
-                name=self._name,
-                storage_path=str(self._storage),
-                failure_config=FailureConfig(max_failures=0),
-            ),
-        )
+        config = {
+            "actor": self._actor,
+            "group": self._name,
+            "storage": str(self._storage),
+            "device": self.shape.device,
+        }
         try:
-            trainer.fit()
+            fit(_serve, config, self.shape, self._name, self._storage)
         except Exception as error:
             self._error = error
         finally:
             self._ended.set()
+
+
+def fit(work: Callable[..., object], config: dict[str, Any], shape: Shape, name: str, storage: Path) -> Any:
+    """Runs `work` in each worker of a group; returns Ray Train's result, or raises its error."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from service.workers.process_group import TorchWorkers
+
+    os.environ.update(_TRAIN_ENVIRONMENT)
+    return DataParallelTrainer(
+        work,
+        train_loop_config=config,
+        backend_config=TorchWorkers(),
+        scaling_config=ScalingConfig(**shape.scaling),
+        run_config=RunConfig(
+            name=name, storage_path=str(storage), failure_config=FailureConfig(max_failures=0)
+        ),
+    ).fit()
 
 
 def _serve(config: Mapping[str, Any]) -> None:
@@ -187,10 +187,10 @@ def _serve(config: Mapping[str, Any]) -> None:
 def _take_orders(
     actor: ExperimentActorClient, group: str, rank: int, workers: tuple[WorkerAddress, ...]
 ) -> None:
-    number, done = 0, None
+    number, ending = 0, None
     waited_since = time.monotonic()
     while True:
-        order = patiently(partial(actor.serve, group, workers[rank], done, number))
+        order = patiently(partial(actor.serve, group, workers[rank], ending, number))
         if order is None:
             time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
             continue
@@ -198,7 +198,7 @@ def _take_orders(
             return
         outcome = train_one(actor, order.assignment, rank=rank, workers=workers)
         number = order.number
-        done = OrderResult(number, ending_of(outcome)) if rank == 0 else None
+        ending = ending_of(outcome) if rank == 0 else None
         waited_since = time.monotonic()
 
 

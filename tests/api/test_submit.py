@@ -156,7 +156,7 @@ def test_reads_do_not_wait_for_checks(
         released.wait()
         raise refusal("not-yaml", "checked")
 
-    monkeypatch.setattr(specs, "admit_spec", check)
+    monkeypatch.setattr(specs, "admit", check)
     with ThreadPoolExecutor(more_than_the_pool) as pool:
         url = f"{http.base_url}/api/v1/specs/validate"
         asked = [pool.submit(httpx.post, url, content=SPEC, timeout=60.0) for _ in range(more_than_the_pool)]

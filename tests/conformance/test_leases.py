@@ -16,10 +16,10 @@ from service.db import schema
 from service.db.clock import database_time
 from service.local.doctor import Finding, Health, examine
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.store import StaleAttempt, Store
 from tests.conformance.building import Submit
+from tests.fake_ray_jobs import FakeRayJobs
 
 Running = Callable[..., Any]
 

@@ -14,10 +14,10 @@ from service.domain.records import Placement
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import FORGOTTEN_AFTER_S, Queue, pools_of
-from service.scheduling.ray_jobs import FakeRayJobs
 from service.scheduling.scheduler import Scheduler
 from service.store import Store
 from tests.conformance.building import Submit
+from tests.fake_ray_jobs import FakeRayJobs
 
 
 class Pool:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.recording.mailbox import Ending, Mailbox, OrderResult, WorkerAddress, WorkOrder
+from service.recording.mailbox import Ending, Mailbox, WorkerAddress, WorkOrder
 from service.workers import worker_group
 from service.workers.worker_group import arriving
 
@@ -27,10 +27,10 @@ def test_an_order_reaches_each_worker_once() -> None:
 def test_the_ending_comes_back_for_its_order_alone() -> None:
     mailbox = Mailbox()
     mailbox.ask("g", WorkOrder(1, None))
-    mailbox.serve("g", WORKER, OrderResult(1, ENDING), 1)
+    mailbox.serve("g", WORKER, ENDING, 1)
     assert mailbox.ask("g", WorkOrder(1, None)) == ENDING
     assert mailbox.ask("g", WorkOrder(2, None)) is None
-    assert mailbox.serve("g", WORKER, OrderResult(1, ENDING), 1) == WorkOrder(2, None)
+    assert mailbox.serve("g", WORKER, ENDING, 1) == WorkOrder(2, None)
     assert mailbox.ask("g", WorkOrder(2, None)) is None
 
 
@@ -38,7 +38,7 @@ def test_an_emptied_mailbox_fills_itself_again() -> None:
     before = Mailbox()
     before.ask("g", WorkOrder(3, None))
     after = Mailbox()  # The actor was killed while order 3 was carried out.
-    assert after.serve("g", WORKER, OrderResult(3, ENDING), 3) is None
+    assert after.serve("g", WORKER, ENDING, 3) is None
     assert after.ask("g", WorkOrder(3, None)) == ENDING
 
 

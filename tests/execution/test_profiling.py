@@ -11,10 +11,11 @@ import pytest
 
 from service.config.settings import Settings
 from service.scheduling.cluster import ClusterNode
-from service.scheduling.ray_jobs import DashboardRayJobs, FakeRayJobs
+from service.scheduling.ray_jobs import DashboardRayJobs
 from service.scheduling.run_plan import Shape, run_config
 from service.specs.experiment import validate
 from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
+from tests.fake_ray_jobs import FakeRayJobs
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 
 PROFILE = Profile(

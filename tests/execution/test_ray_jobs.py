@@ -15,14 +15,13 @@ from service.local.local_ray import LocalRay
 from service.scheduling.cluster import ClusterNode
 from service.scheduling.ray_jobs import (
     DashboardRayJobs,
-    FakeRayJobs,
     JobRefused,
     JobState,
-    RayJobs,
     RayUnavailable,
     RayUnreachable,
     wait_until_ended,
 )
+from tests.fake_ray_jobs import FakeRayJobs
 
 _numbers = itertools.count()
 TIMEOUT_S = 90.0
@@ -31,7 +30,7 @@ Finish = Callable[[str], None]
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.ray)])
-def jobs(request: pytest.FixtureRequest) -> RayJobs:
+def jobs(request: pytest.FixtureRequest) -> DashboardRayJobs:
     if request.param == "fake":
         return FakeRayJobs((ClusterNode("a", "a", True, {"CPU": 2.0}, {"CPU": 2.0}),))
     local_ray: LocalRay = request.getfixturevalue("local_ray")
@@ -50,7 +49,7 @@ def gate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def finish(jobs: RayJobs, gate: Path) -> Finish:
+def finish(jobs: DashboardRayJobs, gate: Path) -> Finish:
     """Let a job's process end with code 0, having printed `hello`."""
 
     def finish(submission_id: str) -> None:
@@ -66,7 +65,7 @@ def entrypoint(gate: Path) -> str:
     return f"echo hello; while [ ! -e {gate} ]; do sleep 0.1; done"
 
 
-def wait_until(jobs: RayJobs, submission_id: str, state: JobState) -> None:
+def wait_until(jobs: DashboardRayJobs, submission_id: str, state: JobState) -> None:
     import time
 
     deadline = time.monotonic() + TIMEOUT_S
@@ -76,7 +75,7 @@ def wait_until(jobs: RayJobs, submission_id: str, state: JobState) -> None:
 
 
 def test_a_job_runs_once_however_often_it_is_submitted(
-    jobs: RayJobs, name: str, gate: Path, finish: Finish
+    jobs: DashboardRayJobs, name: str, gate: Path, finish: Finish
 ) -> None:
     jobs.submit(name, entrypoint(gate), metadata={"job_name": "n", "owner": "ada"})
     jobs.submit(name, entrypoint(gate), metadata={"job_name": "other"})
@@ -93,7 +92,7 @@ def test_a_job_runs_once_however_often_it_is_submitted(
     assert again.state is JobState.succeeded
 
 
-def test_stop_ends_a_job_and_may_be_repeated(jobs: RayJobs, name: str, gate: Path) -> None:
+def test_stop_ends_a_job_and_may_be_repeated(jobs: DashboardRayJobs, name: str, gate: Path) -> None:
     jobs.submit(name, entrypoint(gate), metadata={})
     wait_until(jobs, name, JobState.running)
     jobs.stop(name)
@@ -103,13 +102,13 @@ def test_stop_ends_a_job_and_may_be_repeated(jobs: RayJobs, name: str, gate: Pat
     jobs.stop(name)
 
 
-def test_an_unknown_job_is_none_and_can_be_stopped(jobs: RayJobs) -> None:
+def test_an_unknown_job_is_none_and_can_be_stopped(jobs: DashboardRayJobs) -> None:
     assert jobs.status("never-submitted") is None
     jobs.stop("never-submitted")
     assert jobs.logs("never-submitted") == ""
 
 
-def test_the_cluster_is_seen(jobs: RayJobs) -> None:
+def test_the_cluster_is_seen(jobs: DashboardRayJobs) -> None:
     snapshot = jobs.cluster(12.0)
     assert (snapshot.at_s, snapshot.reachable) == (12.0, True)
     assert snapshot.totals["CPU"] == 2.0

@@ -60,8 +60,8 @@ def ray_tune() -> Any:
 
 def calls_of(result: dict[str, Any], stored: Exception | str | None = None, attempt: int = 1) -> list[str]:
     recording: Any = Recording(stored, attempt)
-    trials = ray_tune().Trials(recording, recording, recording)
-    search = ray_tune().TuneSearch(ray_tune().OnlyHere(trials))
+    trials = ray_tune().Trials(recording, recording, recording, lambda: False)
+    search = ray_tune().TuneSearch(trials)
     search.searcher.suggest("trial")
     search.on_trial_result("trial", result)
     return recording.calls
@@ -114,7 +114,7 @@ def test_runs_that_are_not_wanted_any_more_leave_those_that_train_alone(waiting:
     """After a pause, a cancellation or a preemption; trials that wait for a place are taken back."""
     controller = Controller(["RUNNING", *["PENDING"] * waiting, "RUNNING"])
     trials: Any = SimpleNamespace(sweep=SimpleNamespace(wanted=lambda turn: False))
-    ray_tune().InOrder(ray_tune().OnlyHere(trials)).choose_trial_to_run(controller)
+    ray_tune().InOrder(trials).choose_trial_to_run(controller)
     assert [trial.status for trial in controller.trials] == [
         "RUNNING", *["TERMINATED"] * waiting, "RUNNING",
     ]  # fmt: skip
@@ -130,14 +130,14 @@ def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) ->
     actor: Any = SimpleNamespace(wait_until_stored=lambda timeout_s: None, grant=lambda grants: None)
     from ray.tune.experiment import Experiment
 
-    trials = ray_tune().OnlyHere(ray_tune().Trials(sweep, actor, actor))
-    search, steps = ray_tune().TuneSearch(trials), ray_tune().Steps(trials)
+    trials = ray_tune().Trials(sweep, actor, actor, lambda: False)
+    search = ray_tune().TuneSearch(trials)
     search.add_configurations(Experiment("sweep", lambda config: None, num_samples=9))
     search.searcher.suggest("trial")
     assert not search.is_finished()
     assert search.next_trial() is None
     assert search.is_finished() is not keep
-    steps.on_step_begin(1, [])
+    trials.on_step_begin(1, [])
     assert not search.is_finished(), "the next step asks for more"
     assert search.next_trial() is None
     search.on_trial_result("trial", {"ending": Ending("completed")})

@@ -13,10 +13,11 @@ from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.process_metrics import Histogram, series_of
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue
-from service.scheduling.ray_jobs import FakeRayJobs, JobState, RayJob, RayUnavailable, RayUnreachable
+from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.scheduler import FIGURES_EVERY_S, Scheduler
 from service.store import StaleAttempt, Store
 from tests.execution.conftest import Clock, Submit
+from tests.fake_ray_jobs import FakeRayJobs
 
 
 @pytest.fixture

@@ -239,8 +239,10 @@ def test_it_suggests_from_what_is_stored(begin: Begin, store: Store, settings: S
     for _ in range(5):
         # Each suggestion could be another driver's.
         assignment = given(sweep := sweep_of(store, settings, experiment_id))
-        size = assignment.config.batch.global_size
-        summary = {"validation_loss": losses[size] + 0.1 * (assignment.config.optimizer.warmup_steps or 0)}
+        size = assignment.turn.config.batch.global_size
+        summary = {
+            "validation_loss": losses[size] + 0.1 * (assignment.turn.config.optimizer.warmup_steps or 0)
+        }
         store.attempts.run_started(assignment.run_id, 1, total_steps=10, resumed_from_step=0, facts={})
         sweep.ended(assignment.turn, Ending("completed", summary=summary))
     points = [tuple(run.point.values()) for run in store.runs.all_of(experiment_id)]

@@ -14,7 +14,7 @@ from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.planner.preview import planned_runs
-from service.scheduling.admission import admit, read_spec
+from service.scheduling.admission import checked_plans, read_spec
 from tests.service.analysis.building import run_table
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -89,4 +89,4 @@ def test_a_distilled_procedure_names_no_run_by_a_number_that_only_a_service_know
     path = EXAMPLES[0].with_name(f"procedure-{kind}-distilled.yaml")
     settings = Settings(data_dir=tmp_path / "data", model_roots=str(tmp_path))
     with pytest.raises(SpecError, match=r"'wikiqa-teacher' does not exist under .*give a folder, .*run:<id>"):
-        admit(path.read_bytes(), settings, CATALOGUE, None, now_s=0.0)
+        checked_plans(read_spec(path.read_bytes(), CATALOGUE), settings.roots, CATALOGUE, None)

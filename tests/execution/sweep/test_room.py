@@ -33,12 +33,12 @@ def test_an_elastic_run_takes_as_many_workers_as_have_room(
     resources[:] = [{"CPU": 3.0}, {"CPU": 2.0}]
     sweep, experiment = begin(1, **ELASTIC)
     first = given(sweep)
-    assert first.shape.workers == first.config.parallel.workers == 4
+    assert first.turn.shape.workers == first.turn.config.parallel.workers == 4
     resources.pop()
     sweep.ended(first.turn, MACHINE_FAILED)
     clock.forward(4)
     second = given(sweep)
-    assert second.shape.workers == second.config.parallel.workers == 2  # 3 does not divide the batch of 8
+    assert second.turn.shape.workers == second.turn.config.parallel.workers == 2, "3 does not divide 8"
     resources[:] = [{"CPU": 1.0}]
     store.attempts.run_started(second.run_id, second.attempt, total_steps=9, resumed_from_step=4, facts={})
     sweep.ended(second.turn, MACHINE_FAILED)
@@ -108,7 +108,7 @@ def test_capacity_is_waited_for_when_asked_and_said_once(
     assert "runs are waiting for capacity" in notes[0]
     resources.append({"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0})
     clock.forward(3)
-    assert given(sweep).shape.device == "cuda"
+    assert given(sweep).turn.shape.device == "cuda"
 
 
 def test_cells_of_absent_hardware_wait_while_the_others_go_on(

@@ -48,7 +48,7 @@ def test_the_best_checkpoint_becomes_the_model_and_the_one_further_root(
     begin: Begin, source: Run, settings: Settings
 ) -> None:
     sweep, _ = begin(1, model={"name": f"run:{source.id}", "teacher": f"run:{source.id}"})
-    config = given(sweep).config
+    config = given(sweep).turn.config
     best = str(folder_of(settings, source) / "step-00000005")
     assert (config.model.name, config.model.teacher) == (best, best)
     roots = [str(root) for root in settings.roots("model")]
@@ -57,14 +57,16 @@ def test_the_best_checkpoint_becomes_the_model_and_the_one_further_root(
 
 def test_runs_without_a_source_see_no_further_root(begin: Begin, source: Run, settings: Settings) -> None:
     sweep, _ = begin(1)
-    assert given(sweep).config.workspace.model_roots == tuple(str(root) for root in settings.roots("model"))
+    assert given(sweep).turn.config.workspace.model_roots == tuple(
+        str(root) for root in settings.roots("model")
+    )
 
 
 def test_an_axis_over_teachers_gives_each_run_its_own(begin: Begin, source: Run, settings: Settings) -> None:
     sweep, _ = begin(1, search={"axes": {"model.teacher": [None, f"run:{source.id}"]}})
     without, taught = given(sweep), given(sweep)
-    assert without.config.model.teacher is None
-    assert taught.config.model.teacher == str(folder_of(settings, source) / "step-00000005")
+    assert without.turn.config.model.teacher is None
+    assert taught.turn.config.model.teacher == str(folder_of(settings, source) / "step-00000005")
 
 
 def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
@@ -134,7 +136,7 @@ def test_a_source_that_is_tried_again_is_waited_for(begin: Begin, store: Store, 
     store.runs.get = run  # type: ignore[method-assign]
     assert sweep.next_turn() is Wait.later
     pending.clear()
-    assert given(sweep).config.model.name.endswith("step-00000005")
+    assert given(sweep).turn.config.model.name.endswith("step-00000005")
 
 
 def test_a_source_without_a_checkpoint_is_said(

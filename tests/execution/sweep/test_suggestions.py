@@ -47,8 +47,8 @@ def test_configurations_are_suggested_one_after_the_other_for_all_seeds(begin: B
     runs = store.runs.page(experiment_id=experiment.id).items
     assert [first.run_id, second.run_id] == [run.id for run in runs[:2]]
     assert runs[0].point == runs[1].point
-    assert runs[0].point["optimizer.learning_rate"] == first.config.optimizer.learning_rate
-    assert runs[0].precision == runs[0].point["precision"] == first.config.precision
+    assert runs[0].point["optimizer.learning_rate"] == first.turn.config.optimizer.learning_rate
+    assert runs[0].precision == runs[0].point["precision"] == first.turn.config.precision
     assert (runs[0].cell, runs[2].point) == (runs[1].cell, {})
     assert sweep.next_turn() is Wait.later  # The next is not asked for before there is room.
     complete(sweep, store, first, Ending("completed", summary={"validation_loss": 0.5}))
@@ -141,7 +141,7 @@ def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin
     decays: set[tuple[str, float]] = set()
     for _ in range(3):
         assignment = given(sweep)
-        optimizer = assignment.config.optimizer
+        optimizer = assignment.turn.config.optimizer
         decays.add((str(optimizer.name), optimizer.weight_decay))
         complete(sweep, store, assignment, Ending("completed", summary={"validation_loss": 0.5}))
     assert decays == {("adan", 0.01), ("adan", 0.02), ("adamw", 0.3)}

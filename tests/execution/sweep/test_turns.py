@@ -114,7 +114,7 @@ def test_wide_runs_wait_for_narrow_ones_to_end(begin: Begin, store: Store) -> No
     narrow = given(sweep)
     assert sweep.next_turn() is Wait.later
     complete(sweep, store, narrow)
-    assert given(sweep).shape.workers == 2
+    assert given(sweep).turn.shape.workers == 2
 
 
 def test_a_cancelled_run_is_passed_over(begin: Begin, store: Store) -> None:
@@ -149,12 +149,12 @@ def test_a_run_keeps_its_folder_over_attempts_and_shares_the_cache(
     sweep.ended(first.turn, Ending("failed", failure=(FailureClass.infrastructure, "died")))
     clock.forward(2)
     again = given(sweep)
-    assert again.config == first.config
-    assert first.config.workspace.checkpoints != second.config.workspace.checkpoints
-    assert first.config.workspace.cache == second.config.workspace.cache
-    assert str(settings.data_dir) in first.config.workspace.checkpoints
-    assert f"/{experiment.id}/runs/{first.run_id}/" in first.config.workspace.checkpoints
-    assert first.config.threads == 1
+    assert again.turn.config == first.turn.config
+    assert first.turn.config.workspace.checkpoints != second.turn.config.workspace.checkpoints
+    assert first.turn.config.workspace.cache == second.turn.config.workspace.cache
+    assert str(settings.data_dir) in first.turn.config.workspace.checkpoints
+    assert f"/{experiment.id}/runs/{first.run_id}/" in first.turn.config.workspace.checkpoints
+    assert first.turn.config.threads == 1
 
 
 def test_a_turn_that_led_to_no_attempt_is_given_again(begin: Begin, store: Store) -> None:

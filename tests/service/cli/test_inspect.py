@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from service.cli.app import app
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
-from service.scheduling.admission import admit
+from service.scheduling.admission import checked_plans, read_spec
 from tests.trainers.corpora import write_task
 from trainers.tasks import TASKS
 from trainers.tasks.inspection import estimated_tokens
@@ -53,7 +53,7 @@ def write(folder: Path, name: str, row: Callable[[random.Random], str], rows: in
 
 def valid(spec: Mapping[str, Any], root: Path) -> None:
     settings = Settings(data_dir=root / "service", data_roots=str(root))
-    admit(yaml.safe_dump(spec).encode(), settings, CATALOGUE, None, now_s=0.0)
+    checked_plans(read_spec(yaml.safe_dump(spec).encode(), CATALOGUE), settings.roots, CATALOGUE, None)
 
 
 def row(**fields: Callable[[random.Random], Any]) -> Callable[[random.Random], str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.planner.backpropagation import Layer, into_buckets, pass_ms, ring_all_reduce_ms
+from service.planner.step_time import Layer, into_buckets, pass_ms, ring_all_reduce_ms
 
 # Published layer times in ms, computation and communication: BERT-base on 2 and on 4 V100.
 PUBLISHED = {

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from service.planner.backpropagation import ring_all_reduce_ms
 from service.planner.step_time import (
     MIB,
     Exchange,
@@ -17,6 +16,7 @@ from service.planner.step_time import (
     Step,
     assumed,
     estimate,
+    ring_all_reduce_ms,
 )
 from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset

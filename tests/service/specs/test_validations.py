@@ -12,7 +12,7 @@ from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
 from service.recording.mailbox import Turn
-from service.scheduling.admission import admit
+from service.scheduling.admission import admit, read_spec
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import read_stored
@@ -55,12 +55,13 @@ def test_settings_are_validated_once_at_submission_and_once_from_what_is_stored(
     store: Store, queue: Queue, settings: Settings
 ) -> None:
     with counted() as submission:
-        admitted = admit(TWO_CELLS, settings, CATALOGUE, None, now_s=0.0)
-    assert len(admitted.plans) == 4
+        spec = read_spec(TWO_CELLS, CATALOGUE)
+        plans, _ = admit(spec, settings, CATALOGUE, None, now_s=0.0)
+    assert len(plans) == 4
     assert submission.times == 1 + 2  # The spec, and each cell.
 
     experiment, _ = store.submissions.submit(
-        NewExperiment(admitted.spec, admitted.plans, spec_text=admitted.text, owner="ada")
+        NewExperiment(spec, plans, spec_text=TWO_CELLS.decode(), owner="ada")
     )
     queue.claim("s", lease_s=60)
     store.drivers.started(experiment.id, 1, "node", 1)
