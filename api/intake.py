@@ -310,8 +310,8 @@ def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Expe
 
 def _is_light(spec: ExperimentSpec) -> bool:
     """Returns whether it has few grid points, one dataset whose rows need no measuring, and no reuse."""
-    several = any(name.startswith("task.") for name in spec.search.axes)
-    measured = spec.batch.micro_tokens is not None or "batch.micro_tokens" in spec.search.axes
+    several = any(name.startswith("task.") for name in spec.search.fields)
+    measured = spec.batch.micro_tokens is not None or "batch.micro_tokens" in spec.search.fields
     if several or measured or spec.reuse or spec.run_count() > LIGHT_RUNS:
         return False
     probes = spec.search.probes() if spec.search.info.suggests else ()

@@ -21,7 +21,8 @@ from service.analysis.recommend import Configuration, Constraint
 from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
 from service.analysis.words import metric_of
-from service.domain.formats import axis_value
+from service.domain.formats import axis_value, short_name
+from service.domain.grid import fields_of
 from service.domain.metrics import (
     MARGINS,
     Metric,
@@ -95,11 +96,16 @@ class Rows:
         return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
 
     def _axis(self, name: str, parameter: str) -> str:
-        """Accepts the last part of a name where only one axis has it."""
+        """Accepts the last part of a name, or a field of linked axes, where only one axis has it."""
         known = self.axes
         if name in known:
             return name
-        ending = [axis for axis in known if axis.rsplit(".", 1)[-1] == name]
+        ending = [
+            axis
+            for axis in known
+            if any(name in (part, part.rsplit(".", 1)[-1]) for part in (axis, *fields_of(axis)))
+            or name == short_name(axis)
+        ]
         if len(ending) == 1:
             return ending[0]
         raise BadQuestion(parameter, f"unknown axis '{name[:100]}'; axes: {', '.join(known) or 'none'}")

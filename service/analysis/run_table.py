@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from service.analysis.answers import EVERYTHING, AnalysisError, NotComparable, Selection
 from service.db import schema
-from service.domain.grid import AxisValue
+from service.domain.grid import AxisValue, varied_fields
 from service.domain.ledger import Sum
 from service.domain.metrics import finite
 from service.domain.neighbours import Neighbour, disturbances
@@ -114,11 +114,11 @@ class RunTable:
                 f"the runs are of different tasks ({', '.join(tasks)}); "
                 f"compare runs of one task, for instance with the filter: task = '{tasks[0]}'"
             )
-        axes = set(self.axes)
+        varied = varied_fields(self.axes)
         seen: dict[str, tuple[Any, int]] = {}
         for run in self.runs:
             for name, value in self.data.get(run.id, {}).items():
-                if name in _OF_THE_CONFIGURATION or _OF_AN_AXIS.get(name) in axes:
+                if name in _OF_THE_CONFIGURATION or _OF_AN_AXIS.get(name) in varied:
                     continue
                 first, number = seen.setdefault(name, (value, run.id))
                 if first != value:

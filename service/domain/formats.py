@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from service.domain.grid import LINK, fields_of
 from service.domain.metrics import Spread
 from trainers.metrics import SCORES
 
@@ -149,8 +150,12 @@ def utc(at_s: float) -> str:
 
 def short_names(axes: Sequence[str]) -> dict[str, str]:
     """Returns the last part of each dotted name, unless two axes would then share it."""
-    last = [_SHORT.get(axis, axis.rsplit(".", 1)[-1]) for axis in axes]
+    last = [short_name(axis) for axis in axes]
     return {axis: short if last.count(short) == 1 else axis for axis, short in zip(axes, last, strict=True)}
+
+
+def short_name(axis: str) -> str:
+    return LINK.join(_SHORT.get(field, field.rsplit(".", 1)[-1]) for field in fields_of(axis))
 
 
 def axis_value(value: Any) -> str:

@@ -12,7 +12,7 @@ from service.config.document import SpecError
 from service.config.hardware import find
 from service.domain.events import EventKind
 from service.domain.formats import point_text
-from service.domain.grid import Point
+from service.domain.grid import Point, varied_fields
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES, RunState
 from service.driving.limits import Allowances, BudgetLimit, ClusterRoom, RoomLeft
@@ -385,7 +385,7 @@ class RunChooser:
         """Whether runs that the cluster cannot hold wait for nodes instead of failing."""
         spec = self._room.spec_of(group.sample)
         waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
-        return waits or "hardware" in group.sample.point or group.started
+        return waits or "hardware" in varied_fields(group.sample.point) or group.started
 
     def _cannot_run(self, group: Group, missing: str) -> None:
         """Notes what is missing, and fails the runs unless they wait for nodes.

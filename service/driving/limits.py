@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from service.domain.events import EventKind
+from service.domain.grid import fields_of
 from service.domain.records import Run
 from service.domain.shares import DeviceAllowance
 from service.domain.states import RunState
@@ -184,7 +185,13 @@ class ClusterRoom:
 
     def demand(self, run: Run) -> tuple[tuple[str, object], ...]:
         """Returns the axis values that decide what a run takes; runs that agree in them share all answers."""
-        return tuple(sorted((name, run.point[name]) for name in run.point if name.startswith(_SHAPING)))
+        return tuple(
+            sorted(
+                (axis, value)
+                for axis, value in run.point.items()
+                if any(field.startswith(_SHAPING) for field in fields_of(axis))
+            )
+        )
 
     def spec_of(self, run: Run) -> ExperimentSpec:
         """Returns the spec of some run with the same demand."""

@@ -50,7 +50,7 @@ def data_key(spec: ExperimentSpec) -> str:
 
 def data_vary(spec: ExperimentSpec) -> bool:
     """Returns whether an axis changes the data, so that runs need not share a mistake in it."""
-    return any(name.startswith(DATA_AXES) for name in spec.search.axes)
+    return any(name.startswith(DATA_AXES) for name in spec.search.fields)
 
 
 def diverges(losses: Sequence[float], factor: float) -> bool:

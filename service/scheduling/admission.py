@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from service.config.document import Problem, SpecError, first_problems, parse, refusal
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.domain.grid import varied_fields
 from service.scheduling.cluster import ClusterSnapshot, unsatisfiable
 from service.specs.data import data_problems, room_problems
 from service.specs.experiment import ExperimentSpec, RunPlan, validate
@@ -128,8 +129,9 @@ def _capacity_problems(
     reasons = [(plan, unsatisfiable(plan.spec, snapshot, catalogue)) for plan in demands.values()]
     some = any(reason is None for _, reason in reasons)
     for plan, reason in reasons:
-        if reason is not None and not (some and "hardware" in plan.point):
-            path = "hardware" if "hardware" in plan.point else "resources"
+        varies = "hardware" in varied_fields(plan.point)
+        if reason is not None and not (some and varies):
+            path = "hardware" if varies else "resources"
             yield Problem(
                 "unsatisfiable-resources",
                 path,

@@ -515,7 +515,7 @@ def _missing(
     if canonical is None or cluster is None:
         return None
     spec = read_stored(canonical)
-    if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.axes):
+    if any(name.startswith(("hardware", "resources.", "parallel.")) for name in spec.search.fields):
         return None  # Some of its runs may fit; the driver leaves the others queued with their reason.
     return unsatisfiable(spec, cluster, catalogue)
 

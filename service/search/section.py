@@ -6,7 +6,9 @@ with fields of their own.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -24,7 +26,7 @@ from pydantic_core import CoreSchema
 
 from service.config.document import shortened
 from service.domain import grid
-from service.domain.grid import MAX_RUNS, AxisValue, Point, Range
+from service.domain.grid import LINK, MAX_RUNS, AxisValue, Conditions, FieldValue, Point, Range
 from service.search.protocol import SEARCHES, Judge, Samples, SearchInfo, Suggestion, names
 from trainers.config import Section
 from trainers.metrics import SCORES, Better
@@ -44,13 +46,17 @@ class Search(Section):
     """asha only: one in this many runs continues from a rung; the next rung is this many times as far."""
     name: Annotated[str, NameIn(SEARCHES), described(SEARCHES)] = "grid"
     """Search over the axes' combinations."""
-    axes: dict[str, list[AxisValue] | Range] = Field(default_factory=dict)
+    axes: dict[str, list[FieldValue] | Range] = Field(default_factory=dict)
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
+    together: list[dict[str, list[FieldValue]]] = Field(default_factory=list)
+    """Linked axes: fields whose values move together, such as
+    `[{parallel.workers: [1, 2, 4], batch.global_size: [16, 32, 64]}]`; each entry is one axis, the last."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
     """Conditional axes: by axis, the values of other axes with which it varies; else it is left out."""
-    otherwise: dict[str, AxisValue] = Field(default_factory=dict)
-    """Of conditional axes, the field's value where the axis is left out; unset = what the spec has for it."""
+    otherwise: dict[str, AxisValue | list[FieldValue]] = Field(default_factory=dict)
+    """Of conditional axes, the field's value where the condition does not hold, or a list of values that the
+    axis has there; unset = what the spec has for it."""
     samples: int | None = Field(default=None, ge=1, le=MAX_RUNS)
     """How many combinations are drawn or suggested; unset = every one, where the search walks a grid."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -76,16 +82,16 @@ class Search(Section):
                     "or give a range {low: ..., high: ...}"
                 )
             for value in values:
-                if not isinstance(value, AxisValue):
+                if isinstance(value, Mapping):
                     raise ValueError(
-                        f"axis '{name}' has the value {_shown(value)}, but a list or section cannot be an "
-                        "axis value; submit one experiment per value, and compare them"
+                        f"axis '{name}' has the value {_shown(value)}, but a section cannot be an axis "
+                        "value; make each of its fields an axis, and link them with search.together"
                     )
         return axes
 
     @field_validator("axes")
     @classmethod
-    def _not_empty(cls, axes: dict[str, list[AxisValue] | Range]) -> dict[str, list[AxisValue] | Range]:
+    def _not_empty(cls, axes: dict[str, list[FieldValue] | Range]) -> dict[str, list[FieldValue] | Range]:
         for name, values in axes.items():
             if isinstance(values, Range):
                 continue
@@ -94,6 +100,29 @@ class Search(Section):
             if len({json.dumps(value) for value in values}) < len(values):
                 raise ValueError(f"axis '{name}' lists a value twice; repeat runs with seeds instead")
         return axes
+
+    @field_validator("together")
+    @classmethod
+    def _equally_long(cls, together: list[dict[str, list[FieldValue]]]) -> list[dict[str, list[FieldValue]]]:
+        for columns in together:
+            names = list(columns)
+            if len(names) < 2:
+                raise ValueError(
+                    f"an entry links {', '.join(names) or 'no field'}; list two or more fields in it, or "
+                    "move it to search.axes"
+                )
+            lengths = {name: len(values) for name, values in columns.items()}
+            if len(set(lengths.values())) > 1:
+                counts = " and ".join(f"{count} of {name}" for name, count in lengths.items())
+                raise ValueError(f"values move together, but there are {counts}; list equally many of each")
+            if not lengths[names[0]]:
+                raise ValueError(f"{LINK.join(names)} is empty; give at least one value of each or remove it")
+            labels = grid.linked(list(columns.values()))
+            if len(set(labels)) < len(labels):
+                raise ValueError(
+                    f"{LINK.join(names)} lists a combination twice; repeat runs with seeds instead"
+                )
+        return together
 
     @field_validator("metric")
     @classmethod
@@ -124,9 +153,66 @@ class Search(Section):
                 raise ValueError(f"otherwise has '{name}', which has no condition; add it to search.when")
         return self
 
-    def settings(self, point: Mapping[str, AxisValue]) -> Point:
+    @model_validator(mode="after")
+    def _once(self) -> Search:
+        names = [*self.axes, *(name for columns in self.together for name in columns)]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ValueError(
+                    f"'{name}' is in two axes; keep it in one of search.axes and search.together"
+                )
+        return self
+
+    @property
+    def fields(self) -> dict[str, list[FieldValue] | Range]:
+        """Values by field that varies, those of linked axes included."""
+        return {
+            **self.axes,
+            **{name: values for columns in self.together for name, values in columns.items()},
+        }
+
+    @functools.cached_property
+    def _written(self) -> dict[str, dict[AxisValue, dict[str, FieldValue]]]:
+        """By axis and value in a point, where the two differ from field and value: the fields' values."""
+        written: dict[str, dict[AxisValue, dict[str, FieldValue]]] = {}
+        for name, values in [*self.axes.items(), *self._varied_otherwise.items()]:
+            if not isinstance(values, Range) and any(isinstance(value, list) for value in values):
+                of_axis = written.setdefault(name, {})
+                of_axis |= {
+                    label: {name: value} for label, value in zip(grid.labels(values), values, strict=True)
+                }
+        for columns in self.together:
+            rows = zip(*columns.values(), strict=True)
+            written[LINK.join(columns)] = {
+                label: dict(zip(columns, row, strict=True))
+                for label, row in zip(grid.linked(list(columns.values())), rows, strict=True)
+            }
+        return written
+
+    @property
+    def _varied_otherwise(self) -> dict[str, list[FieldValue]]:
+        """Of conditional axes, the values that they have where the condition does not hold."""
+        varied: dict[str, list[FieldValue]] = {}
+        for name, value in self.otherwise.items():
+            values = self.axes.get(name)
+            of_lists = isinstance(values, list) and any(isinstance(one, list) for one in values)
+            if isinstance(value, list) and (not of_lists or any(isinstance(one, list) for one in value)):
+                varied[name] = value
+        return varied
+
+    def settings(self, point: Mapping[str, AxisValue]) -> dict[str, FieldValue]:
         """Returns the fields that a point decides: its values, and `otherwise` for axes it leaves out."""
-        return {**self.otherwise, **point} if point else {}
+        if not point:
+            return {}
+        varied = self._varied_otherwise
+        fields: dict[str, FieldValue] = {
+            name: value  # type: ignore[misc]  # Lists of lists are varied.
+            for name, value in self.otherwise.items()
+            if name not in varied
+        }
+        for axis, value in point.items():
+            fields |= self._written.get(axis, {}).get(value, {axis: value})
+        return fields
 
     @model_validator(mode="after")
     def _conditions_can_hold(self) -> Search:
@@ -136,13 +222,18 @@ class Search(Section):
                 f"when involves {len(involved)} axes, more than the limit of {MAX_CONDITIONED}; "
                 "submit one experiment per case"
             )
+        axes = self._labelled()
         for name, needs in self.when.items():
             if name not in self.axes:
+                if name in self.fields:
+                    raise ValueError(
+                        f"when has '{name}', which is linked to others; link no conditional axis"
+                    )
                 raise ValueError(
                     f"when has '{name}', which is not an axis; add it to search.axes or remove it"
                 )
             for other, values in needs.items():
-                known = self.axes.get(other)
+                known = self.fields.get(other)
                 if known is None:
                     raise ValueError(
                         f"when of '{name}' depends on '{other}', which is not an axis; "
@@ -152,22 +243,49 @@ class Search(Section):
                     raise ValueError(
                         f"when of '{name}' depends on '{other}', which is a range; use a listed axis"
                     )
-                listed = set(known)
+                listed = set(grid.labels(known))
                 strange = next((_shown(value) for value in values if value not in listed), None)
                 if strange is not None or not values:
                     raise ValueError(
                         f"when of '{name}': '{other}' is never {strange or 'anything'}; "
-                        f"use values from {shortened(json.dumps(known), 400)}"
+                        f"use values from {shortened(json.dumps(grid.labels(known)), 400)}"
                     )
-        grid.ordered(self.axes, self.when)
+        grid.ordered(axes, self._conditions())
         return self
+
+    def _labelled(self) -> dict[str, list[AxisValue] | Range]:
+        """Returns the axes as points have them, linked ones under their joint names."""
+        plain = {
+            name: values if isinstance(values, Range) else grid.labels(values)
+            for name, values in self.axes.items()
+        }
+        return plain | {LINK.join(columns): grid.linked(list(columns.values())) for columns in self.together}
+
+    def _conditions(self) -> Conditions:
+        """Returns `when` over the axes as points have them: a linked field stands for its axis."""
+        conditions: dict[str, dict[str, list[AxisValue]]] = {}
+        for name, needs in self.when.items():
+            conditions[name] = {other: values for other, values in needs.items() if other in self.axes}
+            for columns in self.together:
+                named = [other for other in columns if other in needs]
+                if named:
+                    rows = zip(*(grid.labels(columns[other]) for other in named), strict=True)
+                    conditions[name][LINK.join(columns)] = [
+                        label
+                        for label, row in zip(grid.linked(list(columns.values())), rows, strict=True)
+                        if all(value in needs[other] for other, value in zip(named, row, strict=True))
+                    ]
+        return conditions
 
     @property
     def info(self) -> SearchInfo:
         return SEARCHES[self.name]
 
-    def ordered_axes(self) -> dict[str, list[AxisValue] | Range]:
-        return {name: self.axes[name] for name in grid.ordered(self.axes, self.when)}
+    def space(self) -> grid.Space:
+        axes, conditions = self._labelled(), self._conditions()
+        otherwise = {name: grid.labels(values) for name, values in self._varied_otherwise.items()}
+        ordered = {name: axes[name] for name in grid.ordered(axes, conditions)}
+        return grid.Space(ordered, conditions, otherwise)
 
     @property
     def least_share(self) -> float:
@@ -175,7 +293,7 @@ class Search(Section):
         return 1.0
 
     def run_count(self, seeds: int) -> int:
-        return grid.cardinality(self.ordered_axes(), seeds, self.samples, self.when)
+        return self.space().cardinality(seeds, self.samples)
 
     def points(self) -> Iterator[Point]:
         """Returns the grid points, in product order or as drawn; empty ones if they are suggested later."""
@@ -198,31 +316,31 @@ class Search(Section):
         return None
 
     def _product(self) -> Iterator[Point]:
-        axes = self.ordered_axes()
-        if self.samples is not None:
-            return grid.sampled_points(axes, self.samples, self.seed, self.when)
-        listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
-        return grid.grid_points(listed, self.when)
+        space = self.space()
+        return space.points() if self.samples is None else space.sampled(self.samples, self.seed)
 
     def probes(self) -> Iterator[Point]:
         """Yields points that have each listed value, and both ends of each range, at least once."""
-        ends = {
-            name: [values.low, values.high] if isinstance(values, Range) else values
-            for name, values in self.ordered_axes().items()
-        }
-        for name, values in ends.items():
-            for value in values:
-                chosen = {other: options[0] for other, options in ends.items()} | {name: value}
+        space, conditions = self.space(), self._conditions()
+        for name, values in space.axes.items():
+            for value in _ends(values):
+                chosen = {other: _ends(options)[0] for other, options in space.axes.items()} | {name: value}
                 conditional = [name]
                 for axis in conditional:  # What an axis asks for may be conditional itself.
-                    needs = self.when.get(axis, {})
-                    chosen |= {other: options[0] for other, options in needs.items()}
+                    needs = conditions.get(axis, {})
+                    chosen |= {other: next(iter(options)) for other, options in needs.items()}
                     conditional += [other for other in needs if other not in conditional]
                 point: Point = {}
-                for other in ends:
-                    if grid.holds(other, self.when, point):
+                for other in space.axes:
+                    if space.holds(other, point):
                         point[other] = chosen[other]
+                    elif alternatives := space.values(other, point):
+                        point[other] = _ends(alternatives)[0]
                 yield point
+
+
+def _ends(values: Sequence[AxisValue] | Range) -> Sequence[AxisValue]:
+    return [values.low, values.high] if isinstance(values, Range) else values
 
 
 def _by_name(document: Any, handler: ValidatorFunctionWrapHandler) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import model_validator
 
 from service.domain import grid
-from service.domain.grid import Axes, AxisValue, Conditions, Point, Range
+from service.domain.grid import AxisValue, Point, Range, Space
 from service.search.protocol import Outcome, Samples, SearchInfo, Suggestion
 from service.search.section import Search
 from trainers.metrics import Better
@@ -39,7 +39,7 @@ class Tpe(Search):
         return self
 
     def suggest(self, earlier: Sequence[Suggestion], better: Better) -> Point:
-        return suggest(self.ordered_axes(), self.when, earlier, better=better, seed=self.seed)
+        return suggest(self.space(), earlier, better=better, seed=self.seed)
 
 
 TPE = SearchInfo(
@@ -51,20 +51,17 @@ TPE = SearchInfo(
 )
 
 
-def suggest(
-    axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], *, better: Better, seed: int
-) -> Point:
+def suggest(space: Space, earlier: Sequence[Suggestion], *, better: Better, seed: int) -> Point:
     """Returns a new configuration (`ValueError` = all have been suggested)."""
     known = {_text(one.point) for one in earlier}
     for number in range(_TRIES):
-        point = _ask(axes, conditions, earlier, better, _seed_of(seed, len(earlier), number))
+        point = _ask(space, earlier, better, _seed_of(seed, len(earlier), number))
         if _text(point) not in known:
             return point
     # The estimator repeats itself. Ranges still give new values; of lists the rest is walked.
-    listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
-    if len(listed) < len(axes):
+    if space.is_continuous:
         return point
-    everything = itertools.islice(grid.grid_points(listed, conditions), grid.MAX_RUNS)
+    everything = itertools.islice(space.points(), grid.MAX_RUNS)
     left = [other for other in everything if _text(other) not in known]
     if not left:
         raise ValueError("all configurations have been suggested")
@@ -75,9 +72,7 @@ def _text(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def _ask(
-    axes: Axes, conditions: Conditions, earlier: Sequence[Suggestion], better: Better, seed: int
-) -> Point:
+def _ask(space: Space, earlier: Sequence[Suggestion], better: Better, seed: int) -> Point:
     # Imported here: only a sweep of this kind pays for it.
     import optuna
     from optuna.trial import TrialState, create_trial
@@ -89,7 +84,6 @@ def _ask(
         Outcome.bad: TrialState.PRUNED,
         Outcome.unknown: TrialState.FAIL,
     }
-    distributions = {name: _distribution(values) for name, values in axes.items()}
     # With `constant_liar` those still running count as poor, so that runs at the same time spread out.
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_FIRST, constant_liar=True)
     study = optuna.create_study(direction="minimize" if better == "lower" else "maximize", sampler=sampler)
@@ -97,22 +91,29 @@ def _ask(
         create_trial(
             state=states[one.outcome],
             value=one.value,
-            params={name: _parameter(axes[name], value) for name, value in one.point.items()},
-            distributions={name: distributions[name] for name in one.point},
+            params={_name(space, axis, one.point): _parameter(space, axis, one.point) for axis in one.point},
+            distributions={
+                _name(space, axis, one.point): _distribution(space.values(axis, one.point))
+                for axis in one.point
+            },
         )
         for one in earlier
     )
     trial = study.ask()
     point: Point = {}
-    for name, values in axes.items():
-        if not grid.holds(name, conditions, point):
-            continue
+    for axis in space.axes:
+        name, values = _name(space, axis, point), space.values(axis, point)
         if isinstance(values, Range):
-            point[name] = values.rounded(trial.suggest_float(name, values.low, values.high, log=values.log))
-        else:
+            point[axis] = values.rounded(trial.suggest_float(name, values.low, values.high, log=values.log))
+        elif values:
             # By position, because values of one axis may be of several types, and 1 equals true.
-            point[name] = values[trial.suggest_categorical(name, range(len(values)))]
+            point[axis] = values[trial.suggest_categorical(name, range(len(values)))]
     return point
+
+
+def _name(space: Space, axis: str, point: Point) -> str:
+    """Returns the parameter's name: other values than the axis' own are a parameter of their own."""
+    return axis if space.holds(axis, point) else f"{axis} otherwise"
 
 
 def _distribution(values: Sequence[AxisValue] | Range) -> BaseDistribution:
@@ -123,7 +124,8 @@ def _distribution(values: Sequence[AxisValue] | Range) -> BaseDistribution:
     return CategoricalDistribution(range(len(values)))
 
 
-def _parameter(values: Sequence[AxisValue] | Range, value: AxisValue) -> Any:
+def _parameter(space: Space, axis: str, point: Point) -> Any:
+    values, value = space.values(axis, point), point[axis]
     if isinstance(values, Range):
         return value
     return next(place for place, one in enumerate(values) if one == value and type(one) is type(value))

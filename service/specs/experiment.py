@@ -20,7 +20,7 @@ from pydantic import create_model
 from service.config.document import SpecError, shortened
 from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
-from service.domain.grid import REFERENCE_CELL, AxisValue, Point
+from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue, Point
 from service.search import Search
 from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json
 from service.specs.rules import INFEASIBLE, problems_of
@@ -45,7 +45,7 @@ class ExperimentSpec(SpecFields):
         An empty point is not suggested yet: the axes' first values count. `named` names the point in
         problems, `infeasible` allows a precision that the hardware does not support.
         """
-        if not self.search.axes:
+        if not self.search.fields:
             # Validated as it stands.
             return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
         prefix = f"grid point {shortened(canonical_json(dict(point)), 400)}: " if point and named else ""
@@ -57,9 +57,11 @@ class ExperimentSpec(SpecFields):
             raise SpecError(problems)
         return resolved._with_entry(catalogue)
 
-    def _with_values(self, values: Mapping[str, AxisValue], prefix: str) -> ExperimentSpec:
+    def _with_values(self, values: Mapping[str, FieldValue], prefix: str) -> ExperimentSpec:
         """Returns the spec with dotted fields set, the changed sections validated again, and no search."""
         document: dict[str, Any] = {}
+        if self.batch.per_worker_size is not None or "batch.per_worker_size" in values:
+            document["batch"] = self.batch.model_dump(mode="json", exclude={"global_size"})  # It follows.
         for dotted, value in values.items():
             name, *fields = dotted.split(".")
             if not fields:
@@ -106,11 +108,11 @@ class ExperimentSpec(SpecFields):
                 self.at(point, catalogue, infeasible=True)
         plans = self._plans(catalogue, before_each)
         # Only the whole grid shows that no hardware computes any of its cells.
-        yield from list(plans) if "hardware" in self.search.axes else plans
+        yield from list(plans) if "hardware" in self.search.fields else plans
 
     def _plans(self, catalogue: Mapping[str, Hardware], before_each: Callable[[], None]) -> Iterator[RunPlan]:
         seeds, places = self.seeds, self.places()
-        mixed = "hardware" in self.search.axes
+        mixed = "hardware" in self.search.fields
         index = 0
         refused: Point | None = None
         measured: RunPlan | None = None
@@ -182,9 +184,9 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
     condition; elsewhere the document's own value stays.
     """
     search = document.get("search")
-    axes = search.get("axes") if isinstance(search, Mapping) else None
-    if not isinstance(search, Mapping) or not isinstance(axes, Mapping):
+    if not isinstance(search, Mapping):
         return document
+    axes = _written_axes(search)
     known, written = set(axis_names()), search.get("when")
     conditions = {
         name: needs
@@ -208,9 +210,21 @@ def _with_first_point(document: Mapping[str, object]) -> Mapping[str, object]:
         return document  # Validation names the circle, or the value that should be a section.
     otherwise = search.get("otherwise", {})
     if defaults and isinstance(otherwise, Mapping):
-        defaults = {name: value for name, value in defaults.items() if isinstance(value, AxisValue)}
+        defaults = {name: value for name, value in defaults.items() if isinstance(value, AxisValue | list)}
         return {**document, "search": {**search, "otherwise": {**defaults, **otherwise}}}
     return document
+
+
+def _written_axes(search: Mapping[str, object]) -> dict[str, object]:
+    """Returns the values of each field that varies, linked or not, as far as they can be read."""
+    together = search.get("together")
+    sections = [search.get("axes"), *(together if isinstance(together, list) else ())]
+    return {
+        name: values
+        for section in sections
+        if isinstance(section, Mapping)
+        for name, values in section.items()
+    }
 
 
 def _varies(needs: object, chosen: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from service.domain import grid
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, NAME_PATTERN
-from service.domain.grid import MAX_RUNS, AxisValue
+from service.domain.grid import MAX_RUNS, FieldValue
 from service.domain.metrics import better_of
 from service.search import AnySearch, Search
 from trainers.config import Section, TrainingSections
@@ -160,14 +160,17 @@ class SpecFields(TrainingSections):
             )
         return self
 
-    def values_of(self, field: str) -> list[AxisValue]:
+    def values_of(self, field: str) -> list[FieldValue]:
         """All listed values of a field over the grid, including that where its axis is left out."""
         value: Any = self
         for name in field.split("."):
             value = getattr(value, name)
-        listed = self.search.axes.get(field, [value])
-        values = listed if isinstance(listed, list) else []
-        return [*values, self.search.otherwise[field]] if field in self.search.otherwise else values
+        listed = self.search.fields.get(field, [value])
+        values = list(listed) if isinstance(listed, list) else []
+        if field not in self.search.otherwise:
+            return values
+        other = self.search.otherwise[field]
+        return [*values, *other] if isinstance(other, list) else [*values, other]
 
     def run_count(self) -> int:
         """Number of runs, reference runs included; computed without expanding."""
@@ -182,7 +185,7 @@ class SpecFields(TrainingSections):
     @property
     def metric_better(self) -> Better | None:
         """Winning direction of `search.metric`; None = not known, or not the same for all tasks."""
-        tasks = self.search.axes.get("task.name")
+        tasks = self.search.fields.get("task.name")
         infos = [TASKS.get(str(name)) for name in (tasks if isinstance(tasks, list) else [self.task.name])]
         directions = {better_of(self.search.metric, info.headline if info else None) for info in infos}
         return directions.pop() if len(directions) == 1 else None

@@ -45,7 +45,7 @@ def problems_of(
 
 
 def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], prefix: str) -> Iterator[Problem]:
-    if "hardware" in spec.search.axes:
+    if "hardware" in spec.search.fields:
         return  # Each grid point is checked on its own.
     try:
         hardware = lookup(spec.hardware, catalogue)
@@ -53,25 +53,25 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], pref
     except ValueError as error:
         yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
         return
-    if "model.encoder" not in spec.search.axes:
+    if "model.encoder" not in spec.search.fields:
         for field, where, encoder in _encoders(spec):
             try:
                 ENCODERS[encoder].require_device(hardware.device, hardware.name)
             except ValueError as error:
                 yield _invalid(field, f"{prefix}{where}{error}")
     yield from _device_problems(spec, hardware, prefix)
-    if "precision" not in spec.search.axes:
+    if "precision" not in spec.search.fields:
         yield from _precision_problems(spec, hardware, prefix)
     evaluation = spec.numerics.evaluation
     judged = evaluation in _HALVES and not hardware.kind.emulates_halves
-    if judged and "numerics.evaluation" not in spec.search.axes:
+    if judged and "numerics.evaluation" not in spec.search.fields:
         reason = hardware.lacks(Precision(evaluation))
         if reason is not None:
             yield Problem(INFEASIBLE, "numerics.evaluation", prefix + reason)
     distilled = {"model.teacher", "distillation.teacher_precision"}
     wanted = "auto" if spec.model.teacher is None else spec.distillation.teacher_precision
     served = wanted == "auto" or wanted in hardware.kind.teacher_precisions
-    if not served and distilled.isdisjoint(spec.search.axes):
+    if not served and distilled.isdisjoint(spec.search.fields):
         yield Problem(
             INFEASIBLE,
             "distillation.teacher_precision",
@@ -93,7 +93,7 @@ def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> It
     if spec.precision != WantedPrecision.auto:
         if (reason := hardware.lacks(Precision(spec.precision))) is not None:
             yield Problem(INFEASIBLE, "precision", prefix + reason)
-    elif "model.encoder" not in spec.search.axes:
+    elif "model.encoder" not in spec.search.fields:
         try:
             ENCODERS[spec.model.encoder].require_precision(hardware.auto_precision)
         except ValueError as error:
@@ -109,7 +109,7 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
             value = getattr(value, name)
         return value
 
-    kind, axes = hardware.kind, spec.search.axes
+    kind, axes = hardware.kind, spec.search.fields
     for field, served in kind.serves.items():
         if field not in axes and (value := value_of(field)) not in served:
             yield _invalid(field, prefix + kind.refusal(field, value, hardware.name))
@@ -149,16 +149,25 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
 
 def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
     known = set(axis_names())
-    unknown = (name for name in spec.search.axes if name not in known)
+    unknown = (name for name in spec.search.fields if name not in known)
     for number, name in enumerate(unknown):
         hint = nearest_axis(name, known) if number < MAX_SUGGESTIONS else UNCOMPARED
-        yield Problem("unknown-axis", f"search.axes.{name}", f"unknown field '{shortened(name)}'; {hint}")
+        yield Problem(
+            "unknown-axis", f"search.{_place(spec, name)}", f"unknown field '{shortened(name)}'; {hint}"
+        )
+
+
+def _place(spec: SpecFields, axis: str) -> str:
+    for number, columns in enumerate(spec.search.together):
+        if axis in columns:
+            return f"together.{number}.{axis}"
+    return f"axes.{axis}"
 
 
 def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
     """An alias and its entry on one axis would be two cells with the same runs."""
     first: dict[str, str] = {}
-    values = spec.search.axes.get("hardware", [])
+    values = spec.search.axes.get("hardware", [])  # Linked, the same entry may have other values beside it.
     for name in map(str, values if isinstance(values, list) else ()):
         entry = find(name, catalogue)
         if entry is not None and (other := first.setdefault(entry.name, name)) != name:
@@ -176,7 +185,7 @@ def _distillation_problems(
     if spec.model.teacher is None:
         if spec.stages is not None:
             return
-        if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.axes, *point):
+        if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.fields, *point):
             yield _invalid(
                 "distillation",
                 f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
@@ -200,7 +209,7 @@ def _distillation_problems(
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
     """Over an axis each grid point is judged."""
-    if {"task.name", "task.path"} & set(spec.search.axes):
+    if {"task.name", "task.path"} & set(spec.search.fields):
         return
     if spec.task.path == "":
         yield _invalid("task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>")
@@ -214,7 +223,7 @@ def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
 
 def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
     """Layers are kept of a student that has weights; over an axis each grid point is judged."""
-    if {"model.name", "model.layers"} & set(spec.search.axes):
+    if {"model.name", "model.layers"} & set(spec.search.fields):
         return
     if spec.model.layers is not None and spec.model.name in LAYERS:
         yield _invalid(
@@ -234,7 +243,7 @@ def _metric_problems(spec: SpecFields) -> Iterator[Problem]:
 
 
 def _untrained_problems(spec: SpecFields) -> Iterator[Problem]:
-    values = spec.search.axes.get("length.steps", [spec.length.steps])
+    values = spec.search.fields.get("length.steps", [spec.length.steps])
     none = 0 in values if isinstance(values, list) else values.low == 0
     if not none:
         return

@@ -12,7 +12,6 @@ from pydantic import Field
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
-from service.domain import grid
 from service.domain.grid import Point
 from service.domain.states import ExperimentState
 from service.driving.choosing import Wait
@@ -99,7 +98,7 @@ class Climb(Search):
         """The first of those that differ least from the best."""
         sign = 1.0 if better == "lower" else -1.0
         known = [one.point for one in earlier]
-        left = [point for point in grid.grid_points(self.ordered_axes(), self.when) if point not in known]
+        left = [point for point in self.space().points() if point not in known]
         if not left:
             raise ValueError("all configurations have been suggested")
         valued = [one for one in earlier if one.outcome is Outcome.valued]

@@ -10,17 +10,22 @@ from pydantic import Field, field_validator, model_validator
 
 from trainers.registry import Section
 
+MAX_BATCH = 65536  # Examples
+
 
 class Batch(Section):
     """How many examples one step sees."""
 
-    global_size: int = Field(default=16, ge=1, le=65536)
+    global_size: int = Field(default=16, ge=1, le=MAX_BATCH)
     """Examples per optimizer update, over all workers and accumulation steps."""
+    per_worker_size: int | None = Field(default=None, ge=1, le=MAX_BATCH)
+    """Examples per optimizer update on one worker (in a pipeline: on its stages together), from which
+    `global_size` follows; unset = `global_size` counts."""
     micro_size: int | Literal["auto"] = "auto"
     """Examples per forward-backward on one worker; auto = the worker's whole share of the global batch."""
     micro_tokens: int | None = Field(default=None, ge=1, le=100_000_000)
     """Positions per forward-backward on one worker at most, padding included; unset = limited by examples."""
-    base_size: int = Field(default=1, ge=1, le=65536)
+    base_size: int = Field(default=1, ge=1, le=MAX_BATCH)
     """Batch that statistical efficiency is relative to, in examples; 1 = relative to single examples."""
 
     @field_validator("micro_size")
@@ -67,7 +72,7 @@ class Evaluation(Section):
 
     every_epochs: float = Field(default=1.0, gt=0.0, le=10_000)
     """Evaluate each time this many epochs have passed, and at the end."""
-    batch_size: int = Field(default=64, ge=1, le=65536)
+    batch_size: int = Field(default=64, ge=1, le=MAX_BATCH)
     """Examples per forward pass on one worker."""
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, ValidationInfo, field_validator, model_validator
 
 from trainers.config.model import LAYERS, Distillation, Model
 from trainers.config.optimizer import Optimizer
 from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Parallel, require_layers
 from trainers.config.sections import (
+    MAX_BATCH,
     Batch,
     Checkpointing,
     Evaluation,
@@ -94,12 +95,12 @@ class TrainingSections(Section):
     """Half precision in detail."""
     optimizer: Optimizer = Optimizer()
     """Update rule and schedule."""
+    parallel: Parallel = Parallel()
+    """How a step is spread over workers."""
     batch: Batch = Batch()
     """How many examples one step sees."""
     length: Length = Length(epochs=1)
     """When training ends."""
-    parallel: Parallel = Parallel()
-    """How a step is spread over workers."""
     evaluation: Evaluation = Evaluation()
     """When the model is evaluated."""
     checkpoint: Checkpointing = Checkpointing()
@@ -115,6 +116,30 @@ class TrainingSections(Section):
     """Deterministic kernels: a resumed run ends bitwise where the uninterrupted one ends."""
     log_every_steps: int = Field(default=1, ge=1)
     """Report points each time this many steps have passed."""
+
+    @field_validator("batch")
+    @classmethod
+    def _global_size(cls, batch: Batch, info: ValidationInfo) -> Batch:
+        parallel = info.data.get("parallel")
+        if batch.per_worker_size is None or parallel is None:
+            return batch
+        if parallel.min_workers is not None:
+            raise ValueError(
+                "per_worker_size would change the batch with the number of workers, which varies from "
+                f"parallel.min_workers {parallel.min_workers}; set batch.global_size instead"
+            )
+        size = batch.per_worker_size * parallel.replicas
+        if "global_size" in batch.model_fields_set and batch.global_size != size:
+            raise ValueError(
+                f"per_worker_size {batch.per_worker_size} makes a global batch of {size}, but global_size is "
+                f"{batch.global_size}; remove one of them"
+            )
+        if size > MAX_BATCH:
+            raise ValueError(
+                f"per_worker_size {batch.per_worker_size} makes a global batch of {size}, more than "
+                f"{MAX_BATCH}; lower it, or use fewer workers"
+            )
+        return batch.model_copy(update={"global_size": size})
 
     @model_validator(mode="after")
     def _half_parameters(self) -> TrainingSections:

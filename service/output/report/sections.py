@@ -29,6 +29,7 @@ from service.domain.formats import (
     title,
     utc,
 )
+from service.domain.grid import varied_fields
 from service.domain.metrics import finite
 from service.domain.neighbours import in_words
 from service.domain.records import Run
@@ -193,7 +194,7 @@ def _question(contents: ReportContents) -> Iterable[Block]:
 
 def _fixed(contents: ReportContents) -> dict[str, list[str]]:
     """Properties of the runs that no axis varies."""
-    axes = {axis.partition(".")[0] for axis in contents.run_table.axes}
+    axes = {field.partition(".")[0] for field in varied_fields(contents.run_table.axes)}
     runs = contents.run_table.runs
     columns = {
         "model": ("model", "student"),

@@ -12,6 +12,7 @@ import pytest
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
+from service.domain.formats import point_text
 from service.domain.neighbours import Neighbour
 from service.domain.records import PointRow, Run
 from service.domain.states import RunState
@@ -104,6 +105,27 @@ def test_one_seed_makes_no_claim_and_says_so() -> None:
         "one seed per configuration: the spread is unknown, so nothing can be claimed"
         in question.compare().notes
     )
+
+
+def test_linked_axes_are_asked_by_either_field_and_by_their_short_name() -> None:
+    linked = {"precision": ["fp32", "bf16"], "parallel.workers+batch.global_size": ["1+16", "2+32"]}
+
+    def of(point: Any, seed: int) -> dict[str, Any]:
+        size = int(point["parallel.workers+batch.global_size"].split("+")[1])
+        return dict(figures({**point, "batch.global_size": size}, seed))
+
+    question = Question(run_table(linked, of=of))
+    for name in ("workers", "batch.global_size", "workers+batch", "parallel.workers+batch.global_size"):
+        answer = question.compare(by=[name])
+        assert answer.axes == ("parallel.workers+batch.global_size",)
+        assert [point_text(row.point) for row in answer.rows] == ["workers+batch=1+16", "workers+batch=2+32"]
+    [effects] = question.effects(metrics=["total_time_s"]).items
+    assert [level.axis for level in effects.model.levels] == list(linked)
+    pair = question.compare(a="workers+batch=2+32", b="workers+batch=1+16", metrics=["total_time_s"]).claims[
+        0
+    ]
+    assert pair.claim is not None
+    assert pair.claim.verdict == "A is better"
 
 
 def test_an_undecided_claim_says_how_many_seeds_even_after_correction() -> None:

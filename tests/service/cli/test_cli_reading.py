@@ -112,9 +112,9 @@ def test_compare_as_json_has_the_numbers(full_house: House) -> None:
 
 
 def test_compare_names_an_unknown_axis(full_house: House) -> None:
-    result = full_house.run("compare", "1", "--by", "batch")
+    result = full_house.run("compare", "1", "--by", "colour")
     assert result.exit_code == 2
-    assert result.stderr == "error: unknown axis 'batch'; axes: precision, batch.global_size\n"
+    assert result.stderr == "error: unknown axis 'colour'; axes: precision, batch.global_size\n"
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -7,13 +7,10 @@ import pytest
 from service.domain.grid import (
     MAX_RUNS,
     Range,
+    Space,
     blocked_order,
-    cardinality,
-    grid_points,
-    holds,
     ordered,
     reference_places,
-    sampled_points,
     with_axis_values,
 )
 
@@ -58,31 +55,32 @@ def test_a_range_is_walked_evenly_and_rounded_to_six_digits() -> None:
 
 
 def test_the_first_axis_varies_slowest() -> None:
-    assert list(grid_points({"a": [1, 2], "b": ["x", "y"]})) == [
+    assert list(Space({"a": [1, 2], "b": ["x", "y"]}).points()) == [
         {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"},
     ]  # fmt: skip
-    assert list(grid_points({})) == [{}]
+    assert list(Space({}).points()) == [{}]
 
 
 def test_the_size_is_the_points_or_the_samples_times_the_seeds() -> None:
     axes = {"a": [1, 2, 3], "b": [1, 2]}
-    assert cardinality(axes, 2, None) == 12
-    assert [cardinality(axes, 2, samples) for samples in (4, 6, 9)] == [8, 12, 12]
-    assert cardinality({**axes, "c": Range(low=0.0, high=1.0)}, 2, 9) == 18
-    assert cardinality({"c": Range(low=0.0, high=1.0)}, 3, None) == 3
+    assert Space(axes).cardinality(2, None) == 12
+    assert [Space(axes).cardinality(2, samples) for samples in (4, 6, 9)] == [8, 12, 12]
+    assert Space({**axes, "c": Range(low=0.0, high=1.0)}).cardinality(2, 9) == 18
+    assert Space({"c": Range(low=0.0, high=1.0)}).cardinality(3, None) == 3
     conditions = {"b": {"a": [2]}}
-    assert cardinality(axes, 1, None, conditions) == 4
-    assert cardinality(axes, 1, 3, conditions) == 3
+    assert Space(axes, conditions).cardinality(1, None) == 4
+    assert Space(axes, conditions).cardinality(1, 3) == 3
     huge = {f"a{place}": list(range(100)) for place in range(4)}
-    assert cardinality(huge, 1, None, {"a1": {"a0": [1]}}) > MAX_RUNS
+    assert Space(huge, {"a1": {"a0": [1]}}).cardinality(1, None) > MAX_RUNS
 
 
 def test_a_condition_holds_where_all_that_it_asks_for_was_chosen() -> None:
     conditions = {"c": {"a": [1, 2], "b": ["x"]}}
-    assert holds("a", conditions, {})
-    assert holds("c", conditions, {"a": 2, "b": "x"})
-    assert not holds("c", conditions, {"a": 3, "b": "x"})
-    assert not holds("c", conditions, {"a": 1})
+    space = Space({"a": [1, 2, 3], "b": ["x", "y"], "c": [1]}, conditions)
+    assert space.holds("a", {})
+    assert space.holds("c", {"a": 2, "b": "x"})
+    assert not space.holds("c", {"a": 3, "b": "x"})
+    assert not space.holds("c", {"a": 1})
 
 
 def test_axes_come_after_those_that_their_conditions_ask_for() -> None:
@@ -97,27 +95,27 @@ def test_axes_come_after_those_that_their_conditions_ask_for() -> None:
 
 def test_samples_are_distinct_points_of_the_grid_and_the_same_each_time() -> None:
     axes = {"a": [1, 2, 3], "b": ["x", "y"]}
-    every = list(grid_points(axes))
+    every = list(Space(axes).points())
     for samples in (4, 6, 9):
-        drawn = list(sampled_points(axes, samples, 7))
+        drawn = list(Space(axes).sampled(samples, 7))
         assert len(drawn) == min(samples, 6)
         assert [point for point in every if point in drawn] == sorted(drawn, key=every.index)
         assert all(list(point) == ["a", "b"] for point in drawn)
-        assert drawn == list(sampled_points(axes, samples, 7))
-    assert list(sampled_points(axes, 6, 7)) != list(sampled_points(axes, 6, 8))
+        assert drawn == list(Space(axes).sampled(samples, 7))
+    assert list(Space(axes).sampled(6, 7)) != list(Space(axes).sampled(6, 8))
 
 
 def test_samples_of_a_conditional_grid_are_points_of_it() -> None:
     axes, conditions = {"a": [1, 2], "b": ["x", "y"]}, {"b": {"a": [2]}}
-    drawn = list(sampled_points(axes, 9, 1, conditions))
-    assert sorted(drawn, key=str) == sorted(grid_points(axes, conditions), key=str)
-    assert len(list(sampled_points(axes, 2, 1, conditions))) == 2
+    drawn = list(Space(axes, conditions).sampled(9, 1))
+    assert sorted(drawn, key=str) == sorted(Space(axes, conditions).points(), key=str)
+    assert len(list(Space(axes, conditions).sampled(2, 1))) == 2
 
 
 def test_a_draw_does_not_depend_on_whether_another_axis_counts() -> None:
     axes = {"a": [1], "b": [1, 2, 3], "c": Range(low=0.0, high=1.0)}
-    with_b = list(sampled_points(axes, 5, 3))
-    without_b = list(sampled_points(axes, 5, 3, {"b": {"a": [2]}}))
+    with_b = list(Space(axes).sampled(5, 3))
+    without_b = list(Space(axes, {"b": {"a": [2]}}).sampled(5, 3))
     assert [point["c"] for point in with_b] == [point["c"] for point in without_b]
     assert [list(point) for point in without_b] == [["a", "c"]] * 5
 

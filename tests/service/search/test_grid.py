@@ -30,7 +30,7 @@ def spec(text: str):
 
 
 def test_a_conditional_axis_is_absent_where_it_does_not_count():
-    points = list(grid.grid_points(TEACHERS, ONLY_WITH_TEACHER))
+    points = list(grid.Space(TEACHERS, ONLY_WITH_TEACHER).points())
     assert points[:2] == [
         {"model.teacher": None, "precision": "fp32"},
         {"model.teacher": None, "precision": "bf16"},
@@ -50,15 +50,15 @@ def test_the_size_is_known_before_expansion(lists, data):
         if data.draw(st.booleans()):
             other = f"a{data.draw(st.integers(0, i - 1))}"
             conditions[f"a{i}"] = {other: [data.draw(st.sampled_from(axes[other]))]}
-    points = list(grid.grid_points(axes, conditions))
-    assert grid.cardinality(axes, 2, None, conditions) == 2 * len(points)
+    points = list(grid.Space(axes, conditions).points())
+    assert grid.Space(axes, conditions).cardinality(2, None) == 2 * len(points)
     assert len({tuple(sorted(point.items())) for point in points}) == len(points)
 
 
 def test_a_grid_of_a_million_points_is_counted_without_walking_it():
     axes = {f"a{i}": list(range(100)) for i in range(20)}
     conditions = {f"a{i}": {"a0": [1]} for i in range(1, 20)}
-    assert grid.cardinality(axes, 1, None, conditions) > MAX_RUNS
+    assert grid.Space(axes, conditions).cardinality(1, None) > MAX_RUNS
 
 
 @given(st.floats(0.0, 1.0))
@@ -165,14 +165,14 @@ def product(axes: int, values: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("points", [2**62, 2**63, 10**100])
 def test_points_are_drawn_from_however_large_a_product(points):
     axes = product(20, math.ceil(points ** (1 / 20)))
-    drawn = list(grid.sampled_points(axes, 50, 3))
+    drawn = list(grid.Space(axes).sampled(50, 3))
     assert len({tuple(point.values()) for point in drawn}) == 50
     assert all(point[name] in values for point in drawn for name, values in axes.items())
-    assert drawn == list(grid.sampled_points(axes, 50, 3))
+    assert drawn == list(grid.Space(axes).sampled(50, 3))
 
 
 def test_points_of_a_product_that_a_range_can_hold_are_drawn_as_ever():
-    drawn = grid.sampled_points({"a": [1, 2, 3], "b": [1, 2, 3]}, 3, 7)
+    drawn = grid.Space({"a": [1, 2, 3], "b": [1, 2, 3]}).sampled(3, 7)
     assert [tuple(point.values()) for point in drawn] == [(2, 3), (1, 3), (2, 1)]
 
 
@@ -225,7 +225,7 @@ def test_a_condition_on_many_values_is_looked_up_not_searched():
 
     values = [Counted(number) for number in range(2000)]
     axes = {"wide": values, "other": [1, 2]}
-    assert grid.cardinality(axes, 1, None, {"other": {"wide": values}}) == 4000
+    assert grid.Space(axes, {"other": {"wide": values}}).cardinality(1, None) == 4000
     assert Counted.compared <= 4 * len(values)
 
 
@@ -238,16 +238,16 @@ def test_few_axes_may_depend_on_each_other():
 
 def test_counting_walks_only_through_axes_that_conditions_name(monkeypatch):
     asked = 0
-    holds = grid.holds
+    holds = grid.Space.holds
 
     def counted(*arguments):
         nonlocal asked
         asked += 1
         return holds(*arguments)
 
-    monkeypatch.setattr(grid, "holds", counted)
+    monkeypatch.setattr(grid.Space, "holds", counted)
     decided = {f"decided{number}": [1, 2] for number in range(12)}
     when = {name: {other: [1, 2]} for other, name in itertools.pairwise(decided)}
-    assert grid.cardinality(decided | product(70, 2), 1, 5000, when) == 5000
-    assert grid.cardinality(decided | product(70, 1), 1, None, when) == 2**12
+    assert grid.Space(decided | product(70, 2), when).cardinality(1, 5000) == 5000
+    assert grid.Space(decided | product(70, 1), when).cardinality(1, None) == 2**12
     assert asked < 3 * 2**12

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.domain.grid import Axes, Conditions, Point, Range
+from service.domain.grid import Axes, Conditions, Point, Range, Space
 from service.search.protocol import Outcome, Suggestion
 from service.search.tpe import RANDOM_FIRST, suggest
 
@@ -26,7 +26,7 @@ def search(
     """So many suggestions, each judged before the next."""
     tried: list[Suggestion] = []
     for _ in range(count):
-        tried.append(judge(suggest(axes, conditions or {}, tried, better="lower", seed=seed)))
+        tried.append(judge(suggest(Space(axes, conditions), tried, better="lower", seed=seed)))
     return tried
 
 
@@ -49,7 +49,7 @@ def test_it_is_drawn_to_where_the_metric_is_good() -> None:
 def test_higher_is_better_where_it_is() -> None:
     tried: list[Suggestion] = []
     for _ in range(30):
-        point = suggest(LR, {}, tried, better="higher", seed=0)
+        point = suggest(Space(LR), tried, better="higher", seed=0)
         tried.append(Suggestion(point, Outcome.valued, -(by_distance(point).value or 0.0)))
     assert sorted(one.value or 0.0 for one in tried[-10:])[5] > -0.7
 
@@ -57,14 +57,16 @@ def test_higher_is_better_where_it_is() -> None:
 def test_what_is_stored_and_the_seed_decide_alone() -> None:
     tried = search(LR, by_distance, 15)
     for number in (0, 3, 14):
-        assert suggest(LR, {}, tried[:number], better="lower", seed=0) == tried[number].point
-    assert suggest(LR, {}, tried, better="lower", seed=0) != suggest(LR, {}, tried, better="lower", seed=1)
+        assert suggest(Space(LR), tried[:number], better="lower", seed=0) == tried[number].point
+    assert suggest(Space(LR), tried, better="lower", seed=0) != suggest(
+        Space(LR), tried, better="lower", seed=1
+    )
 
 
 def test_suggestions_at_the_same_time_spread_out() -> None:
     tried = search(LR, by_distance, 20)
     for _ in range(4):
-        tried.append(Suggestion(suggest(LR, {}, tried, better="lower", seed=0), Outcome.running))
+        tried.append(Suggestion(suggest(Space(LR), tried, better="lower", seed=0), Outcome.running))
     assert len({one.point["lr"] for one in tried[-4:]}) == 4
 
 
@@ -77,7 +79,7 @@ def test_a_list_is_walked_to_its_end_and_nothing_comes_twice() -> None:
     tried = search(axes, judge, 6)
     assert len({repr(one.point) for one in tried}) == 6
     with pytest.raises(ValueError, match="all configurations have been suggested"):
-        suggest(axes, {}, tried, better="lower", seed=0)
+        suggest(Space(axes), tried, better="lower", seed=0)
 
 
 def test_an_axis_varies_only_under_its_condition() -> None:
@@ -99,7 +101,7 @@ def test_where_it_fails_is_left_and_what_says_nothing_is_ignored() -> None:
         """How many of ten suggestions lie where all others ended like that."""
         value = 0.1 if elsewhere is Outcome.valued else None
         others = [Suggestion({"lr": 1e-2 * (1 + n / 10)}, elsewhere, value) for n in range(12)]
-        points = [suggest(LR, {}, good + others, better="lower", seed=seed) for seed in range(10)]
+        points = [suggest(Space(LR), good + others, better="lower", seed=seed) for seed in range(10)]
         return sum(float(str(point["lr"])) > 3e-3 for point in points)
 
     assert suggested(Outcome.bad) <= 2

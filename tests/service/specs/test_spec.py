@@ -149,10 +149,71 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("search: {axes: {precision: low}}", "invalid-value", "search.axes", 'such as ["low"]'),
         ("search: {axes: {precision: }}", "invalid-value", "search.axes", "such as [null]"),
         (
-            "search: {axes: {distillation.layer_map: [[0, 1], [1, 1]]}}",
+            "search: {axes: {batch: [{global_size: 8}]}}",
             "invalid-value",
             "search.axes",
-            "has the value [0, 1], but a list or section cannot be an axis value",
+            'has the value {"global_size": 8}, but a section cannot be an axis value',
+        ),
+        (
+            "search: {together: [{parallel.workers: [1, 2, 4], batch.global_size: [16, 32]}]}",
+            "invalid-value",
+            "search.together",
+            "there are 3 of parallel.workers and 2 of batch.global_size; list equally many of each",
+        ),
+        (
+            "search: {together: [{parallel.workers: [1, 2]}]}",
+            "invalid-value",
+            "search.together",
+            "an entry links parallel.workers; list two or more fields in it, or move it to search.axes",
+        ),
+        (
+            "search: {together: [{seeds: [1], precision: [bf16]}]}",
+            "unknown-axis",
+            "search.together.0.seeds",
+            "unknown field 'seeds'",
+        ),
+        (
+            "search: {together: [{precision: [fp32, fp32], batch.global_size: [8, 8]}]}",
+            "invalid-value",
+            "search.together",
+            "precision+batch.global_size lists a combination twice",
+        ),
+        (
+            "search: {axes: {precision: [fp32]}, together: [{precision: [fp32], batch.global_size: [8]}]}",
+            "invalid-value",
+            "search",
+            "'precision' is in two axes; keep it in one of search.axes and search.together",
+        ),
+        (
+            "search: {axes: {log_every_steps: [1]}, when: {precision: {log_every_steps: [1]}}, "
+            "together: [{precision: [fp32], batch.global_size: [8]}]}",
+            "invalid-value",
+            "search",
+            "when has 'precision', which is linked to others",
+        ),
+        (
+            "parallel: {strategy: ddp, workers: 2}\nbatch: {per_worker_size: 16, global_size: 16}",
+            "invalid-value",
+            "batch",
+            "per_worker_size 16 makes a global batch of 32, but global_size is 16; remove one of them",
+        ),
+        (
+            "parallel: {strategy: ddp, workers: 2, min_workers: 1}\nbatch: {per_worker_size: 16}",
+            "invalid-value",
+            "batch",
+            "set batch.global_size instead",
+        ),
+        (
+            "batch: {per_worker_size: 0}",
+            "out-of-range",
+            "batch.per_worker_size",
+            "greater than or equal to 1",
+        ),
+        (
+            "parallel: {strategy: ddp, workers: 2}\nbatch: {per_worker_size: 65536}",
+            "invalid-value",
+            "batch",
+            "more than 65536; lower it, or use fewer workers",
         ),
         ("model: {teacher: t}\ndistillation: {layer_map: []}", "out-of-range", "distillation.layer_map", "1"),
         (
