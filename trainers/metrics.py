@@ -53,6 +53,8 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "preparation_memory_mib": Figure("MiB", scope="worker with the most", better="lower"),
         "cost_usd": Figure("USD", Provenance.modelled, better="lower"),
         "energy_kwh": Figure("kWh", None, "all devices that train", better="lower"),
+        "train_cost_usd": Figure("USD", Provenance.modelled, better="lower"),
+        "train_energy_kwh": Figure("kWh", Provenance.modelled, "all devices that train", better="lower"),
         "energy_provenance": Figure(""),
         "achieved_tflops": Figure("TFLOP/s", scope="all devices", better="higher"),
         "teacher_tflops": Figure("TFLOP/s", scope="all devices"),

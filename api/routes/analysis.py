@@ -180,7 +180,8 @@ def score_experiment(
     strategy: Strategy = None,
     weight: Weights = None,
     as_published: Annotated[
-        bool, Query(description="Let the strategy weigh the published study's time and occupancy.")
+        bool,
+        Query(description="Use figures as Chen and Sköld (2023) define them."),
     ] = False,
 ) -> ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""

@@ -312,11 +312,12 @@ class Recommendation(Serializable):
 
 
 class Definitions(StrEnum):
-    """Whose time and occupancy the strategies weigh."""
+    """Whose figures the strategies weigh."""
 
     stillhouse = "stillhouse"  # A run's whole time; occupancy of the SMs while kernels run
     published = "published"
-    """The study's: time of training without validation; occupancy averaged over wall time, idle included."""
+    """Those of Chen and Sköld (2023): time, cost and energy without validation; occupancy averaged over wall
+    time, idle included."""
 
 
 @dataclass(frozen=True, slots=True)

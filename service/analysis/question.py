@@ -273,7 +273,7 @@ class Question(Rows):
         Args:
             strategy: One of `STRATEGIES`; None without weights = `balance`.
             weights: The user's own, by metric (`accuracy`, or `my_figure:higher`).
-            as_published: A strategy weighs the published study's time and occupancy instead of ours.
+            as_published: A strategy weighs figures as its source defines them, without validation.
         """
         notes: list[str] = []
         if strategy is not None and weights:

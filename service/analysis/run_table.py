@@ -42,6 +42,7 @@ _ENVIRONMENT = (
 _WITHOUT_EFFECT = frozenset({"max_restarts"})
 """Fields that may be axes and change nothing that is measured."""
 _TIMES = ("total_time_s", "train_time_s")
+_COSTS = ("cost_usd", "train_cost_usd")
 
 
 def no_scores(run: Run) -> None:
@@ -327,7 +328,7 @@ class OverheadShare:
         return {**summary, **self._added(summary)}
 
     def _added(self, figures: Mapping[str, Any]) -> dict[str, float]:
-        shares = {**dict.fromkeys(_TIMES, self.time_s), "cost_usd": self.cost_usd}
+        shares = {**dict.fromkeys(_TIMES, self.time_s), **dict.fromkeys(_COSTS, self.cost_usd)}
         return {
             name: figures[name] + share for name, share in shares.items() if figures.get(name) is not None
         }

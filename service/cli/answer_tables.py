@@ -200,8 +200,8 @@ def _print_effects(answer: EffectsAnswer) -> None:
 
 
 _DEFINED_BY = {
-    "stillhouse": "Stillhouse; use --as-published for the published study's",
-    "published": "the published study: training time without validation, occupancy over wall time",
+    "stillhouse": "Stillhouse; use --as-published for those of Chen and Sköld",
+    "published": "Chen and Sköld (2023): figures without validation, occupancy over wall time",
 }
 
 

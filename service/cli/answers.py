@@ -175,7 +175,7 @@ def score(
     weight: list[str] | None = option(
         None, "Your own weight, such as cost_usd=0.5. Repeatable.", metavar="NAME=W"
     ),
-    as_published: bool = option(False, "Use the published study's time and occupancy.", "--as-published"),
+    as_published: bool = option(False, "Use figures as Chen and Sköld (2023) define them.", "--as-published"),
 ) -> dict[str, Any]:
     """Rank by a weighted sum of max-normalised figures, and show where the winner changes."""
     if strategy is not None and weight:

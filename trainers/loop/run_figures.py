@@ -151,12 +151,14 @@ class RunFigures:
         total_s = sum(spent_s[phase.value] for phase in OWN)
         training_s = sum(spent_s[phase.value] for phase in TRAINING)
         energy_j, provenance = self._energy(progress.usage)
+        train_s = total_s - spent_s[Phase.validation.value] - spent_s[Phase.test.value]
+        share = train_s / total_s if total_s else 1.0
         return {
             **progress.scores,
             **progress.costs,
             "train_loss": progress.train_loss,
             "total_time_s": total_s,
-            "train_time_s": total_s - spent_s[Phase.validation.value] - spent_s[Phase.test.value],
+            "train_time_s": train_s,
             OVERHEAD_TIME: sum(spent_s[phase.value] for phase in OVERHEAD),
             **{f"{phase}_time_s": seconds for phase, seconds in spent_s.items()},
             "checkpoint_write_s": progress.checkpoint_write_s,
@@ -167,6 +169,8 @@ class RunFigures:
             "preparation_memory_mib": progress.usage.preparation_memory_mib,
             "cost_usd": progress.usage.cost_usd,
             "energy_kwh": energy_j / J_PER_KWH,
+            "train_cost_usd": progress.usage.cost_usd * share,
+            "train_energy_kwh": energy_j / J_PER_KWH * share,
             "energy_provenance": provenance.value,
             **self._utilisation(progress),
             **self._bubble(progress),

@@ -264,7 +264,7 @@ def test_a_strategy_weighs_occupancy_only_where_every_configuration_has_it() -> 
     assert (len(answer.ranking), answer.left_out) == (4, {})
 
 
-def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_so() -> None:
+def test_a_strategy_as_published_weighs_the_studys_figures_and_says_so() -> None:
     """A configuration that validates a lot is slow by our clock and fast by the study's."""
 
     def validating(point: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -274,13 +274,15 @@ def test_a_strategy_as_published_weighs_the_studys_time_and_occupancy_and_says_s
             "cost_usd": 1.0, "energy_kwh": 1.0,
         }  # fmt: skip
 
-    figures = {id: {"sm_occupancy_pct": 50.0, "sm_occupancy_wall_pct": 20.0} for id in range(1, 7)}
+    without_validation = {"train_cost_usd": 0.5, "train_energy_kwh": 0.5}
+    occupancies = {"sm_occupancy_pct": 50.0, "sm_occupancy_wall_pct": 20.0}
+    figures = {id: {**without_validation, **occupancies} for id in range(1, 7)}
     question = Question(run_table({"precision": ["fp32", "bf16"]}, of=validating, summaries=figures))
     ours, theirs = question.score(), question.score(as_published=True)
     assert (ours.definitions, ours.ranking[0].label) == ("stillhouse", "precision=bf16")
     assert (theirs.definitions, theirs.ranking[0].label) == ("published", "precision=fp32")
     assert [c.metric for c in theirs.criteria] == [
-        "train_time_s", "cost_usd", "energy_kwh", "sm_occupancy_wall_pct",
+        "train_time_s", "train_cost_usd", "train_energy_kwh", "sm_occupancy_wall_pct",
     ]  # fmt: skip
     with pytest.raises(BadQuestion, match="applies to strategies"):
         question.score(weights={"cost_usd": 1.0}, as_published=True)
