@@ -6,14 +6,13 @@ Statements used by one module are in that module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Select, Update, bindparam, func, select, update
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects import sqlite as sqlite_dialect
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import Insert
 
 from service.db.clock import DatabaseNow
@@ -73,23 +72,26 @@ def run_sources(target: RunState) -> frozenset[RunState]:
     return frozenset(state for state, targets in RUN_TRANSITIONS.items() if target in targets)
 
 
+def dialect_insert(connection: sa.Connection, table: sa.Table) -> Any:
+    """An INSERT that can say what it does on a conflict: SQLAlchemy has one for each database."""
+    return {"postgresql": postgresql, "sqlite": sqlite}[connection.dialect.name].insert(table)
+
+
 def insert_or_keep(connection: sa.Connection, table: sa.Table, keys: Sequence[str]) -> Insert:
-    if connection.dialect.name == "sqlite":
-        return sqlite_dialect.insert(table).on_conflict_do_nothing(index_elements=list(keys))
-    return postgresql.insert(table).on_conflict_do_nothing(index_elements=list(keys))
+    insert: Insert = dialect_insert(connection, table).on_conflict_do_nothing(index_elements=list(keys))
+    return insert
 
 
-def insert_or_replace(connection: sa.Connection, table: sa.Table, keys: Sequence[str]) -> Insert:
-    others = [column.name for column in table.columns if column.name not in keys]
-    if connection.dialect.name == "sqlite":
-        lite = sqlite_dialect.insert(table)
-        return lite.on_conflict_do_update(
-            index_elements=list(keys), set_={name: lite.excluded[name] for name in others}
-        )
-    post = postgresql.insert(table)
-    return post.on_conflict_do_update(
-        index_elements=list(keys), set_={name: post.excluded[name] for name in others}
+def insert_or_replace(
+    connection: sa.Connection, table: sa.Table, keys: Sequence[str], *, kept: Collection[str] = ()
+) -> Insert:
+    """`kept` are columns of an old row that stay as they are."""
+    insert = dialect_insert(connection, table)
+    others = [column.name for column in table.columns if column.name not in (*keys, *kept)]
+    replace: Insert = insert.on_conflict_do_update(
+        index_elements=list(keys), set_={name: insert.excluded[name] for name in others}
     )
+    return replace
 
 
 def insert_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:

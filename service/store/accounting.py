@@ -27,19 +27,16 @@ from service.domain.ledger import (
 )
 from service.domain.records import ExperimentCost, Placement, Totals
 from service.domain.states import UNFINISHED_RUN_STATES, RunState
-from service.store.base import StorePart, lock_experiment, read_experiment, read_run
+from service.store.base import StorePart, lock_experiment, read_experiment, read_run, records, transaction
 from trainers.errors import FAILURES_OF_MACHINES
 from trainers.telemetry.timeline import OVERHEAD
 from trainers.telemetry.usage import J_PER_KWH
 
 _u, _p, _a, _r = schema.attempt_usage.c, schema.placements.c, schema.attempts.c, schema.runs.c
 
-
 _OF_USAGE = tuple(field.name for field in fields(AttemptUsage) if field.name != "measured")
 _ROUNDING = 1e-9
 """Sums may differ by this share: they were added up in another order."""
-
-
 _is_finite = schema.measurements.c.value.between(-sys.float_info.max, sys.float_info.max)
 
 
@@ -97,14 +94,8 @@ def settle_open_attempts(experiment_id: int) -> sa.Update:
 
 
 _experiments = bindparam("experiments", expanding=True, type_=sa.BigInteger())
-
-
 _now = bindparam("now", type_=schema.Real)
-
-
 _time_s = _largest(func.coalesce(_u.until_s, _now) - _u.started_s, 0.0)
-
-
 _charged = (
     select(
         _u.experiment_id,
@@ -124,17 +115,9 @@ _charged = (
 
 
 _ends_s = func.coalesce(_p.released_s, _now)
-
-
 _held_s = _largest(_ends_s - _p.placed_s, 0.0)
-
-
 _start_s = _smallest(_held_s, _largest(func.coalesce(_p.ready_s, _ends_s) - _p.placed_s, 0.0))
-
-
 _outside_s = _start_s + _largest(_held_s - _start_s - func.coalesce(_charged.c.time_s, 0.0), 0.0)
-
-
 TOTALS = sa.union_all(
     select(
         _charged.c.experiment_id,
@@ -160,22 +143,12 @@ TOTALS = sa.union_all(
 )
 """(experiment, device seconds, USD x s/h, kWh, USD x s/h of overhead) inside attempts, and on devices outside
 them; no row = nothing."""
-
-
 _done = (_r.state == RunState.succeeded) & _r.reused_from.is_(None)
-
-
 _cost = func.coalesce(_r.cost_usd, _r.total_time_s * _r.price_usd_per_hour / 3600)
-
-
 _done_steps = _r.step - func.coalesce(_a.resumed_from_step, 0)
-
-
 _moves = (
     (_r.state == RunState.running) & _u.until_s.is_(None) & (_done_steps > 0) & _r.total_steps.is_not(None)
 )
-
-
 _step_usd = (
     _largest(_now - _u.started_s, 0.0)
     * _u.price_usd_per_hour
@@ -237,8 +210,7 @@ class Accounting(StorePart):
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
-            held = connection.execute(placements_of(experiment_id)).mappings().all()
-        placements = [Placement.from_row(row) for row in held]
+            placements = records(connection, Placement, placements_of(experiment_id))
         return ledger(experiment_id, used, placements, now_s=self.clock())
 
     def account(self, run_id: int) -> Account:
@@ -250,14 +222,9 @@ class Accounting(StorePart):
 
     def experiments_with_usage(self) -> list[int]:
         """Ids of the experiments with an attempt, the newest first."""
-        with self.database.read() as connection:
-            experiments_with_usage = (
-                select(_r.experiment_id)
-                .where(_r.attempt > 0, _r.reused_from.is_(None), statements.VISIBLE_RUN)
-                .distinct()
-                .order_by(_r.experiment_id.desc())
-            )
-            return list(connection.execute(experiments_with_usage).scalars())
+        used = (_r.attempt > 0, _r.reused_from.is_(None), statements.VISIBLE_RUN)
+        rows = self.read(select(_r.experiment_id).where(*used).distinct().order_by(_r.experiment_id.desc()))
+        return [row.experiment_id for row in rows]
 
     def wrong_usage(self, experiment_id: int) -> list[tuple[int, int]]:
         """Attempts, by (run, number), whose running sums differ from what they sum up."""
@@ -273,18 +240,15 @@ class Accounting(StorePart):
             if key not in expected or key not in stored_rows or not _same(expected[key], stored_rows[key])
         )
 
-    def recount(self, experiment_id: int) -> None:
+    @transaction
+    def recount(self, connection: Connection, experiment_id: int) -> None:
         """Adds up the running sums of an experiment again from its attempts and measurements."""
-
-        def body(connection: Connection) -> None:
-            lock_experiment(connection, experiment_id)
-            used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
-            connection.execute(sa.delete(schema.attempt_usage).where(_u.experiment_id == experiment_id))
-            statements.insert_rows(
-                connection, schema.attempt_usage, [_usage_row(experiment_id, one) for one in used]
-            )
-
-        self.database.write(body)
+        lock_experiment(connection, experiment_id)
+        used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
+        connection.execute(sa.delete(schema.attempt_usage).where(_u.experiment_id == experiment_id))
+        statements.insert_rows(
+            connection, schema.attempt_usage, [_usage_row(experiment_id, one) for one in used]
+        )
 
 
 def _totals(connection: Connection, experiment_ids: Collection[int], now: float) -> dict[int, Totals]:

@@ -24,12 +24,13 @@ from service.store.base import (
     NewEvent,
     StorePart,
     announce,
-    check_experiment_attempt,
     experiment_id_of,
     insert_events,
     lock_experiment,
+    lock_for_attempt,
     read_run,
     storable,
+    transaction,
 )
 from service.store.process_metrics import count_in
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
@@ -42,8 +43,10 @@ _DRIVER_GONE = (FailureClass.lost, "the driver is gone")
 
 
 class Attempts(StorePart):
+    @transaction
     def open(
         self,
+        connection: Connection,
         run_id: int,
         experiment_attempt: int,
         *,
@@ -66,111 +69,110 @@ class Attempts(StorePart):
             Conflict: the run is not queued any more, or cancel or pause was requested.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> int:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, experiment_attempt, row)
-            if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
-                return number
-            if row.cancel_requested_s is not None or row.pause_requested_s is not None:
-                request = "cancel" if row.cancel_requested_s is not None else "pause"
-                raise Conflict(
-                    f"experiment {experiment_id} has a {request} request; no further attempts are opened"
-                )
-            run = read_run(connection, run_id)
-            following, had, has = run.attempt + 1, run.workers, workers or run.workers
-            if number not in (None, following):
-                raise Conflict(f"run {run_id}: the next attempt is {following}, not {number}")
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.starting,
-                    attempt=run.attempt,
-                    sources={RunState.queued},
-                    failure_class=None,
-                    failure_message=None,
-                    phase="preparing",
-                    waits_for=None,
-                    **({} if has == had else _resized(had, has)),
-                )
-                .where(schema.runs.c.cancel_requested_s.is_(None))
-                .values(attempt=following)
+        experiment_id = experiment_id_of(connection, run_id)
+        row = lock_for_attempt(connection, experiment_id, experiment_attempt)
+        if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
+            return number
+        if row.cancel_requested_s is not None or row.pause_requested_s is not None:
+            request = "cancel" if row.cancel_requested_s is not None else "pause"
+            raise Conflict(
+                f"experiment {experiment_id} has a {request} request; no further attempts are opened"
             )
-            if not moved.rowcount:
-                raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
-            connection.execute(
-                sa.insert(schema.attempts).values(
-                    run_id=run_id,
-                    number=following,
-                    experiment_attempt=experiment_attempt,
-                    state=RunState.starting,
-                    started_s=now,
-                    last_step=0,
-                    node=None if node is None else storable(node),
-                    pid=pid,
-                    workers=has,
-                    placement=placement,
-                )
+        run = read_run(connection, run_id)
+        following, had, has = run.attempt + 1, run.workers, workers or run.workers
+        if number not in (None, following):
+            raise Conflict(f"run {run_id}: the next attempt is {following}, not {number}")
+        moved = connection.execute(
+            statements.move_run(
+                run_id,
+                RunState.starting,
+                attempt=run.attempt,
+                sources={RunState.queued},
+                failure_class=None,
+                failure_message=None,
+                phase="preparing",
+                waits_for=None,
+                **({} if has == had else _resized(had, has)),
             )
-            connection.execute(open_usage(run_id, following, placement=placement, started_s=now))
-            with_workers = (
-                "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
+            .where(schema.runs.c.cancel_requested_s.is_(None))
+            .values(attempt=following)
+        )
+        if not moved.rowcount:
+            raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
+        connection.execute(
+            sa.insert(schema.attempts).values(
+                run_id=run_id,
+                number=following,
+                experiment_attempt=experiment_attempt,
+                state=RunState.starting,
+                started_s=now,
+                last_step=0,
+                node=None if node is None else storable(node),
+                pid=pid,
+                workers=has,
+                placement=placement,
             )
-            message = f"attempt {following} started{with_workers}"
-            new = NewEvent(EventKind.run_starting, message, run_id, following)
-            announce(connection, experiment_id, [new], now)
-            return following
+        )
+        connection.execute(open_usage(run_id, following, placement=placement, started_s=now))
+        with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
+        message = f"attempt {following} started{with_workers}"
+        new = NewEvent(EventKind.run_starting, message, run_id, following)
+        announce(connection, experiment_id, [new], now)
+        return following
 
-        return self.database.write(body)
-
-    def refuse_run(self, run_id: int, experiment_attempt: int, failure: tuple[FailureClass, str]) -> None:
+    @transaction
+    def refuse_run(
+        self, connection: Connection, run_id: int, experiment_attempt: int, failure: tuple[FailureClass, str]
+    ) -> None:
         """queued -> failed, under an attempt that never ran: nothing could train the run."""
         now = self.clock()
-
-        def body(connection: Connection) -> None:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            check_experiment_attempt(experiment_id, experiment_attempt, row)
-            run = read_run(connection, run_id)
-            number = run.attempt + 1
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.failed,
-                    attempt=run.attempt,
-                    sources={RunState.queued},
-                    ended_s=now,
-                    phase=None,
-                    waits_for=None,
-                    **failure_values(failure),
-                    **_failure_counter(failure[0]),
-                ).values(attempt=number)
+        experiment_id = experiment_id_of(connection, run_id)
+        row = lock_for_attempt(connection, experiment_id, experiment_attempt, 1)
+        run = read_run(connection, run_id)
+        number = run.attempt + 1
+        moved = connection.execute(
+            statements.move_run(
+                run_id,
+                RunState.failed,
+                attempt=run.attempt,
+                sources={RunState.queued},
+                ended_s=now,
+                phase=None,
+                waits_for=None,
+                **failure_values(failure),
+                **_failure_counter(failure[0]),
+            ).values(attempt=number)
+        )
+        if not moved.rowcount:
+            raise Conflict(f"run {run_id} is {run.state}; only a queued run can be refused")
+        connection.execute(
+            sa.insert(schema.attempts).values(
+                run_id=run_id,
+                number=number,
+                experiment_attempt=experiment_attempt,
+                state=RunState.failed,
+                started_s=now,
+                ended_s=now,
+                last_step=0,
+                workers=run.workers,
+                **failure_values(failure),
             )
-            if not moved.rowcount:
-                raise Conflict(f"run {run_id} is {run.state}; only a queued run can be refused")
-            connection.execute(
-                sa.insert(schema.attempts).values(
-                    run_id=run_id,
-                    number=number,
-                    experiment_attempt=experiment_attempt,
-                    state=RunState.failed,
-                    started_s=now,
-                    ended_s=now,
-                    last_step=0,
-                    workers=run.workers,
-                    **failure_values(failure),
-                )
-            )
-            connection.execute(open_usage(run_id, number, placement=None, started_s=now))
-            connection.execute(settle_attempts(experiment_id, [(run_id, number)]))
-            new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
+        )
+        connection.execute(open_usage(run_id, number, placement=None, started_s=now))
+        connection.execute(settle_attempts(experiment_id, [(run_id, number)]))
+        new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
+        insert_events(connection, experiment_id, row.event_count, [new], now)
 
-        self.database.write(body)
-
+    @transaction
     def run_started(
-        self, run_id: int, attempt: int, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, Any]
+        self,
+        connection: Connection,
+        run_id: int,
+        attempt: int,
+        *,
+        total_steps: int,
+        resumed_from_step: int,
+        facts: Mapping[str, Any],
     ) -> None:
         """starting -> running, with the worker's own findings.
 
@@ -180,53 +182,51 @@ class Attempts(StorePart):
             facts: reproducibility; JSON values.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> None:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            moved = connection.execute(
-                statements.move_run(
-                    run_id,
-                    RunState.running,
-                    attempt=attempt,
-                    total_steps=total_steps,
-                    step=resumed_from_step,
-                    started_s=func.coalesce(schema.runs.c.started_s, now),
-                    # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
-                    # takes no step has no optimizer.
-                    implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
-                )
+        experiment_id = experiment_id_of(connection, run_id)
+        row = lock_experiment(connection, experiment_id, 1)
+        moved = connection.execute(
+            statements.move_run(
+                run_id,
+                RunState.running,
+                attempt=attempt,
+                total_steps=total_steps,
+                step=resumed_from_step,
+                started_s=func.coalesce(schema.runs.c.started_s, now),
+                # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
+                # takes no step has no optimizer.
+                implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
             )
-            if not moved.rowcount:
-                raise _refused_run(connection, run_id, attempt)
-            connection.execute(
-                update(schema.attempts)
-                .where(_a.run_id == run_id, _a.number == attempt)
-                .values(
-                    state=RunState.running,
-                    resumed_from_step=resumed_from_step,
-                    last_step=resumed_from_step,
-                    resumed_from_s=facts.get("resumed_from_s"),
-                    seen_s=now,
-                    facts=dict(facts),
-                )
+        )
+        if not moved.rowcount:
+            raise _refused_run(connection, run_id, attempt)
+        connection.execute(
+            update(schema.attempts)
+            .where(_a.run_id == run_id, _a.number == attempt)
+            .values(
+                state=RunState.running,
+                resumed_from_step=resumed_from_step,
+                last_step=resumed_from_step,
+                resumed_from_s=facts.get("resumed_from_s"),
+                seen_s=now,
+                facts=dict(facts),
             )
-            resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
-            new = [
-                NewEvent(
-                    EventKind.run_started,
-                    f"attempt {attempt}, {total_steps} steps, {resumed}",
-                    run_id,
-                    attempt,
-                    {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
-                )
-            ]
-            insert_events(connection, experiment_id, row.event_count, new, now)
+        )
+        resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
+        new = [
+            NewEvent(
+                EventKind.run_started,
+                f"attempt {attempt}, {total_steps} steps, {resumed}",
+                run_id,
+                attempt,
+                {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
+            )
+        ]
+        insert_events(connection, experiment_id, row.event_count, new, now)
 
-        self.database.write(body)
-
+    @transaction
     def finish_run(
         self,
+        connection: Connection,
         run_id: int,
         attempt: int,
         state: RunState,
@@ -246,67 +246,61 @@ class Attempts(StorePart):
             retry_delay_s: queue the run again after this delay instead of failing it for good.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> RunState:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id, 1)
-            run = read_run(connection, run_id)
-            target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
-            ended = target in TERMINAL_RUN_STATES
-            figures = storable_figures(summary or {})
-            values: dict[str, Any] = {
-                "phase": None,
-                "ended_s": now if ended else None,
-                "not_before_s": 0.0,
-                **failure_values(failure if target is not RunState.succeeded else None),
-                **(_failure_counter(failure[0]) if failure else {}),
-                **{name: figures[name] for name in schema.SUMMARY_COLUMNS if name in figures},
-            }
-            if target is RunState.queued:
-                values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)
-            moved = connection.execute(
-                statements.move_run(run_id, target, attempt=attempt, sources=ACTIVE_RUN_STATES, **values)
-            )
-            if not moved.rowcount:
-                raise _refused_run(connection, run_id, attempt)
-            own_end = state if retry_delay_s is None else RunState.failed
+        experiment_id = experiment_id_of(connection, run_id)
+        row = lock_experiment(connection, experiment_id, 1)
+        run = read_run(connection, run_id)
+        target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
+        ended = target in TERMINAL_RUN_STATES
+        figures = storable_figures(summary or {})
+        values: dict[str, Any] = {
+            "phase": None,
+            "ended_s": now if ended else None,
+            "not_before_s": 0.0,
+            **failure_values(failure if target is not RunState.succeeded else None),
+            **(_failure_counter(failure[0]) if failure else {}),
+            **{name: figures[name] for name in schema.SUMMARY_COLUMNS if name in figures},
+        }
+        if target is RunState.queued:
+            values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)
+        moved = connection.execute(
+            statements.move_run(run_id, target, attempt=attempt, sources=ACTIVE_RUN_STATES, **values)
+        )
+        if not moved.rowcount:
+            raise _refused_run(connection, run_id, attempt)
+        own_end = state if retry_delay_s is None else RunState.failed
+        connection.execute(
+            statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
+        )
+        connection.execute(settle_attempts(experiment_id, [(run_id, attempt)]))
+        if summary:
             connection.execute(
-                statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
+                statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
+                {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
             )
-            connection.execute(settle_attempts(experiment_id, [(run_id, attempt)]))
-            if summary:
-                connection.execute(
-                    statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
-                    {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
-                )
-            new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
-            if new.kind is EventKind.run_preempted:
-                count_in(connection, "stillhouse_preemptions_total", now, project=row.project)
-            return target
+        new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
+        insert_events(connection, experiment_id, row.event_count, [new], now)
+        if new.kind is EventKind.run_preempted:
+            count_in(connection, "stillhouse_preemptions_total", now, project=row.project)
+        return target
 
-        return self.database.write(body)
-
-    def reset_runs_of_dead_attempt(self, experiment_id: int, attempt: int) -> list[int]:
+    @transaction
+    def reset_runs_of_dead_attempt(
+        self, connection: Connection, experiment_id: int, attempt: int
+    ) -> list[int]:
         """Queues runs that an older attempt at the experiment left starting or running; returns their ids.
 
         Called by the next driver at its start. A run whose cancellation was requested is cancelled instead.
         """
-        now = self.clock()
+        lock_for_attempt(connection, experiment_id, attempt)
+        connection.execute(close_placements(experiment_id, before_attempt=attempt))
+        connection.execute(clear_waiting(experiment_id))
+        left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
+        why = "the driver and its lease are gone"
+        return _queue_lost(connection, experiment_id, left, why, self.clock())
 
-        def body(connection: Connection) -> list[int]:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            connection.execute(close_placements(experiment_id, before_attempt=attempt))
-            connection.execute(clear_waiting(experiment_id))
-            left = [run for run in _active(connection, experiment_id) if run.experiment_attempt < attempt]
-            _queue_lost(connection, experiment_id, left, "the driver and its lease are gone", now)
-            return [run.id for run in left]
-
-        return self.database.write(body)
-
+    @transaction
     def reset_runs_without_worker(
-        self, experiment_id: int, attempt: int, alive: Collection[int]
+        self, connection: Connection, experiment_id: int, attempt: int, alive: Collection[int]
     ) -> list[int]:
         """Queues the runs again that have an open attempt of this driver which no worker carries out.
 
@@ -314,16 +308,10 @@ class Attempts(StorePart):
         does not know. A run whose cancellation was requested is cancelled instead. `alive` are the runs whose
         attempts the driver knows of.
         """
-        now = self.clock()
-
-        def body(connection: Connection) -> list[int]:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            left = [run for run in _active(connection, experiment_id) if run.id not in alive]
-            _queue_lost(connection, experiment_id, left, "the attempt was opened, but no worker has it", now)
-            return [run.id for run in left]
-
-        return self.database.write(body)
+        lock_for_attempt(connection, experiment_id, attempt)
+        left = [run for run in _active(connection, experiment_id) if run.id not in alive]
+        why = "the attempt was opened, but no worker has it"
+        return _queue_lost(connection, experiment_id, left, why, self.clock())
 
 
 def _active(connection: Connection, experiment_id: int) -> Sequence[Any]:
@@ -338,7 +326,7 @@ def _active(connection: Connection, experiment_id: int) -> Sequence[Any]:
 
 def _queue_lost(
     connection: Connection, experiment_id: int, lost: Sequence[sa.Row[Any]], why: str, now: float
-) -> None:
+) -> list[int]:
     failure = (FailureClass.lost, why)
     for run in lost:
         target = RunState.queued if run.cancel_requested_s is None else RunState.cancelled
@@ -364,6 +352,7 @@ def _queue_lost(
         connection.execute(settle_open_attempts(experiment_id))
         new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
         announce(connection, experiment_id, new, now)
+    return [run.id for run in lost]
 
 
 def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, func, select
@@ -19,9 +20,13 @@ from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.notifications import TOPICS
-from service.domain.records import Experiment, Run
+from service.domain.records import Experiment, Run, StoredRecord
 
 _r = schema.runs.c
+Part = TypeVar("Part", bound="StorePart")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Record = TypeVar("Record", bound=StoredRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,50 @@ class StorePart:
         self.clocks = clocks
         self.clock, self.monotonic = clocks.now, clocks.monotonic
         self.database_time = clocks.database_time
+
+    def read(self, statement: sa.Executable) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        """The rows of one statement, in a transaction of its own."""
+        with self.database.read() as connection:
+            return connection.execute(statement).all()
+
+    def read_records(self, kind: type[Record], statement: sa.Executable) -> list[Record]:
+        with self.database.read() as connection:
+            return records(connection, kind, statement)
+
+    def read_record(self, kind: type[Record], statement: sa.Executable) -> Record | None:
+        with self.database.read() as connection:
+            return record(connection, kind, statement)
+
+
+def transaction(
+    method: Callable[Concatenate[Part, Connection, Arguments], Result],
+) -> Callable[Concatenate[Part, Arguments], Result]:
+    """Gives a method a transaction of its own, which commits what it writes.
+
+    The method may be run more than once: it must touch nothing but the connection.
+    """
+
+    @wraps(method)
+    def write(part: Part, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return part.database.write(lambda connection: method(part, connection, *args, **kwargs))
+
+    return write
+
+
+def records(connection: Connection, kind: type[Record], statement: sa.Executable) -> list[Record]:
+    return [kind.from_row(row) for row in connection.execute(statement).mappings()]
+
+
+def record(connection: Connection, kind: type[Record], statement: sa.Executable) -> Record | None:
+    """None = no row."""
+    row = connection.execute(statement).mappings().one_or_none()
+    return None if row is None else kind.from_row(row)
+
+
+def required(found: Record | None, kind: str, id: object) -> Record:
+    if found is None:
+        raise NotFound(kind, id)
+    return found
 
 
 def storable(text: str) -> str:
@@ -187,17 +236,11 @@ def _with_requester(connection: Connection, experiment_id: int, event: NewEvent)
 
 
 def read_experiment(connection: Connection, id: int) -> Experiment:
-    row = connection.execute(statements.experiment_by_id(id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound("experiment", id)
-    return Experiment.from_row(row)
+    return required(record(connection, Experiment, statements.experiment_by_id(id)), "experiment", id)
 
 
 def read_run(connection: Connection, id: int) -> Run:
-    row = connection.execute(statements.run_by_id(id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound("run", id)
-    return Run.from_row(row)
+    return required(record(connection, Run, statements.run_by_id(id)), "run", id)
 
 
 def source_of(connection: Connection, run_id: int) -> int:
@@ -217,6 +260,15 @@ def experiment_id_of(connection: Connection, run_id: int) -> int:
     if experiment_id is None:
         raise NotFound("run", run_id)
     return experiment_id
+
+
+def lock_for_attempt(
+    connection: Connection, experiment_id: int, attempt: int, event_count: int = 0
+) -> sa.Row[Any]:
+    """Locks the experiment for whoever drives it; raises `StaleAttempt`."""
+    row = lock_experiment(connection, experiment_id, event_count)
+    check_experiment_attempt(experiment_id, attempt, row)
+    return row
 
 
 def check_experiment_attempt(experiment_id: int, attempt: int, row: sa.Row[Any]) -> None:

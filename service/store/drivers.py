@@ -36,8 +36,9 @@ from service.store.base import (
     announce,
     check_experiment_attempt,
     insert_events,
-    lock_experiment,
+    lock_for_attempt,
     storable,
+    transaction,
 )
 from trainers.errors import FailureClass
 
@@ -50,24 +51,20 @@ _LEFT_OVER = {
     ExperimentState.paused: RunState.paused,
 }
 """Where runs go that have not ended when their experiment does."""
+_holds_lease = (
+    _x.id == bindparam("experiment"),
+    _x.attempt == bindparam("current"),
+    _x.state.in_(sorted(ACTIVE_EXPERIMENT_STATES)),
+    _x.lease_until_s.is_not(None),
+)
 RENEW_LEASE = (
     update(schema.experiments)
-    .where(
-        _x.id == bindparam("experiment"),
-        _x.attempt == bindparam("current"),
-        _x.state.in_(sorted(statements.ACTIVE_EXPERIMENT_STATES)),
-        _x.lease_until_s.is_not(None),
-    )
+    .where(*_holds_lease)
     .values(lease_until_s=bindparam("until"), lease_s=bindparam("lease"), silent_since_s=None)
     .returning(_x.cancel_requested_s, _x.pause_requested_s)
 )
 """The driver's heartbeat, unless its lease was withdrawn; answers what people asked for."""
-_REQUESTS = select(_x.cancel_requested_s, _x.pause_requested_s).where(
-    _x.id == bindparam("experiment"),
-    _x.attempt == bindparam("current"),
-    _x.state.in_(sorted(statements.ACTIVE_EXPERIMENT_STATES)),
-    _x.lease_until_s.is_not(None),
-)
+_REQUESTS = select(_x.cancel_requested_s, _x.pause_requested_s).where(*_holds_lease)
 """What people asked for, read without renewing the lease."""
 _ATTEMPTS_TO_CANCEL = select(_r.id, _r.attempt).where(
     _r.experiment_id == bindparam("experiment"),
@@ -75,12 +72,7 @@ _ATTEMPTS_TO_CANCEL = select(_r.id, _r.attempt).where(
     _r.state.not_in(sorted(TERMINAL_RUN_STATES)),
 )
 """Attempts, as (run, number), at runs whose cancellation was asked for one by one."""
-_ALLOWANCES_OF = select(
-    schema.allowances.c.hardware,
-    schema.allowances.c.devices,
-    schema.allowances.c.preemptible,
-    schema.allowances.c.reason,
-).where(schema.allowances.c.experiment_id == bindparam("experiment"))
+_ALLOWANCES_OF = select(schema.allowances).where(schema.allowances.c.experiment_id == bindparam("experiment"))
 """What one experiment may hold, by hardware."""
 
 
@@ -107,65 +99,70 @@ class Held:
 
 
 class Drivers(StorePart):
+    @transaction
     def started(
-        self, experiment_id: int, attempt: int, node: str, pid: int, *, lease_s: float | None = None
+        self,
+        connection: Connection,
+        experiment_id: int,
+        attempt: int,
+        node: str,
+        pid: int,
+        *,
+        lease_s: float | None = None,
     ) -> None:
         """starting -> running. The same driver may repeat the call. `lease_s` None = as configured."""
         now = self.clock()
         length_s = self.settings.lease_s if lease_s is None else lease_s
         owner = storable(f"{node}:{pid}")
-
-        def body(connection: Connection) -> None:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            if row.lease_until_s is None:
-                raise _withdrawn(experiment_id, attempt)
-            lease: dict[str, Any] = {
-                "lease_owner": owner,
-                "lease_until_s": self.database_time(connection) + length_s,
-                "lease_s": length_s,
-                "silent_since_s": None,
-            }
-            if row.state is ExperimentState.running:
-                connection.execute(statements.set_experiment(experiment_id, **lease))
-                return
-            connection.execute(
-                statements.move_experiment(
-                    experiment_id,
-                    ExperimentState.running,
-                    **lease,
-                    started_s=func.coalesce(schema.experiments.c.started_s, now),
-                )
+        row = lock_for_attempt(connection, experiment_id, attempt)
+        if row.lease_until_s is None:
+            raise StaleAttempt(
+                f"experiment {experiment_id}: the lease of attempt {attempt} lapsed and was withdrawn; "
+                "another attempt follows"
             )
-            new = NewEvent(
-                EventKind.experiment_started,
-                f"driver started on {node}, process {pid}, attempt {attempt}",
-                attempt=attempt,
-                data={"node": node, "pid": pid},
+        lease: dict[str, Any] = {
+            "lease_owner": owner,
+            "lease_until_s": self.database_time(connection) + length_s,
+            "lease_s": length_s,
+            "silent_since_s": None,
+        }
+        if row.state is ExperimentState.running:
+            connection.execute(statements.set_experiment(experiment_id, **lease))
+            return
+        connection.execute(
+            statements.move_experiment(
+                experiment_id,
+                ExperimentState.running,
+                **lease,
+                started_s=func.coalesce(schema.experiments.c.started_s, now),
             )
-            announce(connection, experiment_id, [new], now)
+        )
+        new = NewEvent(
+            EventKind.experiment_started,
+            f"driver started on {node}, process {pid}, attempt {attempt}",
+            attempt=attempt,
+            data={"node": node, "pid": pid},
+        )
+        announce(connection, experiment_id, [new], now)
 
-        self.database.write(body)
-
-    def renew_lease(self, experiment_id: int, attempt: int, lease_s: float) -> Requests:
+    @transaction
+    def renew_lease(
+        self, connection: Connection, experiment_id: int, attempt: int, lease_s: float
+    ) -> Requests:
         """The driver's heartbeat: keeps the experiment, and returns what people asked for.
 
         Raises:
             StaleAttempt: the attempt is over, its lease was withdrawn, or the database takes no writers of
                 this release; end now and write nothing.
         """
-
-        def body(connection: Connection) -> Requests:
-            renewed = {
-                "experiment": experiment_id,
-                "current": attempt,
-                "until": self.database_time(connection) + lease_s,
-                "lease": lease_s,
-            }
-            row = connection.execute(RENEW_LEASE, renewed).one_or_none()
-            return _requests(connection, experiment_id, attempt, row)
-
-        return self.database.write(body)
+        renewed = {
+            "experiment": experiment_id,
+            "current": attempt,
+            "until": self.database_time(connection) + lease_s,
+            "lease": lease_s,
+        }
+        row = connection.execute(RENEW_LEASE, renewed).one_or_none()
+        return _requests(connection, experiment_id, attempt, row)
 
     def requests(self, experiment_id: int, attempt: int) -> Requests:
         """What people asked of a running experiment, without writing anything."""
@@ -174,8 +171,10 @@ class Drivers(StorePart):
             row = connection.execute(_REQUESTS, key).one_or_none()
             return _requests(connection, experiment_id, attempt, row)
 
+    @transaction
     def finish_experiment(
         self,
+        connection: Connection,
         experiment_id: int,
         attempt: int,
         state: ExperimentState,
@@ -192,32 +191,29 @@ class Drivers(StorePart):
         whose request was withdrawn, both with `Conflict`: look again and carry on.
         """
         now = self.clock()
+        row = lock_for_attempt(connection, experiment_id, attempt, 1)
+        target = state
+        if row.cancel_requested_s is not None and state is ExperimentState.paused:
+            target = ExperimentState.cancelled
+        unfinished_runs = (
+            select(func.count())
+            .select_from(schema.runs)
+            .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(UNFINISHED_RUN_STATES)))
+        )
+        if all_ended and (left := connection.execute(unfinished_runs).scalar()):
+            raise Conflict(f"experiment {experiment_id} has {left} runs that have not ended")
+        if on_request and target is ExperimentState.paused and row.pause_requested_s is None:
+            raise Conflict(f"experiment {experiment_id}: the pause request was withdrawn")
+        _end_experiment(connection, experiment_id, target, row, failure, now)
+        message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
+        new = NewEvent(EventKind.of_experiment(target), message[:LONGEST_MESSAGE], attempt=attempt)
+        insert_events(connection, experiment_id, row.event_count, [new], now)
+        return target
 
-        def body(connection: Connection) -> ExperimentState:
-            row = lock_experiment(connection, experiment_id, 1)
-            check_experiment_attempt(experiment_id, attempt, row)
-            target = state
-            if row.cancel_requested_s is not None and state is ExperimentState.paused:
-                target = ExperimentState.cancelled
-            unfinished_runs = (
-                select(func.count())
-                .select_from(schema.runs)
-                .where(_r.experiment_id == experiment_id, _r.state.in_(sorted(UNFINISHED_RUN_STATES)))
-            )
-            if all_ended and (left := connection.execute(unfinished_runs).scalar()):
-                raise Conflict(f"experiment {experiment_id} has {left} runs that have not ended")
-            if on_request and target is ExperimentState.paused and row.pause_requested_s is None:
-                raise Conflict(f"experiment {experiment_id}: the pause request was withdrawn")
-            _end_experiment(connection, experiment_id, target, row, failure, now)
-            message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
-            new = NewEvent(EventKind.of_experiment(target), message[:LONGEST_MESSAGE], attempt=attempt)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
-            return target
-
-        return self.database.write(body)
-
+    @transaction
     def release_experiment(
         self,
+        connection: Connection,
         experiment_id: int,
         attempt: int,
         *,
@@ -235,48 +231,42 @@ class Drivers(StorePart):
             yielded: who has the devices that it could use, in words: the attempt is over, but not lost.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> ExperimentState:
-            row = lock_experiment(connection, experiment_id, 1)
-            check_experiment_attempt(experiment_id, attempt, row)
-            if row.cancel_requested_s is not None:
-                target = ExperimentState.cancelled
-            elif row.pause_requested_s is not None:
-                target = ExperimentState.paused
-            else:
-                target = ExperimentState.queued
-            if target is ExperimentState.queued:
-                connection.execute(
-                    statements.move_experiment(
-                        experiment_id,
-                        target,
-                        sources=ACTIVE_EXPERIMENT_STATES,
-                        not_before_s=self.database_time(connection) + delay_s,
-                        lease_owner=None,
-                        lease_until_s=None,
-                        **failure_values(failure),
-                    )
+        row = lock_for_attempt(connection, experiment_id, attempt, 1)
+        if row.cancel_requested_s is not None:
+            target = ExperimentState.cancelled
+        elif row.pause_requested_s is not None:
+            target = ExperimentState.paused
+        else:
+            target = ExperimentState.queued
+        if target is ExperimentState.queued:
+            connection.execute(
+                statements.move_experiment(
+                    experiment_id,
+                    target,
+                    sources=ACTIVE_EXPERIMENT_STATES,
+                    not_before_s=self.database_time(connection) + delay_s,
+                    lease_owner=None,
+                    lease_until_s=None,
+                    **failure_values(failure),
                 )
-                kind = EventKind.experiment_released
-                message = f"queued again, to start in {delay_s:g} s at the earliest"
-                if yielded is not None:
-                    kind, message = (
-                        EventKind.experiment_yielded,
-                        f"queued until it may hold devices: {yielded}",
-                    )
-            else:
-                _end_experiment(connection, experiment_id, target, row, failure, now)
-                kind, message = EventKind.of_experiment(target), str(target)
-            if failure is not None:
-                message += f"; {failure[0]}: {failure[1]}"
-            new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
-            insert_events(connection, experiment_id, row.event_count, [new], now)
-            return target
+            )
+            kind = EventKind.experiment_released
+            message = f"queued again, to start in {delay_s:g} s at the earliest"
+            if yielded is not None:
+                kind, message = (EventKind.experiment_yielded, f"queued until it may hold devices: {yielded}")
+        else:
+            _end_experiment(connection, experiment_id, target, row, failure, now)
+            kind, message = EventKind.of_experiment(target), str(target)
+        if failure is not None:
+            message += f"; {failure[0]}: {failure[1]}"
+        new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
+        insert_events(connection, experiment_id, row.event_count, [new], now)
+        return target
 
-        return self.database.write(body)
-
+    @transaction
     def note(
         self,
+        connection: Connection,
         experiment_id: int,
         attempt: int,
         message: str,
@@ -285,15 +275,9 @@ class Drivers(StorePart):
         run_id: int | None = None,
     ) -> None:
         """Adds an event to a running experiment, about one of its runs if that is given."""
-        now = self.clock()
-
-        def body(connection: Connection) -> None:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            new = NewEvent(kind, message[:LONGEST_MESSAGE], run_id=run_id, attempt=attempt)
-            announce(connection, experiment_id, [new], now)
-
-        self.database.write(body)
+        row = lock_for_attempt(connection, experiment_id, attempt, 1)
+        new = NewEvent(kind, message[:LONGEST_MESSAGE], run_id=run_id, attempt=attempt)
+        insert_events(connection, experiment_id, row.event_count, [new], self.clock())
 
     def record_placements(self, experiment_id: int, attempt: int, changed: Sequence[Placement]) -> None:
         """Stores placements that are new, became ready, were seen again or were released; may be repeated."""
@@ -303,7 +287,7 @@ class Drivers(StorePart):
         ]
 
         def body(connection: Connection) -> None:
-            check_experiment_attempt(experiment_id, attempt, lock_experiment(connection, experiment_id))
+            lock_for_attempt(connection, experiment_id, attempt)
             connection.execute(
                 statements.insert_or_replace(connection, schema.placements, ("experiment_id", "id")), rows
             )
@@ -330,69 +314,42 @@ class Drivers(StorePart):
             self.database.write(body)
 
     def placements(self, experiment_id: int) -> list[Placement]:
-        with self.database.read() as connection:
-            rows = connection.execute(placements_of(experiment_id)).mappings()
-            return [Placement.from_row(row) for row in rows]
+        return self.read_records(Placement, placements_of(experiment_id))
 
     def held_devices(self, *, limit: int, visible: Visibility = EVERYTHING) -> list[HeldDevices]:
         """What is held now, oldest first; experiments that the reader does not see are without names."""
-        with self.database.read() as connection:
-            active = (
-                select(_r.experiment_id, _r.id.label("run_id"), _a.node, _a.placement)
-                .join(schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
-                .where(_r.state.in_(statements.ACTIVE_RUN_STATES))
-                .subquery()
+        active = (
+            select(_r.experiment_id, _r.id.label("run_id"), _a.node, _a.placement)
+            .join(schema.attempts, (_a.run_id == _r.id) & (_a.number == _r.attempt))
+            .where(_r.state.in_(statements.ACTIVE_RUN_STATES))
+            .subquery()
+        )
+        held_now = (
+            select(
+                _x.pool, _p.hardware, _p.devices, _p.workers, _p.placed_s, active.c.node,
+                active.c.run_id, _x.id, _x.name, _x.owner, _x.project,
             )
-            on_it = (active.c.experiment_id == _p.experiment_id) & (active.c.placement == _p.id)
-            held_now = (
-                select(
-                    _x.pool,
-                    _p.hardware,
-                    _p.devices,
-                    _p.workers,
-                    _p.placed_s,
-                    active.c.node,
-                    active.c.run_id,
-                    _x.id,
-                    _x.name,
-                    _x.owner,
-                    _x.project,
-                )
-                .join(schema.experiments, _x.id == _p.experiment_id)
-                .outerjoin(active, on_it)
-                .where(_p.released_s.is_(None))
-                .order_by(_p.placed_s, _p.experiment_id, _p.id)
-                .limit(limit)
-            )
-            rows = connection.execute(held_now).all()
-        devices_held = []
-        for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in rows:
+            .join(schema.experiments, _x.id == _p.experiment_id)
+            .outerjoin(active, (active.c.experiment_id == _p.experiment_id) & (active.c.placement == _p.id))
+            .where(_p.released_s.is_(None))
+            .order_by(_p.placed_s, _p.experiment_id, _p.id)
+            .limit(limit)
+        )  # fmt: skip
+        held = []
+        for pool, hardware, devices, workers, placed_s, node, run_id, *experiment in self.read(held_now):
             holder = DeviceHolder(*experiment)
-            seen = visible.includes(holder.project)
-            devices_held.append(
-                HeldDevices(
-                    pool,
-                    hardware,
-                    devices,
-                    workers,
-                    placed_s,
-                    node,
-                    run_id if seen else None,
-                    holder if seen else None,
-                )
-            )
-        return devices_held
+            seen = (run_id, holder) if visible.includes(holder.project) else (None, None)
+            held.append(HeldDevices(pool, hardware, devices, workers, placed_s, node, *seen))
+        return held
 
     def held_by_others(self, experiment_id: int) -> list[Held]:
-        with self.database.read() as connection:
-            devices_held_by_others = (
-                select(_p.experiment_id, _p.hardware, func.sum(_p.devices))
-                .where(_p.released_s.is_(None), _p.experiment_id != experiment_id)
-                .group_by(_p.experiment_id, _p.hardware)
-                .order_by(_p.experiment_id, _p.hardware)
-            )
-            rows = connection.execute(devices_held_by_others)
-            return [Held(*row) for row in rows]
+        held_by_others = (
+            select(_p.experiment_id, _p.hardware, func.sum(_p.devices))
+            .where(_p.released_s.is_(None), _p.experiment_id != experiment_id)
+            .group_by(_p.experiment_id, _p.hardware)
+            .order_by(_p.experiment_id, _p.hardware)
+        )
+        return [Held(*row) for row in self.read(held_by_others)]
 
 
 def _requests(
@@ -411,13 +368,6 @@ def _requests(
         allowances={
             row.hardware: DeviceAllowance(row.devices, row.preemptible, row.reason) for row in allowed
         },
-    )
-
-
-def _withdrawn(experiment_id: int, attempt: int) -> StaleAttempt:
-    return StaleAttempt(
-        f"experiment {experiment_id}: the lease of attempt {attempt} lapsed and was withdrawn; "
-        "another attempt follows"
     )
 
 

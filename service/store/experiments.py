@@ -16,18 +16,11 @@ from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import EXPERIMENT_NAMES, Listing, read_page
 from service.domain.access import EVERYTHING, Visibility
-from service.domain.records import (
-    Event,
-    Experiment,
-    ExperimentCost,
-    ListedExperiment,
-    Page,
-    QueueCounts,
-)
+from service.domain.records import Event, Experiment, ExperimentCost, ListedExperiment, Page, QueueCounts
 from service.domain.states import ExperimentState, RunState
 from service.specs.models import Reference
 from service.store.accounting import Accounting
-from service.store.base import Clocks, StorePart, read_experiment
+from service.store.base import Clocks, StorePart, read_experiment, records
 
 _x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
 
@@ -68,16 +61,12 @@ class Experiments(StorePart):
 
     def spec(self, id: int) -> tuple[str, str]:
         """The spec's text as submitted, and its canonical JSON."""
-        with self.database.read() as connection:
-            spec_of_experiment = (
-                select(schema.experiment_specs.c.text, schema.experiment_specs.c.canonical)
-                .join(schema.experiments, _x.id == schema.experiment_specs.c.experiment_id)
-                .where(_x.id == id, statements.VISIBLE)
-            )
-            row = connection.execute(spec_of_experiment).one_or_none()
-        if row is None:
+        specs = schema.experiment_specs.c
+        columns = select(specs.text, specs.canonical).join(schema.experiments, _x.id == specs.experiment_id)
+        rows = self.read(columns.where(_x.id == id, statements.VISIBLE))
+        if not rows:
             raise NotFound("experiment", id)
-        return row.text, row.canonical
+        return rows[0].text, rows[0].canonical
 
     def page(
         self,
@@ -110,85 +99,59 @@ class Experiments(StorePart):
 
     def belonging(self, ids: Collection[int]) -> dict[int, Belonging]:
         """Whose several experiments are, by id; those that do not exist are left out."""
-        with self.database.read() as connection:
-            belonging_of_experiments = select(_x.id, _x.project, _x.owner).where(
-                _x.id.in_(list(ids)), statements.VISIBLE
-            )
-            return {
-                id: Belonging(project, owner)
-                for id, project, owner in connection.execute(belonging_of_experiments)
-            }
+        columns = select(_x.id, _x.project, _x.owner)
+        rows = self.read(columns.where(_x.id.in_(list(ids)), statements.VISIBLE))
+        return {id: Belonging(project, owner) for id, project, owner in rows}
 
     def reused_count(self, experiment_id: int) -> int:
         """How many runs of an experiment are reused: they were not started for it."""
-        with self.database.read() as connection:
-            reused_runs = select(func.count()).where(
-                _r.experiment_id == experiment_id, _r.reused_from.is_not(None)
-            )
-            return int(connection.execute(reused_runs).scalar_one())
+        reused = _r.reused_from.is_not(None)
+        ((count,),) = self.read(select(func.count()).where(_r.experiment_id == experiment_id, reused))
+        return int(count)
 
     def references(self, experiment_id: int) -> list[Reference]:
         """The runs that an experiment starts from, and their states."""
-        with self.database.read() as connection:
-            rows = connection.execute(statements.references_of([experiment_id])).all()
-        return [Reference(*row[1:]) for row in rows]
+        return [Reference(*row[1:]) for row in self.read(statements.references_of([experiment_id]))]
 
     def run_counts(self, experiment_id: int) -> dict[RunState, int]:
         """How many runs are in each state; every state is a key."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            runs_by_state = (
-                select(_r.state, func.count()).where(_r.experiment_id == experiment_id).group_by(_r.state)
-            )
-            counts = {row[0]: row[1] for row in connection.execute(runs_by_state)}
-        return {state: counts.get(state, 0) for state in RunState}
+            runs_by_state = select(_r.state, func.count()).group_by(_r.state)
+            rows = connection.execute(runs_by_state.where(_r.experiment_id == experiment_id))
+            return dict.fromkeys(RunState, 0) | {row[0]: row[1] for row in rows}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
         """How many runs of each experiment are in each state that has any; for lists."""
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
-            with self.database.read() as connection:
-                runs_by_experiment_and_state = (
-                    select(_r.experiment_id, _r.state, func.count())
-                    .where(_r.experiment_id.in_(list(counts)))
-                    .group_by(_r.experiment_id, _r.state)
-                )
-                for id, state, count in connection.execute(runs_by_experiment_and_state):
-                    counts[id][state] = count
+            for id, state, count in self.read(
+                select(_r.experiment_id, _r.state, func.count())
+                .where(_r.experiment_id.in_(list(counts)))
+                .group_by(_r.experiment_id, _r.state)
+            ):
+                counts[id][state] = count
         return counts
 
     def state_counts(self) -> tuple[dict[ExperimentState, int], dict[RunState, int]]:
         """How many experiments and how many runs are in each state, over everything."""
+        of_experiments = select(_x.state, func.count()).where(statements.VISIBLE).group_by(_x.state)
+        of_runs = select(_r.state, func.count()).group_by(_r.state)
+        deleted = select(_x.id).where(schema.DELETED)
         with self.database.read() as connection:
-            count_experiments_by_state = (
-                select(_x.state, func.count()).where(statements.VISIBLE).group_by(_x.state)
-            )
-            experiments = connection.execute(count_experiments_by_state).all()
-            runs = {
-                row[0]: row[1]
-                for row in connection.execute(select(_r.state, func.count()).group_by(_r.state))
-            }
-            count_deleted_runs_by_state = (
-                select(_r.state, func.count())
-                .where(_r.experiment_id.in_(select(_x.id).where(schema.DELETED)))
-                .group_by(_r.state)
-            )
-            for state, count in connection.execute(count_deleted_runs_by_state):
+            experiments = {row[0]: row[1] for row in connection.execute(of_experiments)}
+            runs = {row[0]: row[1] for row in connection.execute(of_runs)}
+            for state, count in connection.execute(of_runs.where(_r.experiment_id.in_(deleted))):
                 runs[state] -= count
-        return {row[0]: row[1] for row in experiments}, runs
+        return experiments, runs
 
     def events(self, experiment_id: int, *, after: int = 0, limit: int = 500) -> list[Event]:
         """Events of an experiment that follow number `after`; without gaps, in commit order."""
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            events_after = (
-                select(schema.events)
-                .where(schema.events.c.experiment_id == experiment_id, schema.events.c.number > after)
-                .order_by(schema.events.c.number)
-                .limit(limit)
-            )
-            rows = connection.execute(events_after).mappings().all()
-        return [Event.from_row(row) for row in rows]
+            c = schema.events.c
+            following = select(schema.events).where(c.experiment_id == experiment_id, c.number > after)
+            return records(connection, Event, following.order_by(c.number).limit(limit))
 
     def changes(self, since_s: float | None, *, limit: int) -> tuple[float, list[Change]]:
         """The database's time, and what has changed since an earlier such time, the latest first.
@@ -206,21 +169,17 @@ class Experiments(StorePart):
                 .order_by(_x.changed_s.desc())
                 .limit(limit)
             )
-            rows = connection.execute(changed_since)
-            return now_s, [Change(*row) for row in rows]
+            return now_s, [Change(*row) for row in connection.execute(changed_since)]
 
     def followed(self, ids: Collection[int]) -> list[Followed]:
         """Several experiments as they are now; those whose rows are gone are left out."""
         if not ids:
             return []
-        with self.database.read() as connection:
-            experiments_and_deleted_by_id = select(*statements.EXPERIMENT_COLUMNS, _x.deleted_s).where(
-                _x.id.in_(list(ids))
-            )
-            rows = connection.execute(experiments_and_deleted_by_id).mappings().all()
-        experiments = [Experiment.from_row(row) for row in rows if row["deleted_s"] is None]
+        columns = select(*statements.EXPERIMENT_COLUMNS, _x.deleted_s)
+        rows = self.read(columns.where(_x.id.in_(list(ids))))
+        experiments = [Experiment.from_row(row._mapping) for row in rows if row.deleted_s is None]
         listed = {one.id: one for one in self.listed(experiments, costs=True)}
-        return [Followed(row["id"], row["project"], listed.get(row["id"])) for row in rows]
+        return [Followed(row.id, row.project, listed.get(row.id)) for row in rows]
 
     def listed(self, experiments: Collection[Experiment], *, costs: bool) -> list[ListedExperiment]:
         """Experiments with the states of their runs, and on request with their costs."""
@@ -230,22 +189,18 @@ class Experiments(StorePart):
 
     def active_costs(self, limit: int) -> list[tuple[int, str, ExperimentCost]]:
         """(id, project, cost) of the newest experiments that are starting or running."""
-        with self.database.read() as connection:
-            active_experiments = (
-                select(_x.id, _x.project).where(schema.ACTIVE).order_by(_x.id.desc()).limit(limit)
-            )
-            projects = {row.id: row.project for row in connection.execute(active_experiments)}
-        costs = self._accounting.costs(projects)
-        return [(id, project, costs[id]) for id, project in projects.items()]
+        active = select(_x.id, _x.project).where(schema.ACTIVE)
+        rows = self.read(active.order_by(_x.id.desc()).limit(limit))
+        costs = self._accounting.costs([row.id for row in rows])
+        return [(row.id, row.project, costs[row.id]) for row in rows]
 
     def queue_counts(self) -> QueueCounts:
         """How many experiments wait and how many are at work, in all pools."""
-        with self.database.read() as connection:
-            count_waiting_and_active = select(
-                select(func.count()).select_from(schema.experiments).where(schema.QUEUED).scalar_subquery(),
-                select(func.count()).select_from(schema.experiments).where(schema.ACTIVE).scalar_subquery(),
-            )
-            return QueueCounts(*connection.execute(count_waiting_and_active).one())
+        count = select(func.count()).select_from(schema.experiments)
+        (row,) = self.read(
+            select(*(count.where(part).scalar_subquery() for part in (schema.QUEUED, schema.ACTIVE)))
+        )
+        return QueueCounts(*row)
 
 
 def clamped(page_size: int) -> int:

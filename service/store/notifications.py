@@ -19,21 +19,16 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, func, select, update
 
-from service.db import schema
+from service.db import schema, statements
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import Topic
 from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, Subscription
 from service.store.audit import note_change
-from service.store.base import StorePart, storable
+from service.store.base import StorePart, record, required, storable, transaction
 
-_n, _x, _d, _s, _t = (
-    schema.notices.c,
-    schema.experiments.c,
-    schema.deliveries.c,
-    schema.subscriptions.c,
-    schema.tokens.c,
-)
+_n, _x, _d, _s = schema.notices.c, schema.experiments.c, schema.deliveries.c, schema.subscriptions.c
+_t, _u, _p, _m = schema.tokens.c, schema.users.c, schema.projects.c, schema.members.c
 
 _GROUP = 100
 """Notices that are addressed in one transaction."""
@@ -52,22 +47,6 @@ _SUBSCRIBED = _SUBSCRIPTIONS.where(
     sa.or_(_s.project == bindparam("project"), sa.and_(_s.project.is_(None), _s.owner == bindparam("owner"))),
 )
 """Subscriptions to a project, and those of the owner of an experiment, that a notice is not older than."""
-_SUBSCRIBER = select(schema.users.c.email, schema.users.c.administrator, schema.users.c.disabled_s).where(
-    schema.users.c.name == bindparam("user")
-)
-"""What decides whether a user is told anything."""
-_SEES = select(schema.projects.c.name).where(
-    schema.projects.c.name == bindparam("project"),
-    sa.or_(
-        schema.projects.c.visible_to_all,
-        select(schema.members.c.user)
-        .where(schema.members.c.project == schema.projects.c.name, schema.members.c.user == bindparam("user"))
-        .exists(),
-    ),
-)
-"""The project, if a user may see it."""
-ADDRESSED = update(schema.notices).where(_n.id == bindparam("taken")).values(addressed_s=bindparam("when"))
-"""Notes that the deliveries of a notice are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +71,10 @@ class Subscriber:
 
 
 class Notifications(StorePart):
+    @transaction
     def subscribe(
         self,
+        connection: Connection,
         owner: str,
         channel: str,
         target: str,
@@ -121,44 +102,38 @@ class Notifications(StorePart):
             "created_s": now,
             "token_id": actor.token_id,
         }
-
-        def body(connection: Connection) -> Subscription:
-            newest = connection.execute(select(func.coalesce(func.max(_n.id), 0))).scalar_one()
-            statement = sa.insert(schema.subscriptions).returning(schema.subscriptions.c.id)
-            id = connection.execute(statement, values | {"after_notice": newest}).scalar_one()
-            made = _read(connection, id)
-            note_change(connection, actor, "subscription.add", id, now, after=_shown(made))
-            return made
-
-        return self.database.write(body)
+        newest = connection.execute(select(func.coalesce(func.max(_n.id), 0))).scalar_one()
+        statement = sa.insert(schema.subscriptions).returning(_s.id)
+        id = connection.execute(statement, values | {"after_notice": newest}).scalar_one()
+        made = _read(connection, id)
+        note_change(connection, actor, "subscription.add", id, now, after=_shown(made))
+        return made
 
     def subscriptions(self, owner: str | None = None) -> list[Subscription]:
         """Subscriptions of a user, or of all, in the order they were made."""
-        statement = _SUBSCRIPTIONS.order_by(schema.subscriptions.c.id)
+        statement = _SUBSCRIPTIONS.order_by(_s.id)
         if owner is not None:
-            statement = statement.where(schema.subscriptions.c.owner == owner)
-        with self.database.read() as connection:
-            return [Subscription.from_row(row) for row in connection.execute(statement).mappings()]
+            statement = statement.where(_s.owner == owner)
+        return self.read_records(Subscription, statement)
 
     def subscription(self, id: int) -> Subscription:
         with self.database.read() as connection:
             return _read(connection, id)
 
-    def unsubscribe(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
+    @transaction
+    def unsubscribe(self, connection: Connection, id: int, *, actor: Actor = LOCAL_ACTOR) -> None:
         """Removes a subscription with the log of its deliveries; pending ones are not sent."""
-        now = self.clock()
+        before = _read(connection, id)
+        connection.execute(sa.delete(schema.deliveries).where(_d.subscription_id == id))
+        gone = connection.execute(sa.delete(schema.subscriptions).where(_s.id == id))
+        if not gone.rowcount:
+            raise NotFound("subscription", id)  # Another request was first.
+        note_change(connection, actor, "subscription.remove", id, self.clock(), before=_shown(before))
 
-        def body(connection: Connection) -> None:
-            before = _read(connection, id)
-            connection.execute(sa.delete(schema.deliveries).where(schema.deliveries.c.subscription_id == id))
-            gone = connection.execute(sa.delete(schema.subscriptions).where(schema.subscriptions.c.id == id))
-            if not gone.rowcount:
-                raise NotFound("subscription", id)  # Another request was first.
-            note_change(connection, actor, "subscription.remove", id, now, before=_shown(before))
-
-        self.database.write(body)
-
-    def notice(self, key: str, kind: str, project: str, message: str, data: Mapping[str, Any]) -> bool:
+    @transaction
+    def notice(
+        self, connection: Connection, key: str, kind: str, project: str, message: str, data: Mapping[str, Any]
+    ) -> bool:
         """Writes a notification about a project, once; False when one of that key was written before.
 
         `key` names the occurrence, `budget:nlp:2026-11:usd:80` for instance; `kind` is one of
@@ -172,103 +147,74 @@ class Notifications(StorePart):
             "message": storable(message),
             "data": dict(data),
         }
-
-        def body(connection: Connection) -> bool:
-            known = select(schema.notices.c.id).where(schema.notices.c.key == key)
-            if connection.execute(known).first() is not None:
-                return False
-            insert = _insert(connection)(schema.notices).values(values).on_conflict_do_nothing()
-            return bool(connection.execute(insert).rowcount)
-
-        return self.database.write(body)
+        known = select(schema.notices.c.id).where(schema.notices.c.key == key)
+        if connection.execute(known).first() is not None:
+            return False
+        insert = statements.insert_or_keep(connection, schema.notices, ("key",))
+        return bool(connection.execute(insert, values).rowcount)
 
     def subscriber(self, owner: str) -> Subscriber | None:
         """None = there is no such user."""
         with self.database.read() as connection:
-            row = connection.execute(_SUBSCRIBER, {"user": owner}).one_or_none()
-        return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
+            return _subscriber(connection, owner)
 
     def sees_project(self, owner: str, project: str) -> bool:
         """Whether a user may be told of a project, which exists."""
         with self.database.read() as connection:
-            exists = (
-                connection.execute(
-                    select(schema.projects.c.name).where(schema.projects.c.name == bindparam("project")),
-                    {"project": project},
-                ).first()
-                is not None
-            )
-            return exists and self._may_be_told(connection, owner, project)
+            exists = connection.execute(select(_p.name).where(_p.name == project)).first() is not None
+            return exists and _may_be_told(connection, owner, project)
 
-    def address(self) -> int:
+    @transaction
+    def address(self, connection: Connection) -> int:
         """Writes the deliveries of notifications that have none yet; returns the number of notifications.
 
         Several processes may do this at once: each notification is taken by one.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> int:
-            unaddressed = (
-                select(
-                    schema.notices,
-                    func.coalesce(_n.project, _x.project).label("of_project"),
-                    _x.owner.label("experiment_owner"),
-                    _x.name.label("experiment_name"),
-                )
-                .select_from(schema.notices.outerjoin(schema.experiments, _x.id == _n.experiment_id))
-                .where(_n.addressed_s.is_(None))
-                .order_by(_n.id)
-                .limit(_GROUP)
-                .with_for_update(skip_locked=True, of=schema.notices)
+        unaddressed = (
+            select(
+                schema.notices,
+                func.coalesce(_n.project, _x.project).label("of_project"),
+                _x.owner.label("experiment_owner"),
+                _x.name.label("experiment_name"),
             )
-            rows = connection.execute(unaddressed).mappings().all()
-            due_s = self.database_time(connection)
-            for row in rows:
-                subscribed = connection.execute(
-                    _SUBSCRIBED,
-                    {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
-                ).mappings()
-                new = [
-                    _delivery(subscription, row["id"], _body(row), now, due_s)
-                    for subscription in subscribed
-                    if TOPICS.get(row["kind"], frozenset()) & set(subscription["topics"].split(","))
-                    and self._may_be_told(connection, subscription["owner"], row["of_project"])
-                ]
-                if new:
-                    connection.execute(sa.insert(schema.deliveries), new)
-                connection.execute(ADDRESSED, {"taken": row["id"], "when": now})
-            return len(rows)
+            .select_from(schema.notices.outerjoin(schema.experiments, _x.id == _n.experiment_id))
+            .where(_n.addressed_s.is_(None))
+            .order_by(_n.id)
+            .limit(_GROUP)
+            .with_for_update(skip_locked=True, of=schema.notices)
+        )
+        rows = connection.execute(unaddressed).mappings().all()
+        due_s = self.database_time(connection)
+        for row in rows:
+            subscribed = connection.execute(
+                _SUBSCRIBED,
+                {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
+            ).mappings()
+            new = [
+                _delivery(subscription, row["id"], _body(row), now, due_s)
+                for subscription in subscribed
+                if TOPICS.get(row["kind"], frozenset()) & set(subscription["topics"].split(","))
+                and _may_be_told(connection, subscription["owner"], row["of_project"])
+            ]
+            if new:
+                connection.execute(sa.insert(schema.deliveries), new)
+            connection.execute(update(schema.notices).where(_n.id == row["id"]).values(addressed_s=now))
+        return len(rows)
 
-        return self.database.write(body)
-
-    def _may_be_told(self, connection: Connection, owner: str, project: str | None) -> bool:
-        """Whether a subscriber still sees a project: memberships end, subscriptions stay.
-
-        A name that is no user's belongs to someone who works without accounts.
-        """
-        user = connection.execute(_SUBSCRIBER, {"user": owner}).one_or_none()
-        if user is None or user.disabled_s is not None:
-            return user is None
-        if project is None or user.administrator:
-            return True
-        key = {"user": owner, "project": project}
-        return connection.execute(_SEES, key).first() is not None
-
-    def test_subscription(self, id: int) -> Delivery:
+    @transaction
+    def test_subscription(self, connection: Connection, id: int) -> Delivery:
         """Writes a test message to one subscription."""
         now = self.clock()
-        subscription = self.subscription(id)
+        subscription = _read(connection, id)
         message = f"a test of subscription {id}, for the topics {', '.join(subscription.topics)}"
         text = _message(TEST, now, {"message": message, "project": subscription.project})
+        values = _delivery({"id": id}, None, text, now, self.database_time(connection))
+        statement = sa.insert(schema.deliveries).returning(*schema.deliveries.c)
+        return Delivery.from_row(connection.execute(statement, values).mappings().one())
 
-        def body(connection: Connection) -> Delivery:
-            values = _delivery({"id": id}, None, text, now, self.database_time(connection))
-            statement = sa.insert(schema.deliveries).returning(*schema.deliveries.c)
-            return Delivery.from_row(connection.execute(statement, values).mappings().one())
-
-        return self.database.write(body)
-
-    def take_deliveries(self, limit: int, for_s: float) -> list[Outgoing]:
+    @transaction
+    def take_deliveries(self, connection: Connection, limit: int, for_s: float) -> list[Outgoing]:
         """Begins an attempt at deliveries whose time has come; no other process begins one for `for_s`.
 
         The attempt is counted before anything is sent: a process that dies while it sends leaves the message
@@ -276,73 +222,59 @@ class Notifications(StorePart):
         subscriber has lost sight of its project since it was written.
         """
         ended_s = self.clock()
+        now = self.database_time(connection)
+        due = (
+            select(_d.id)
+            .join(schema.subscriptions, _s.id == _d.subscription_id)
+            .where(_d.state == DeliveryState.pending, _d.next_s <= now, _s.disabled_s.is_(None))
+            .order_by(_d.next_s)
+            .limit(limit)
+            .with_for_update(skip_locked=True, of=schema.deliveries)
+        )
+        ids = list(connection.execute(due).scalars())
+        if not ids:
+            return []
+        connection.execute(take(ids, now + for_s))
+        outgoing: list[Outgoing] = []
+        with_subscriptions = (
+            select(schema.deliveries, _s.channel, _s.target, _s.secret, _s.owner)
+            .join(schema.subscriptions, _s.id == _d.subscription_id)
+            .where(_d.id.in_(ids))
+            .order_by(_d.id)
+        )
+        for row in connection.execute(with_subscriptions).mappings().all():
+            if _may_be_told(connection, row["owner"], json.loads(row["body"])["data"]["project"]):
+                names = Outgoing.__dataclass_fields__.keys() - {"attempt"}
+                outgoing.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
+            else:
+                values = {"state": DeliveryState.failed, "ended_s": ended_s, "answer": _OUT_OF_SIGHT}
+                connection.execute(end_attempt(row["id"], row["attempts"], **values))
+        return outgoing
 
-        def body(connection: Connection) -> list[Outgoing]:
-            now = self.database_time(connection)
-            due = (
-                select(_d.id)
-                .join(schema.subscriptions, _s.id == _d.subscription_id)
-                .where(_d.state == DeliveryState.pending, _d.next_s <= now, _s.disabled_s.is_(None))
-                .order_by(_d.next_s)
-                .limit(limit)
-                .with_for_update(skip_locked=True, of=schema.deliveries)
-            )
-            ids = list(connection.execute(due).scalars())
-            if not ids:
-                return []
-            connection.execute(take(ids, now + for_s))
-            outgoing: list[Outgoing] = []
-            with_subscriptions = (
-                select(schema.deliveries, _s.channel, _s.target, _s.secret, _s.owner)
-                .join(schema.subscriptions, _s.id == _d.subscription_id)
-                .where(_d.id.in_(ids))
-                .order_by(_d.id)
-            )
-            for row in connection.execute(with_subscriptions).mappings().all():
-                if self._may_be_told(connection, row["owner"], json.loads(row["body"])["data"]["project"]):
-                    names = Outgoing.__dataclass_fields__.keys() - {"attempt"}
-                    outgoing.append(Outgoing(attempt=row["attempts"], **{name: row[name] for name in names}))
-                else:
-                    values = {"state": DeliveryState.failed, "ended_s": ended_s, "answer": _OUT_OF_SIGHT}
-                    connection.execute(end_attempt(row["id"], row["attempts"], **values))
-            return outgoing
+    @transaction
+    def delivered(self, connection: Connection, outgoing: Outgoing, answer: str) -> None:
+        _end(connection, outgoing, answer, state=DeliveryState.delivered, ended_s=self.clock())
 
-        return self.database.write(body)
-
-    def delivered(self, outgoing: Outgoing, answer: str) -> None:
-        self._end(outgoing, answer, state=DeliveryState.delivered, ended_s=self.clock())
-
-    def not_delivered(self, outgoing: Outgoing, why: str, retry_in_s: float | None) -> None:
+    @transaction
+    def not_delivered(
+        self, connection: Connection, outgoing: Outgoing, why: str, retry_in_s: float | None
+    ) -> None:
         """Notes that an attempt failed; `retry_in_s` None = there is no other."""
         if retry_in_s is None:
-            self._end(outgoing, why, state=DeliveryState.failed, ended_s=self.clock())
+            _end(connection, outgoing, why, state=DeliveryState.failed, ended_s=self.clock())
         else:
-            self._end(outgoing, why, retry_in_s=retry_in_s)
+            _end(connection, outgoing, why, next_s=self.database_time(connection) + retry_in_s)
 
-    def disable_subscription(self, outgoing: Outgoing, why: str) -> None:
+    @transaction
+    def disable_subscription(self, connection: Connection, outgoing: Outgoing, why: str) -> None:
         """Ends a subscription whose receiver wants no more messages, and fails the delivery."""
         now = self.clock()
-
-        def body(connection: Connection) -> None:
-            connection.execute(
-                update(schema.subscriptions)
-                .where(schema.subscriptions.c.id == outgoing.subscription_id)
-                .values(disabled_s=now, disabled_because=_line(why))
-            )
-            values = {"state": DeliveryState.failed, "ended_s": now, "answer": _line(why)}
-            connection.execute(end_attempt(outgoing.id, outgoing.attempt, **values))
-
-        self.database.write(body)
-
-    def _end(
-        self, outgoing: Outgoing, answer: str, *, retry_in_s: float | None = None, **values: Any
-    ) -> None:
-        def body(connection: Connection) -> None:
-            if retry_in_s is not None:
-                values["next_s"] = self.database_time(connection) + retry_in_s
-            connection.execute(end_attempt(outgoing.id, outgoing.attempt, answer=_line(answer), **values))
-
-        self.database.write(body)
+        connection.execute(
+            update(schema.subscriptions)
+            .where(_s.id == outgoing.subscription_id)
+            .values(disabled_s=now, disabled_because=_line(why))
+        )
+        _end(connection, outgoing, why, state=DeliveryState.failed, ended_s=now)
 
     def deliveries(
         self,
@@ -361,27 +293,39 @@ class Notifications(StorePart):
             statement = of_token.where(func.coalesce(_s.project, _t.project) == within)
         if subscription_id is not None:
             statement = statement.where(_d.subscription_id == subscription_id)
-        statement = statement.order_by(_d.id.desc()).limit(limit)
-        with self.database.read() as connection:
-            return [Delivery.from_row(row) for row in connection.execute(statement).mappings()]
+        return self.read_records(Delivery, statement.order_by(_d.id.desc()).limit(limit))
 
-    def forget_deliveries(self, older_than_s: float) -> None:
+    @transaction
+    def forget_deliveries(self, connection: Connection, older_than_s: float) -> None:
         """Removes notifications and ended deliveries that are older than this."""
         before_s = self.clock() - older_than_s
-
-        def body(connection: Connection) -> None:
-            connection.execute(sa.delete(schema.deliveries).where(_d.ended_s < before_s))
-            connection.execute(sa.delete(schema.notices).where(_n.addressed_s < before_s))
-
-        self.database.write(body)
+        connection.execute(sa.delete(schema.deliveries).where(_d.ended_s < before_s))
+        connection.execute(sa.delete(schema.notices).where(_n.addressed_s < before_s))
 
 
 def _read(connection: Connection, id: int) -> Subscription:
-    statement = _SUBSCRIPTIONS.where(schema.subscriptions.c.id == id)
-    row = connection.execute(statement).mappings().one_or_none()
-    if row is None:
-        raise NotFound("subscription", id)
-    return Subscription.from_row(row)
+    return required(record(connection, Subscription, _SUBSCRIPTIONS.where(_s.id == id)), "subscription", id)
+
+
+def _subscriber(connection: Connection, name: str) -> Subscriber | None:
+    user = select(_u.email, _u.administrator, _u.disabled_s).where(_u.name == name)
+    row = connection.execute(user).one_or_none()
+    return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
+
+
+def _may_be_told(connection: Connection, owner: str, project: str | None) -> bool:
+    """Whether a subscriber still sees a project: memberships end, subscriptions stay.
+
+    A name that is no user's belongs to someone who works without accounts.
+    """
+    user = _subscriber(connection, owner)
+    if user is None or user.disabled:
+        return user is None
+    if project is None or user.administrator:
+        return True
+    member = select(_m.user).where(_m.project == _p.name, _m.user == owner).exists()
+    seen = select(_p.name).where(_p.name == project, _p.visible_to_all | member)
+    return connection.execute(seen).first() is not None
 
 
 def _shown(subscription: Subscription) -> dict[str, Any]:
@@ -390,12 +334,6 @@ def _shown(subscription: Subscription) -> dict[str, Any]:
     shown = {name: getattr(subscription, name) for name in names}
     host = urlsplit(subscription.target).hostname
     return {**shown, "topics": list(subscription.topics), "target": host or subscription.target}
-
-
-def _insert(connection: Connection) -> Any:
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    return {"postgresql": postgresql, "sqlite": sqlite}[connection.dialect.name].insert
 
 
 def _delivery(
@@ -428,6 +366,10 @@ def _message(kind: str, at_s: float, data: Mapping[str, Any]) -> str:
     """The text that is sent: type, time and data, as Standard Webhooks has them."""
     timestamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
     return json.dumps({"type": kind, "timestamp": timestamp, "data": data}, separators=(",", ":"))
+
+
+def _end(connection: Connection, outgoing: Outgoing, answer: str, **values: Any) -> None:
+    connection.execute(end_attempt(outgoing.id, outgoing.attempt, answer=_line(answer), **values))
 
 
 def _line(text: str) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from service.config.settings import Settings
 from service.db import schema, statements
 from service.db.engine import Database
-from service.db.errors import BadValue, Conflict, NotFound, StoreError
+from service.db.errors import BadValue, Conflict, StoreError
 from service.domain.access import (
     DEFAULT_PROJECT,
     LOCAL_ACTOR,
@@ -32,7 +32,7 @@ from service.domain.access import (
 )
 from service.domain.people import TOKEN_NAME_PATTERN, NewToken, Project, Token, User
 from service.store.audit import note_change
-from service.store.base import Clocks, StorePart
+from service.store.base import Clocks, StorePart, record, required, transaction
 from service.store.notifications import disable_subscriptions_of
 
 _u, _t, _p, _d, _m = (
@@ -50,9 +50,7 @@ _TOKEN_BYTES = 32
 _SHOWN_CHARACTERS = 10
 _TOKEN_NAME = re.compile(TOKEN_NAME_PATTERN)
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
-_USER = [_u[name] for name in User.__dataclass_fields__]
 _TOKEN = [_t[name] for name in Token.__dataclass_fields__]
-PROJECT_COLUMNS = [_p[name] for name in Project.__dataclass_fields__]
 _NOTE_TOKEN_USE = (
     update(schema.tokens)
     .where(
@@ -85,17 +83,16 @@ class People(StorePart):
         self._uses_lock = threading.Lock()
 
     def users(self) -> list[User]:
-        with self.database.read() as connection:
-            return [
-                User.from_row(row) for row in connection.execute(select(*_USER).order_by(_u.name)).mappings()
-            ]
+        return self.read_records(User, select(schema.users).order_by(_u.name))
 
     def user(self, name: str) -> User:
         with self.database.read() as connection:
             return read_user(connection, name)
 
+    @transaction
     def add_user(
         self,
+        connection: Connection,
         name: str,
         *,
         kind: UserKind = UserKind.person,
@@ -118,26 +115,24 @@ class People(StorePart):
         _check_email(email)
         now = self.clock()
         new = User(name, kind, email, administrator, None, now, subject)
+        if subject is not None:
+            other = connection.execute(select(_u.name).where(_u.subject == subject)).scalar()
+            if other is not None:
+                raise Conflict(f"the identity {subject} belongs to user {other}")
+        keep = statements.insert_or_keep(connection, schema.users, ("name",))
+        if connection.execute(keep.values(asdict(new)).returning(schema.users.c.name)).scalar() is None:
+            raise Conflict(f"user {name} exists already; choose another name")
+        connection.execute(
+            statements.insert_or_keep(connection, schema.members, ("project", "user")),
+            {"project": DEFAULT_PROJECT, "user": name, "role": Role.member},
+        )
+        note_change(connection, actor, "user.add", name, now, after=_shown(new))
+        return new
 
-        def body(connection: Connection) -> User:
-            if subject is not None:
-                other = connection.execute(select(*_USER).where(_u.subject == subject)).mappings().first()
-                if other is not None:
-                    raise Conflict(f"the identity {subject} belongs to user {other['name']}")
-            keep = statements.insert_or_keep(connection, schema.users, ("name",))
-            if connection.execute(keep.values(asdict(new)).returning(schema.users.c.name)).scalar() is None:
-                raise Conflict(f"user {name} exists already; choose another name")
-            connection.execute(
-                statements.insert_or_keep(connection, schema.members, ("project", "user")),
-                {"project": DEFAULT_PROJECT, "user": name, "role": Role.member},
-            )
-            note_change(connection, actor, "user.add", name, now, after=_shown(new))
-            return new
-
-        return self.database.write(body)
-
+    @transaction
     def set_user(
         self,
+        connection: Connection,
         name: str,
         *,
         disabled: bool | None = None,
@@ -153,43 +148,35 @@ class People(StorePart):
         """
         _check_email(email or None)
         now = self.clock()
-
-        def body(connection: Connection) -> User:
-            before = read_user(connection, name, lock=True)
-            values: dict[str, Any] = {}
-            if disabled is not None and disabled != (before.disabled_s is not None):
-                values["disabled_s"] = now if disabled else None
-            if administrator is not None and administrator != before.administrator:
-                values["administrator"] = administrator
-            if email is not None and (email or None) != before.email:
-                values["email"] = email or None
-            if not values:
-                return before
-            connection.execute(update(schema.users).where(_u.name == name).values(**values))
-            after = read_user(connection, name)
-            verb = ("disable" if disabled else "enable") if values.keys() == {"disabled_s"} else "set"
-            note_change(
-                connection, actor, f"user.{verb}", name, now, before=_shown(before), after=_shown(after)
-            )
-            return after
-
-        return self.database.write(body)
+        before = read_user(connection, name, lock=True)
+        values: dict[str, Any] = {}
+        if disabled is not None and disabled != (before.disabled_s is not None):
+            values["disabled_s"] = now if disabled else None
+        if administrator is not None and administrator != before.administrator:
+            values["administrator"] = administrator
+        if email is not None and (email or None) != before.email:
+            values["email"] = email or None
+        if not values:
+            return before
+        connection.execute(update(schema.users).where(_u.name == name).values(**values))
+        after = read_user(connection, name)
+        verb = ("disable" if disabled else "enable") if values.keys() == {"disabled_s"} else "set"
+        note_change(connection, actor, f"user.{verb}", name, now, before=_shown(before), after=_shown(after))
+        return after
 
     def tokens(self, user: str | None = None) -> list[Token]:
         """Tokens of a user, or of everyone, the newest first, revoked ones included."""
-        with self.database.read() as connection:
-            statement = select(*_TOKEN).order_by(_t.id.desc())
-            rows = connection.execute(
-                statement if user is None else statement.where(_t.user == user)
-            ).mappings()
-            return [Token.from_row(row) for row in rows]
+        statement = select(*_TOKEN).order_by(_t.id.desc())
+        return self.read_records(Token, statement if user is None else statement.where(_t.user == user))
 
     def token(self, id: int) -> Token:
         with self.database.read() as connection:
             return _read_token(connection, id)
 
+    @transaction
     def create_token(
         self,
+        connection: Connection,
         user: str,
         *,
         name: str,
@@ -217,69 +204,58 @@ class People(StorePart):
             )
         now, secret = self.clock(), new_secret()
         expires_s = None if lasts_s is None else now + lasts_s
-
-        def body(connection: Connection) -> NewToken:
-            take_grant = sa.delete(schema.device_grants).where(
-                _d.device_sha256 == device_sha256, _d.approved_s.is_not(None)
-            )
-            take = None if device_sha256 is None else take_grant
-            if take is not None and not connection.execute(take).rowcount:
+        if device_sha256 is not None:
+            approved = (_d.device_sha256 == device_sha256) & _d.approved_s.is_not(None)
+            if not connection.execute(sa.delete(schema.device_grants).where(approved)).rowcount:
                 raise Conflict("the login has given its token; begin again")
-            owner = read_user(connection, user, lock=True)
-            if owner.disabled_s is not None:
-                raise Conflict(f"user {user} is disabled; enable them first: stillhouse user enable {user}")
-            if scope is Scope.admin and not owner.administrator:
-                raise Conflict(f"user {user} is not an administrator; choose scope read, submit or operate")
-            if project is not None:
-                row_of_project = connection.execute(project_row(project)).one_or_none()
-                if row_of_project is None:
-                    raise NotFound("project", project)
-            live_token_named = select(_t.id).where(
-                _t.user == user,
-                _t.name == name,
-                _t.revoked_s.is_(None),
-                sa.or_(_t.expires_s.is_(None), _t.expires_s > now),
+        owner = read_user(connection, user, lock=True)
+        if owner.disabled_s is not None:
+            raise Conflict(f"user {user} is disabled; enable them first: stillhouse user enable {user}")
+        if scope is Scope.admin and not owner.administrator:
+            raise Conflict(f"user {user} is not an administrator; choose scope read, submit or operate")
+        if project is not None:
+            read_project(connection, project)
+        live_token_named = select(_t.id).where(
+            _t.user == user,
+            _t.name == name,
+            _t.revoked_s.is_(None),
+            sa.or_(_t.expires_s.is_(None), _t.expires_s > now),
+        )
+        if connection.execute(live_token_named).scalar() is not None:
+            raise Conflict(
+                f"user {user} has a token {name!r} already; choose another name, or revoke that one"
             )
-            if connection.execute(live_token_named).scalar() is not None:
-                raise Conflict(
-                    f"user {user} has a token {name!r} already; choose another name, or revoke that one"
-                )
-            shown = secret[:_SHOWN_CHARACTERS]
-            row: dict[str, Any] = {
-                "user": user,
-                "name": name,
-                "scope": scope,
-                "project": project,
-                "prefix": shown,
-                "created_s": now,
-                "expires_s": expires_s,
-                "revoked_s": None,
-                "last_used_s": None,
-            }
-            insert = sa.insert(schema.tokens).values(**row, sha256=secret_sha256(secret))
-            id: int = connection.execute(insert.returning(schema.tokens.c.id)).scalar_one()
-            note_change(connection, actor, "token.create", id, now, after=_granted(row))
-            return NewToken(id=id, **row, secret=secret)
+        shown = secret[:_SHOWN_CHARACTERS]
+        row: dict[str, Any] = {
+            "user": user,
+            "name": name,
+            "scope": scope,
+            "project": project,
+            "prefix": shown,
+            "created_s": now,
+            "expires_s": expires_s,
+            "revoked_s": None,
+            "last_used_s": None,
+        }
+        insert = sa.insert(schema.tokens).values(**row, sha256=secret_sha256(secret))
+        id: int = connection.execute(insert.returning(schema.tokens.c.id)).scalar_one()
+        note_change(connection, actor, "token.create", id, now, after=_granted(row))
+        return NewToken(id=id, **row, secret=secret)
 
-        return self.database.write(body)
-
-    def revoke_token(self, id: int, *, actor: Actor = LOCAL_ACTOR) -> Token:
+    @transaction
+    def revoke_token(self, connection: Connection, id: int, *, actor: Actor = LOCAL_ACTOR) -> Token:
         """Ends a token, and the subscriptions made with it; one that was revoked before stays as it is."""
         now = self.clock()
-
-        def body(connection: Connection) -> Token:
-            before = _read_token(connection, id, lock=True)
-            if before.revoked_s is not None:
-                return before
-            connection.execute(
-                update(schema.tokens).where(_t.id == id, _t.revoked_s.is_(None)).values(revoked_s=now)
-            )
-            because = f"the token {before.name!r} that it was made with was revoked"
-            connection.execute(disable_subscriptions_of(id, now, because))
-            note_change(connection, actor, "token.revoke", id, now, before=_granted(asdict(before)))
-            return _read_token(connection, id)
-
-        return self.database.write(body)
+        before = _read_token(connection, id, lock=True)
+        if before.revoked_s is not None:
+            return before
+        connection.execute(
+            update(schema.tokens).where(_t.id == id, _t.revoked_s.is_(None)).values(revoked_s=now)
+        )
+        because = f"the token {before.name!r} that it was made with was revoked"
+        connection.execute(disable_subscriptions_of(id, now, because))
+        note_change(connection, actor, "token.revoke", id, now, before=_granted(asdict(before)))
+        return _read_token(connection, id)
 
     def token_used(self, id: int) -> None:
         """Notes the use of a token; written for all tokens together, at most once a minute."""
@@ -334,17 +310,21 @@ class People(StorePart):
 
 
 def read_user(connection: Connection, name: str, *, lock: bool = False) -> User:
-    row = connection.execute(_user(name, lock=lock)).mappings().one_or_none()
-    if row is None:
-        raise NotFound("user", name)
-    return User.from_row(row)
+    statement = select(schema.users).where(_u.name == name)
+    found = record(connection, User, statement.with_for_update() if lock else statement)
+    return required(found, "user", name)
 
 
 def _read_token(connection: Connection, id: int, *, lock: bool = False) -> Token:
-    row = connection.execute(_token(id, lock=lock)).mappings().one_or_none()
-    if row is None:
-        raise NotFound("token", id)
-    return Token.from_row(row)
+    statement = select(*_TOKEN).where(_t.id == id)
+    found = record(connection, Token, statement.with_for_update() if lock else statement)
+    return required(found, "token", id)
+
+
+def read_project(connection: Connection, name: str, *, lock: bool = False) -> Project:
+    statement = select(schema.projects).where(_p.name == name)
+    found = record(connection, Project, statement.with_for_update() if lock else statement)
+    return required(found, "project", name)
 
 
 def _check_email(email: str | None) -> None:
@@ -360,21 +340,6 @@ def _granted(token: Mapping[str, Any]) -> dict[str, Any]:
     return {name: token[name] for name in ("user", "name", "scope", "project", "prefix", "expires_s")}
 
 
-def _user(name: str, *, lock: bool = False) -> sa.Select[Any]:
-    statement = select(*_USER).where(_u.name == name)
-    return statement.with_for_update() if lock else statement
-
-
-def _token(id: int, *, lock: bool = False) -> sa.Select[Any]:
-    statement = select(*_TOKEN).where(_t.id == id)
-    return statement.with_for_update() if lock else statement
-
-
-def project_row(name: str, *, lock: bool = False) -> sa.Select[Any]:
-    statement = select(*PROJECT_COLUMNS).where(_p.name == name)
-    return statement.with_for_update() if lock else statement
-
-
 def _principal(connection: Connection, user: str, scope: Scope) -> Principal:
     user_by_name = select(_u.kind, _u.administrator, _u.disabled_s).where(_u.name == user)
     row = connection.execute(user_by_name).one_or_none()
@@ -382,14 +347,13 @@ def _principal(connection: Connection, user: str, scope: Scope) -> Principal:
         raise Refused("the account does not exist; ask an administrator to add it")
     if row.disabled_s is not None:
         raise Refused("the account is disabled; ask an administrator to enable it")
+    roles = connection.execute(select(_m.project, _m.role).where(_m.user == user))
+    open_to_all = connection.execute(select(_p.name).where(_p.visible_to_all == sa.true())).scalars()
     return Principal(
         user,
         row.kind,
         scope,
-        {
-            row.project: row.role
-            for row in connection.execute(select(_m.project, _m.role).where(_m.user == user))
-        },
-        frozenset(connection.execute(select(_p.name).where(_p.visible_to_all == sa.true())).scalars()),
+        {row.project: row.role for row in roles},
+        frozenset(open_to_all),
         administrator=bool(row.administrator),
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
-from service.db import schema
+from service.db import schema, statements
 from service.domain.process_metrics import MetricBuffer, MetricRow
 from service.store.base import StorePart
 
@@ -35,22 +33,10 @@ class ProcessMetrics(StorePart):
 
         Rows come in the order of their keys, so that two processes lock them in one order.
         """
-        if not rows:
-            return
-
-        def body(connection: Connection) -> None:
-            now = self.database_time(connection)
-            for is_gauge in (False, True):
-                values = [
-                    {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now,
-                     "source": source if is_gauge else ""}
-                    for row in rows
-                    if row.is_gauge is is_gauge
-                ]  # fmt: skip
-                if values:
-                    connection.execute(_upsert(connection, add=not is_gauge), values)
-
-        self.database.write(body)
+        if rows:
+            self.database.write(
+                lambda connection: _add(connection, rows, self.database_time(connection), source)
+            )
 
     def drop_gauges(self, source: str) -> None:
         statement = sa.delete(schema.figures).where(_f.source == source)
@@ -73,33 +59,33 @@ class ProcessMetrics(StorePart):
 
     def figures(self) -> list[MetricRow]:
         """Sums, and the gauges of processes that live."""
+        columns = select(_f.name, _f.labels, _f.value, (_f.source != "").label("is_gauge"))
         with self.database.read() as connection:
-            since_s = self.database_time(connection) - GAUGE_LASTS_S
-            rows = connection.execute(
-                select(schema.figures)
-                .where(sa.or_(_f.source == "", _f.at_s > since_s))
-                .order_by(_f.name, _f.labels, _f.source)
-            ).mappings()
-            return [
-                MetricRow(row["name"], row["labels"], row["value"], is_gauge=row["source"] != "")
-                for row in rows
-            ]
+            lives = _f.at_s > self.database_time(connection) - GAUGE_LASTS_S
+            rows = columns.where(sa.or_(_f.source == "", lives)).order_by(_f.name, _f.labels, _f.source)
+            return [MetricRow(*row) for row in connection.execute(rows)]
 
 
 def count_in(connection: Connection, name: str, now: float, **labels: str) -> None:
     """Adds 1 to a counter in the transaction of what it counts."""
     buffer = MetricBuffer()
     buffer.count(name, 1.0, **labels)
-    for row in buffer.taken():
-        values = {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now, "source": ""}
-        connection.execute(_upsert(connection, add=True), values)
+    _add(connection, buffer.taken(), now, "")
 
 
-def _upsert(connection: Connection, *, add: bool) -> Any:
-    dialect = {"postgresql": postgresql, "sqlite": sqlite}[connection.dialect.name]
-    insert = dialect.insert(schema.figures)
+def _add(connection: Connection, rows: Sequence[MetricRow], now: float, source: str) -> None:
+    insert = statements.dialect_insert(connection, schema.figures)
     new = insert.excluded
-    return insert.on_conflict_do_update(
-        index_elements=[_f.name, _f.labels, _f.source],
-        set_={"value": _f.value + new.value if add else new.value, "at_s": new.at_s},
-    )
+    for is_gauge in (False, True):
+        values = [
+            {"name": row.name, "labels": row.labels, "value": row.value, "at_s": now,
+             "source": source if is_gauge else ""}
+            for row in rows
+            if row.is_gauge is is_gauge
+        ]  # fmt: skip
+        if values:
+            upsert = insert.on_conflict_do_update(
+                index_elements=[_f.name, _f.labels, _f.source],
+                set_={"value": new.value if is_gauge else _f.value + new.value, "at_s": new.at_s},
+            )
+            connection.execute(upsert, values)

@@ -18,19 +18,15 @@ from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
 from service.domain.shares import BudgetUse, Month, ProjectUse, Spending, UserUse, month_named, month_of
 from service.specs.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
-from service.store.base import StorePart, storable
-from service.store.people import PROJECT_COLUMNS, project_row, read_user
+from service.store.base import StorePart, records, storable, transaction
+from service.store.people import read_project, read_user
 
 _d, _x, _p, _m = schema.placements.c, schema.experiments.c, schema.projects.c, schema.members.c
 _u = schema.users.c
 
-
 LONGEST_TITLE = 200
 """Characters of a project's title at most."""
 _NAME = re.compile(NAME_PATTERN)
-
-
-_MEMBER = [_m[name] for name in Member.__dataclass_fields__]
 
 
 _until = sa.case(
@@ -55,29 +51,23 @@ _SPENT = (
     .where(*_of_project)
 )
 """What a project's devices took from `start` to `now`, of deleted experiments as well."""
-_SPENT_BY_USERS = (
-    select(_x.owner, *_spent)
-    .join_from(schema.placements, schema.experiments, _x.id == _d.experiment_id)
-    .where(*_of_project)
-    .group_by(_x.owner)
-    .order_by(sa.desc("usd"), _x.owner)
-)
+_SPENT_BY_USERS = _SPENT.add_columns(_x.owner).group_by(_x.owner).order_by(sa.desc("usd"), _x.owner)
 """The same by user, the most first."""
 
 
 class Projects(StorePart):
     def all(self) -> list[Project]:
         """All projects, by name, archived ones included."""
-        with self.database.read() as connection:
-            rows = connection.execute(select(*PROJECT_COLUMNS).order_by(_p.name)).mappings()
-            return [Project.from_row(row) for row in rows]
+        return self.read_records(Project, select(schema.projects).order_by(_p.name))
 
     def get(self, name: str) -> ProjectDetail:
         with self.database.read() as connection:
             return _detail(connection, name)
 
+    @transaction
     def create(
         self,
+        connection: Connection,
         name: str,
         *,
         title: str = "",
@@ -95,18 +85,11 @@ class Projects(StorePart):
         _check_texts(title, notes)
         now = self.clock()
         new = Project(name, storable(title), visible_to_all, storable(notes), None, now, {})
-
-        def body(connection: Connection) -> ProjectDetail:
-            keep = statements.insert_or_keep(connection, schema.projects, ("name",))
-            if (
-                connection.execute(keep.values(asdict(new)).returning(schema.projects.c.name)).scalar()
-                is None
-            ):
-                raise Conflict(f"project {name} exists already; choose another name")
-            note_change(connection, actor, "project.create", name, now, after=_shown(new))
-            return _detail(connection, name)
-
-        return self.database.write(body)
+        keep = statements.insert_or_keep(connection, schema.projects, ("name",))
+        if connection.execute(keep.values(asdict(new)).returning(_p.name)).scalar() is None:
+            raise Conflict(f"project {name} exists already; choose another name")
+        note_change(connection, actor, "project.create", name, now, after=_shown(new))
+        return _detail(connection, name)
 
     def set(
         self,
@@ -130,10 +113,12 @@ class Projects(StorePart):
 
     def limits(self, name: str) -> ProjectLimits:
         with self.database.read() as connection:
-            return ProjectLimits.model_validate(_read(connection, name).settings)
+            return ProjectLimits.model_validate(read_project(connection, name).settings)
 
+    @transaction
     def set_limits(
         self,
+        connection: Connection,
         name: str,
         limits: ProjectLimits,
         *,
@@ -147,41 +132,37 @@ class Projects(StorePart):
             BadValue: hardware is unknown, or a ceiling is below what is guaranteed or in use.
         """
         catalogue, now = self.settings.catalogue(), self.clock()
-
-        def body(connection: Connection) -> ProjectLimits:
-            before = _read(connection, name, lock=True)
-            if before.archived_s is not None:
-                raise Conflict(
-                    f"project {name} is archived; restore it first: stillhouse project archive {name} --undo"
-                )
-            new = limits
-            if fields is not None:
-                changed = {field: getattr(limits, field) for field in fields}
-                new = ProjectLimits.model_validate(before.settings).model_copy(update=changed)
-            held_by = (
-                select(_d.hardware, func.sum(_d.devices).label("devices"))
-                .join(schema.experiments, _x.id == _d.experiment_id)
-                .where(_x.project == name, _d.released_s.is_(None))
-                .group_by(_d.hardware)
+        before = read_project(connection, name, lock=True)
+        if before.archived_s is not None:
+            raise Conflict(
+                f"project {name} is archived; restore it first: stillhouse project archive {name} --undo"
             )
-            held = {row.hardware: row.devices for row in connection.execute(held_by)}
-            for problem in limit_problems(new, catalogue, held):
-                raise BadValue(problem.path, problem.message)
-            settings = new.model_dump(mode="json", exclude_defaults=True)
-            if settings != before.settings:
-                connection.execute(update(schema.projects).where(_p.name == name).values(settings=settings))
-                note_change(
-                    connection,
-                    actor,
-                    "project.limits",
-                    name,
-                    now,
-                    before=ProjectLimits.model_validate(before.settings).model_dump(mode="json"),
-                    after=new.model_dump(mode="json"),
-                )
-            return new
-
-        return self.database.write(body)
+        new = limits
+        if fields is not None:
+            changed = {field: getattr(limits, field) for field in fields}
+            new = ProjectLimits.model_validate(before.settings).model_copy(update=changed)
+        held_by = (
+            select(_d.hardware, func.sum(_d.devices).label("devices"))
+            .join(schema.experiments, _x.id == _d.experiment_id)
+            .where(_x.project == name, _d.released_s.is_(None))
+            .group_by(_d.hardware)
+        )
+        held = {row.hardware: row.devices for row in connection.execute(held_by)}
+        for problem in limit_problems(new, catalogue, held):
+            raise BadValue(problem.path, problem.message)
+        settings = new.model_dump(mode="json", exclude_defaults=True)
+        if settings != before.settings:
+            connection.execute(update(schema.projects).where(_p.name == name).values(settings=settings))
+            note_change(
+                connection,
+                actor,
+                "project.limits",
+                name,
+                now,
+                before=ProjectLimits.model_validate(before.settings).model_dump(mode="json"),
+                after=new.model_dump(mode="json"),
+            )
+        return new
 
     def spent(self, project: str) -> Spending:
         """What a project has used in this calendar month."""
@@ -194,7 +175,7 @@ class Projects(StorePart):
         `month` is such as `2026-11` (ValueError if it is not); None = the present one.
         """
         with self.database.read() as connection:
-            limits = ProjectLimits.model_validate(_read(connection, project).settings)
+            limits = ProjectLimits.model_validate(read_project(connection, project).settings)
             now_s = self.database_time(connection)
             wanted = month_of(now_s) if month is None else month_named(month)
             until_s = min(max(now_s, wanted.start_s), wanted.end_s)
@@ -222,92 +203,80 @@ class Projects(StorePart):
             name, "archive" if archived else "unarchive", {"archived_s": now if archived else None}, actor
         )
 
-    def _change(self, name: str, verb: str, values: dict[str, Any], actor: Actor) -> ProjectDetail:
+    @transaction
+    def _change(
+        self, connection: Connection, name: str, verb: str, values: dict[str, Any], actor: Actor
+    ) -> ProjectDetail:
         now = self.clock()
+        before = read_project(connection, name, lock=True)
+        is_archived = before.archived_s is not None
+        if "archived_s" in values and is_archived == (values["archived_s"] is not None):
+            return _detail(connection, name)  # It stays archived since when it was.
+        if any(getattr(before, field) != value for field, value in values.items()):
+            connection.execute(update(schema.projects).where(_p.name == name).values(**values))
+            after = read_project(connection, name)
+            note_change(
+                connection, actor, f"project.{verb}", name, now, before=_shown(before), after=_shown(after)
+            )
+        return _detail(connection, name)
 
-        def body(connection: Connection) -> ProjectDetail:
-            before = _read(connection, name, lock=True)
-            is_archived = before.archived_s is not None
-            if "archived_s" in values and is_archived == (values["archived_s"] is not None):
-                return _detail(connection, name)  # It stays archived since when it was.
-            if any(getattr(before, field) != value for field, value in values.items()):
-                connection.execute(update(schema.projects).where(_p.name == name).values(**values))
-                after = _read(connection, name)
-                note_change(
-                    connection,
-                    actor,
-                    f"project.{verb}",
-                    name,
-                    now,
-                    before=_shown(before),
-                    after=_shown(after),
-                )
-            return _detail(connection, name)
-
-        return self.database.write(body)
-
-    def set_member(self, project: str, user: str, role: Role, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
+    @transaction
+    def set_member(
+        self, connection: Connection, project: str, user: str, role: Role, *, actor: Actor = LOCAL_ACTOR
+    ) -> ProjectDetail:
         """Gives a user a role in a project, in place of one that they have."""
         now = self.clock()
+        read_project(connection, project, lock=True)
+        read_user(connection, user)
+        role_of = select(_m.role).where(_m.project == project, _m.user == user)
+        had: Role | None = connection.execute(role_of).scalar()
+        if had is not role:
+            connection.execute(
+                statements.insert_or_replace(connection, schema.members, ("project", "user")),
+                {"project": project, "user": user, "role": role},
+            )
+            before = None if had is None else {"members": {user: had}}
+            after = {"members": {user: role}}
+            note_change(connection, actor, "project.member_set", project, now, before=before, after=after)
+        return _detail(connection, project)
 
-        def body(connection: Connection) -> ProjectDetail:
-            _read(connection, project, lock=True)
-            read_user(connection, user)
-            role_of = select(_m.role).where(_m.project == project, _m.user == user)
-            had: Role | None = connection.execute(role_of).scalar()
-            if had is not role:
-                connection.execute(
-                    statements.insert_or_replace(connection, schema.members, ("project", "user")),
-                    {"project": project, "user": user, "role": role},
-                )
-                before = None if had is None else {"members": {user: had}}
-                after = {"members": {user: role}}
-                note_change(connection, actor, "project.member_set", project, now, before=before, after=after)
-            return _detail(connection, project)
-
-        return self.database.write(body)
-
-    def remove_member(self, project: str, user: str, *, actor: Actor = LOCAL_ACTOR) -> ProjectDetail:
+    @transaction
+    def remove_member(
+        self, connection: Connection, project: str, user: str, *, actor: Actor = LOCAL_ACTOR
+    ) -> ProjectDetail:
         """Takes a user's role in a project away; what they submitted stays."""
         now = self.clock()
-
-        def body(connection: Connection) -> ProjectDetail:
-            _read(connection, project, lock=True)
-            role_of = select(_m.role).where(_m.project == project, _m.user == user)
-            had: Role | None = connection.execute(role_of).scalar()
-            if had is None:
-                raise NotFound(f"member of project {project}", user)
-            connection.execute(sa.delete(schema.members).where(_m.project == project, _m.user == user))
-            before = {"members": {user: had}}
-            note_change(connection, actor, "project.member_remove", project, now, before=before)
-            return _detail(connection, project)
-
-        return self.database.write(body)
+        read_project(connection, project, lock=True)
+        role_of = select(_m.role).where(_m.project == project, _m.user == user)
+        had: Role | None = connection.execute(role_of).scalar()
+        if had is None:
+            raise NotFound(f"member of project {project}", user)
+        connection.execute(sa.delete(schema.members).where(_m.project == project, _m.user == user))
+        before = {"members": {user: had}}
+        note_change(connection, actor, "project.member_remove", project, now, before=before)
+        return _detail(connection, project)
 
     def maintainers(self, project: str) -> list[str]:
         """Who can grant roles in a project."""
-        with self.database.read() as connection:
-            maintainers_of = (
-                select(_m.user)
-                .join(schema.users, _u.name == _m.user)
-                .where(_m.project == project, _m.role == Role.maintainer, _u.disabled_s.is_(None))
-                .order_by(_m.user)
-            )
-            return list(connection.execute(maintainers_of).scalars())
+        maintainers_of = (
+            select(_m.user)
+            .join(schema.users, _u.name == _m.user)
+            .where(_m.project == project, _m.role == Role.maintainer, _u.disabled_s.is_(None))
+            .order_by(_m.user)
+        )
+        return [row.user for row in self.read(maintainers_of)]
 
     def all_limits(self) -> dict[str, ProjectLimits | None]:
         """Limits of each project, by name; None = it is archived."""
-        with self.database.read() as connection:
-            projects = select(_p.name, _p.archived_s.is_not(None).label("archived"), _p.settings)
-            return {
-                row.name: None if row.archived else ProjectLimits.model_validate(row.settings)
-                for row in connection.execute(projects)
-            }
+        return {
+            row.name: None if row.archived_s is not None else ProjectLimits.model_validate(row.settings)
+            for row in self.read(select(_p.name, _p.archived_s, _p.settings))
+        }
 
     def queued_runs_of(self, project: str, owner: str) -> int:
         """How many runs of a user wait in a project."""
-        with self.database.read() as connection:
-            return int(connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one())
+        ((count,),) = self.read(share_statements.queued_runs_of(project, owner))
+        return int(count)
 
 
 def refused_projects(connection: Connection, names: Collection[str]) -> dict[str, Problem]:
@@ -339,18 +308,10 @@ def spent_of(connection: Connection, project: str, until_s: float, month: Month 
     return Spending(row.usd or 0.0, row.kwh or 0.0, row.device_hours or 0.0)
 
 
-def _read(connection: Connection, name: str, *, lock: bool = False) -> Project:
-    row = connection.execute(project_row(name, lock=lock)).mappings().one_or_none()
-    if row is None:
-        raise NotFound("project", name)
-    return Project.from_row(row)
-
-
 def _detail(connection: Connection, name: str) -> ProjectDetail:
-    project = _read(connection, name)
-    members_of = select(*_MEMBER).where(_m.project == name).order_by(_m.user)
-    members = connection.execute(members_of).mappings()
-    return ProjectDetail(**asdict(project), members=[Member.from_row(row) for row in members])
+    project = read_project(connection, name)
+    members = select(schema.members).where(_m.project == name).order_by(_m.user)
+    return ProjectDetail(**asdict(project), members=records(connection, Member, members))
 
 
 def _check_texts(title: str, notes: str) -> None:

@@ -11,7 +11,7 @@ import bisect
 import math
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
@@ -31,8 +31,7 @@ from service.domain.states import RunState
 from service.store.accounting import settle_attempts
 from service.store.base import Clocks, StorePart, storable
 
-_u = schema.attempt_usage.c
-
+_u, _r, _a, _p = schema.attempt_usage.c, schema.runs.c, schema.attempts.c, schema.points.c
 
 LONGEST_LOG_LINE = 16_000
 """Log messages are cut to this many characters."""
@@ -40,8 +39,6 @@ LONGEST_NAME = 200
 """Names of metrics are cut to this many characters."""
 _KEYS = 500
 """Measurements that one statement looks up."""
-
-
 ADD_MEASURED = (
     update(schema.attempt_usage)
     .where(
@@ -56,43 +53,20 @@ ADD_MEASURED = (
     )
 )
 """Add new measurements of an attempt to its sums."""
-_MEASUREMENT_KEY = ("run_id", "attempt", "name", "scope", "start_s", "end_s")
-
-
 FEWEST_COPIED = 200
 """Points that PostgreSQL takes by COPY, which needs two statements more than an INSERT."""
-_TABLES: dict[str, tuple[tuple[str, str], ...]] = {
-    "points": (
-        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("step", "int8"),
-        ("at_s", "float8"), ("value", "float8"),
-    ),
-    "log_lines": (
-        ("run_id", "int8"), ("attempt", "int4"), ("number", "int4"), ("at_s", "float8"),
-        ("level", "text"), ("message", "text"),
-    ),
-    "measurements": (
-        ("run_id", "int8"), ("attempt", "int4"), ("name", "text"), ("scope", "text"),
-        ("start_s", "float8"), ("end_s", "float8"), ("value", "float8"), ("unit", "text"),
-        ("provenance", "text"),
-    ),
-    "point_extremes": (
-        ("run_id", "int8"), ("name_id", "int4"), ("attempt", "int4"), ("bucket", "int8"), ("low", "float8"),
-        ("low_step", "int8"), ("high", "float8"), ("high_step", "int8"), ("nan_step", "int8"),
-    ),
-}  # fmt: skip
+_POSTGRESQL_TYPES = {sa.BigInteger: "int8", sa.Integer: "int4", sa.Float: "float8", sa.Text: "text"}
+_KEEP = "ON CONFLICT DO NOTHING"
 _NEWER_POINT = """
     ON CONFLICT (run_id, name_id) DO UPDATE
     SET attempt = excluded.attempt, step = excluded.step, at_s = excluded.at_s, value = excluded.value
     WHERE (excluded.attempt, excluded.step) > (latest_points.attempt, latest_points.step)
 """
-_LOWER = """(
-    (point_extremes.low IS NULL AND excluded.low IS NOT NULL) OR excluded.low < point_extremes.low
-    OR (excluded.low = point_extremes.low AND excluded.low_step < point_extremes.low_step)
+_BEYOND = """(
+    (point_extremes.{0} IS NULL AND excluded.{0} IS NOT NULL) OR excluded.{0} {1} point_extremes.{0}
+    OR (excluded.{0} = point_extremes.{0} AND excluded.{0}_step < point_extremes.{0}_step)
 )"""
-_HIGHER = """(
-    (point_extremes.high IS NULL AND excluded.high IS NOT NULL) OR excluded.high > point_extremes.high
-    OR (excluded.high = point_extremes.high AND excluded.high_step < point_extremes.high_step)
-)"""
+_LOWER, _HIGHER = _BEYOND.format("low", "<"), _BEYOND.format("high", ">")
 _EARLIER_NAN = """(
     (point_extremes.nan_step IS NULL AND excluded.nan_step IS NOT NULL)
     OR excluded.nan_step < point_extremes.nan_step
@@ -109,46 +83,34 @@ _WIDER_EXTREMES = f"""
 LockedRun: TypeAlias = "sa.Row[Any, Any, Any, Any]"
 """Id, experiment, attempt and state of a locked run."""
 # Written out, because a list of parameters cannot be part of a statement that runs for many rows.
-_active = schema.runs.c.state.in_(
-    [sa.literal_column(f"'{state}'") for state in sorted(statements.ACTIVE_RUN_STATES)]
-)
+_active = _r.state.in_([sa.literal_column(f"'{state}'") for state in sorted(ACTIVE_RUN_STATES)])
+_current_run = (_r.id == bindparam("run"), _r.attempt == bindparam("current"))
+_attempt = (_a.run_id == bindparam("run"), _a.number == bindparam("current"))
 SET_PROGRESS = (
     update(schema.runs)
-    .where(schema.runs.c.id == bindparam("run"), schema.runs.c.attempt == bindparam("current"), _active)
+    .where(*_current_run, _active)
     .values(
         step=bindparam("at_step"),
-        total_steps=func.coalesce(bindparam("of_steps", type_=sa.BigInteger()), schema.runs.c.total_steps),
+        total_steps=func.coalesce(bindparam("of_steps", type_=sa.BigInteger()), _r.total_steps),
         phase=bindparam("in_phase"),
     )
 )
 """Where a run is; only while its attempt is open."""
 SET_LAST_STEP = (
     update(schema.attempts)
-    .where(
-        schema.attempts.c.run_id == bindparam("run"),
-        schema.attempts.c.number == bindparam("current"),
-        schema.attempts.c.last_step < bindparam("at_step"),
-    )
+    .where(*_attempt, _a.last_step < bindparam("at_step"))
     .values(last_step=bindparam("at_step"))
 )
 """How far an attempt got."""
 SET_SEEN = (
     update(schema.attempts)
-    .where(
-        schema.attempts.c.run_id == bindparam("run"),
-        schema.attempts.c.number == bindparam("current"),
-        func.coalesce(schema.attempts.c.seen_s, 0.0) < bindparam("at"),
-    )
+    .where(*_attempt, func.coalesce(_a.seen_s, 0.0) < bindparam("at"))
     .values(seen_s=bindparam("at"))
 )
 """When an attempt was last known to be alive."""
 SET_CHECKPOINT = (
     update(schema.runs)
-    .where(
-        schema.runs.c.id == bindparam("run"),
-        schema.runs.c.attempt == bindparam("current"),
-        func.coalesce(schema.runs.c.checkpoint_step, -1) <= bindparam("at_step"),
-    )
+    .where(*_current_run, func.coalesce(_r.checkpoint_step, -1) <= bindparam("at_step"))
     .values(checkpoint=bindparam("path"), checkpoint_step=bindparam("at_step"))
 )
 """The last verified checkpoint of a run."""
@@ -216,6 +178,14 @@ class RecordBatch:
         ]  # fmt: skip
         return frozenset((row.run_id, row.attempt) for row in rows)
 
+    def of(self, attempts: Collection[tuple[int, int]]) -> RecordBatch:
+        """What is of these (run, attempt)."""
+        parts = (
+            [row for row in getattr(self, part.name) if (row.run_id, row.attempt) in attempts]
+            for part in fields(self)
+        )
+        return RecordBatch(*parts)
+
     def halves(self) -> tuple[RecordBatch, RecordBatch] | None:
         """Two batches with half of the rows each; None when there is no more than one."""
         names = [field.name for field in fields(self)]
@@ -270,19 +240,11 @@ class Recording(StorePart):
             if (refusal := writers.refusal(connection)) is not None:
                 # The rows stay in this recorder's spool, for one of the release that the database takes.
                 raise StoreUnavailable(refusal)
-            current = lock_attempts(connection, {run_id for run_id, _ in attempts})
-            stale = frozenset(pair for pair in attempts if not _is_latest(current.get(pair[0]), pair[1]))
-            _write_points(connection, batch.points, stale, names)
-            _write_logs(connection, batch.logs, stale)
-            _count_measurements(connection, batch.measurements, stale, current)
-            _write_measurements(connection, batch.measurements, stale)
-            _write_neighbours(connection, batch.measurements, stale)
-            _write_progress(connection, batch.progress, stale)
-            _write_checkpoints(connection, batch.checkpoints, stale)
-            _write_signs_of_life(connection, batch.last_signs_of_life(), stale)
-            _settle_ended(connection, attempts - stale, current)
-            waiting = {pair for pair in attempts - stale if current[pair[0]].state is RunState.queued}
-            return stale | waiting
+            runs = lock_attempts(connection, {run_id for run_id, _ in attempts})
+            current = {pair for pair in attempts if (run := runs.get(pair[0])) and run.attempt == pair[1]}
+            _write(connection, batch.of(current), names, runs)
+            _settle_ended(connection, current, runs)
+            return attempts - {pair for pair in current if runs[pair[0]].state is not RunState.queued}
 
         return self.database.write(body)
 
@@ -308,21 +270,39 @@ def _add_names(connection: Connection, names: Iterable[str]) -> dict[str, int]:
     return {name: ids[text] for name, text in stored.items()}
 
 
-def _is_latest(run: LockedRun | None, attempt: int) -> bool:
-    return run is not None and run.attempt == attempt
-
-
-def _write_points(
-    connection: Connection,
-    batches: list[PointBatch],
-    stale: frozenset[tuple[int, int]],
-    names: dict[str, int],
+def _write(
+    connection: Connection, batch: RecordBatch, names: dict[str, int], runs: Mapping[int, LockedRun]
 ) -> None:
+    _write_points(connection, batch.points, names)
+    logs = [
+        (row.run_id, row.attempt, row.number, row.at_s, row.level, storable(row.message[:LONGEST_LOG_LINE]))
+        for row in batch.logs
+    ]
+    _insert(connection, schema.log_lines, logs, _KEEP)
+    _count_measurements(connection, batch.measurements, runs)
+    _write_measurements(connection, batch.measurements)
+    _write_neighbours(connection, batch.measurements)
+    _write_progress(connection, batch.progress)
+    checkpoints = [
+        {"run": row.run_id, "current": row.attempt, "at_step": row.step, "path": storable(row.path)}
+        for row in batch.checkpoints
+    ]
+    if checkpoints:
+        connection.execute(SET_CHECKPOINT, checkpoints)
+    seen = [
+        {"run": run_id, "current": attempt, "at": at_s}
+        for (run_id, attempt), at_s in sorted(batch.last_signs_of_life().items())
+    ]
+    if seen:
+        connection.execute(SET_SEEN, seen)
+
+
+def _write_points(connection: Connection, batches: list[PointBatch], names: dict[str, int]) -> None:
     rows: list[tuple[Any, ...]] = []
     latest: dict[tuple[int, int], tuple[Any, ...]] = {}
     series: dict[tuple[int, int, int], tuple[list[int], list[float]]] = {}
     for batch in batches:
-        if (batch.run_id, batch.attempt) in stale or not batch.steps:
+        if not batch.steps:
             continue
         run_id, attempt, name = batch.run_id, batch.attempt, names[batch.name[:LONGEST_NAME]]
         first = len(rows)
@@ -337,12 +317,13 @@ def _write_points(
         steps, values = series.get((run_id, name, attempt), ([], []))
         series[run_id, name, attempt] = (steps + batch.steps, values + batch.values)
     rows.sort()  # In the order of the key: pages are filled one after the other.
-    add_rows(connection, "points", rows)
-    raise_latest(connection, list(latest.values()))
-    widen_extremes(
-        connection,
-        [(*key, *bucket) for key in sorted(series) for bucket in extremes(*series[key], BUCKET_STEPS)],
-    )
+    copyable = len(rows) >= FEWEST_COPIED and connection.dialect.name == "postgresql"
+    if not (copyable and _copied(connection, rows)):
+        _insert(connection, schema.points, rows, _KEEP)
+    _insert(connection, schema.latest_points, list(latest.values()), _NEWER_POINT)
+    # Points that are written a second time change nothing, in whatever order batches come.
+    buckets = [(*key, *bucket) for key in sorted(series) for bucket in extremes(*series[key], BUCKET_STEPS)]
+    _insert(connection, schema.point_extremes, buckets, _WIDER_EXTREMES)
 
 
 Extremes = tuple[int, float | None, int | None, float | None, int | None, int | None]
@@ -375,39 +356,20 @@ def extremes(steps: list[int], values: list[float], width: int) -> list[Extremes
     return buckets
 
 
-def _write_logs(connection: Connection, lines: list[LogLine], stale: frozenset[tuple[int, int]]) -> None:
-    rows = [
-        (
-            line.run_id,
-            line.attempt,
-            line.number,
-            line.at_s,
-            line.level,
-            storable(line.message[:LONGEST_LOG_LINE]),
-        )
-        for line in lines
-        if (line.run_id, line.attempt) not in stale
-    ]
-    add_rows(connection, "log_lines", rows)
-
-
 def _count_measurements(
-    connection: Connection,
-    measured: list[MeasurementRow],
-    stale: frozenset[tuple[int, int]],
-    current: Mapping[int, LockedRun],
+    connection: Connection, measured: list[MeasurementRow], runs: Mapping[int, LockedRun]
 ) -> None:
     """Adds measurements that are not stored yet to the running sums of their attempts."""
     new: dict[tuple[Any, ...], MeasurementRow] = {}
     for row in measured:
-        if (row.run_id, row.attempt) not in stale and counts_towards_usage(row):
+        if counts_towards_usage(row):
             new.setdefault(
                 (row.run_id, row.attempt, row.name, storable(row.scope), row.start_s, row.end_s), row
             )
-    keys = list(new)
+    keys, columns = list(new), list(schema.measurements.primary_key)
     for first in range(0, len(keys), _KEYS):
-        stored = connection.execute(_stored_measurements(keys[first : first + _KEYS]))
-        for key in stored:
+        some = sa.tuple_(*columns).in_(keys[first : first + _KEYS])
+        for key in connection.execute(select(*columns).where(some)):
             del new[tuple(key)]
     sums: dict[tuple[int, int], dict[str, Any]] = {}
     for row in new.values():
@@ -416,7 +378,7 @@ def _count_measurements(
         of = sums.setdefault(
             (row.run_id, row.attempt),
             {
-                "experiment": current[row.run_id].experiment_id,
+                "experiment": runs[row.run_id].experiment_id,
                 "run": row.run_id,
                 "current": row.attempt,
                 "covered": 0.0,
@@ -434,20 +396,18 @@ def _count_measurements(
 
 
 def _settle_ended(
-    connection: Connection, attempts: frozenset[tuple[int, int]], current: Mapping[int, LockedRun]
+    connection: Connection, attempts: Iterable[tuple[int, int]], runs: Mapping[int, LockedRun]
 ) -> None:
     """Charges attempts that have ended up to signs of life that came late."""
     ended: dict[int, list[tuple[int, int]]] = {}
     for run_id, number in attempts:
-        if current[run_id].state not in ACTIVE_RUN_STATES:
-            ended.setdefault(current[run_id].experiment_id, []).append((run_id, number))
+        if runs[run_id].state not in ACTIVE_RUN_STATES:
+            ended.setdefault(runs[run_id].experiment_id, []).append((run_id, number))
     for experiment_id, pairs in sorted(ended.items()):
         connection.execute(settle_attempts(experiment_id, pairs))
 
 
-def _write_measurements(
-    connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
-) -> None:
+def _write_measurements(connection: Connection, measured: list[MeasurementRow]) -> None:
     rows = [
         (
             row.run_id,
@@ -461,20 +421,13 @@ def _write_measurements(
             str(row.provenance),
         )
         for row in measured
-        if (row.run_id, row.attempt) not in stale
     ]
-    add_rows(connection, "measurements", rows)
+    _insert(connection, schema.measurements, rows, _KEEP)
 
 
-def _write_neighbours(
-    connection: Connection, measured: list[MeasurementRow], stale: frozenset[tuple[int, int]]
-) -> None:
+def _write_neighbours(connection: Connection, measured: list[MeasurementRow]) -> None:
     """Brings runs' shares of disturbed time up to date with all measurements of their attempts."""
-    run_ids = {
-        row.run_id
-        for row in measured
-        if row.name in schema.NEIGHBOUR_COLUMNS and (row.run_id, row.attempt) not in stale
-    }
+    run_ids = {row.run_id for row in measured if row.name in schema.NEIGHBOUR_COLUMNS}
     if not run_ids:
         return
     shares: dict[int, dict[str, float]] = {}
@@ -506,9 +459,7 @@ def _write_neighbours(
         connection.execute(statements.set_run(run_id, **values))
 
 
-def _write_progress(
-    connection: Connection, progress: list[ProgressRow], stale: frozenset[tuple[int, int]]
-) -> None:
+def _write_progress(connection: Connection, progress: list[ProgressRow]) -> None:
     last = {(row.run_id, row.attempt): row for row in progress}
     rows = [
         {
@@ -518,8 +469,7 @@ def _write_progress(
             "of_steps": row.total_steps,
             "in_phase": row.phase,
         }
-        for pair, row in sorted(last.items())
-        if pair not in stale
+        for _, row in sorted(last.items())
     ]
     if rows:
         connection.execute(SET_PROGRESS, rows)
@@ -528,76 +478,22 @@ def _write_progress(
         )
 
 
-def _write_checkpoints(
-    connection: Connection, checkpoints: list[CheckpointRow], stale: frozenset[tuple[int, int]]
-) -> None:
-    rows = [
-        {"run": row.run_id, "current": row.attempt, "at_step": row.step, "path": storable(row.path)}
-        for row in checkpoints
-        if (row.run_id, row.attempt) not in stale
-    ]
-    if rows:
-        connection.execute(SET_CHECKPOINT, rows)
-
-
-def _write_signs_of_life(
-    connection: Connection, seen: Mapping[tuple[int, int], float], stale: frozenset[tuple[int, int]]
-) -> None:
-    rows = [
-        {"run": run_id, "current": attempt, "at": at_s}
-        for (run_id, attempt), at_s in sorted(seen.items())
-        if (run_id, attempt) not in stale
-    ]
-    if rows:
-        connection.execute(SET_SEEN, rows)
-
-
-def _stored_measurements(keys: Iterable[tuple[Any, ...]]) -> sa.Select[Any]:
-    key = [schema.measurements.c[name] for name in _MEASUREMENT_KEY]
-    return select(*key).where(sa.tuple_(*key).in_(list(keys)))
-
-
-def add_rows(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Inserts rows of `points`, `log_lines` or `measurements`; one that is there is left as it is."""
-    copyable = table == "points" and len(rows) >= FEWEST_COPIED and connection.dialect.name == "postgresql"
-    if copyable and _copied(connection, rows):
-        return
-    _insert(connection, table, _TABLES[table], rows, "ON CONFLICT DO NOTHING")
-
-
-def raise_latest(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Replaces the latest point of (run, name) by a newer one; at most one row per (run, name)."""
-    _insert(connection, "latest_points", _TABLES["points"], rows, _NEWER_POINT)
-
-
-def widen_extremes(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Takes new points into the extremes of their buckets; at most one row per bucket.
-
-    Points that are written a second time change nothing, in whatever order batches come.
-    """
-    _insert(connection, "point_extremes", _TABLES["point_extremes"], rows, _WIDER_EXTREMES)
-
-
-def _insert(
-    connection: Connection,
-    table: str,
-    columns: Sequence[tuple[str, str]],
-    rows: Sequence[tuple[Any, ...]],
-    conflict: str,
-) -> None:
+def _insert(connection: Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]], conflict: str) -> None:
+    """Inserts rows of all columns; each row that is there meets at most one of them."""
     if not rows:
         return
-    names = ", ".join(name for name, _ in columns)
+    into = f"INSERT INTO {table.name} ({', '.join(table.columns.keys())})"
     if connection.dialect.name == "sqlite":
-        marks = ", ".join("?" * len(columns))
-        connection.exec_driver_sql(f"INSERT INTO {table} ({names}) VALUES ({marks}) {conflict}", list(rows))
+        marks = ", ".join("?" * len(table.columns))
+        connection.exec_driver_sql(f"{into} VALUES ({marks}) {conflict}", list(rows))
         return
-    arrays = ", ".join(f"%s::{kind}[]" for _, kind in columns)
-    sql = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({arrays}) {conflict}"
+    kinds = _postgresql_types(table)
+    arrays = ", ".join(f"%s::{kind}[]" for kind in kinds)
+    sql = f"{into} SELECT * FROM unnest({arrays}) {conflict}"
     # An array is of one type, and a figure may be a whole number.
     values = [
         [value if value is None else float(value) for value in column] if kind == "float8" else list(column)
-        for column, (_, kind) in zip(zip(*rows, strict=True), columns, strict=True)
+        for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)
     ]
     with driver_connection(connection).cursor() as cursor:
         cursor.execute(sql, values)
@@ -608,15 +504,14 @@ def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
 
     COPY takes a third of the time of an INSERT that asks for conflicts, and a batch is rarely written twice.
     """
-    names = ", ".join(name for name, _ in _TABLES["points"])
     driver: psycopg.Connection[Any] = driver_connection(connection)
     try:
         with (
             driver.transaction(),  # A savepoint: the transaction around it continues after a conflict.
             driver.cursor() as cursor,
-            cursor.copy(f"COPY points ({names}) FROM STDIN (FORMAT BINARY)") as copy,
+            cursor.copy(f"COPY points ({', '.join(_p.keys())}) FROM STDIN (FORMAT BINARY)") as copy,
         ):
-            copy.set_types([kind for _, kind in _TABLES["points"]])
+            copy.set_types(_postgresql_types(schema.points))
             for point in points:
                 copy.write_row(point)
     except psycopg.errors.UniqueViolation:
@@ -624,12 +519,16 @@ def _copied(connection: Connection, points: Sequence[tuple[Any, ...]]) -> bool:
     return True
 
 
+def _postgresql_types(table: sa.Table) -> list[str]:
+    return [_POSTGRESQL_TYPES[type(column.type)] for column in table.columns]
+
+
 def lock_attempts(connection: Connection, run_ids: Iterable[int]) -> dict[int, LockedRun]:
     """Locks runs in the order of their ids."""
     statement = (
-        select(schema.runs.c.id, schema.runs.c.experiment_id, schema.runs.c.attempt, schema.runs.c.state)
-        .where(schema.runs.c.id.in_(sorted(run_ids)), statements.VISIBLE_RUN)
-        .order_by(schema.runs.c.id)
+        select(_r.id, _r.experiment_id, _r.attempt, _r.state)
+        .where(_r.id.in_(sorted(run_ids)), statements.VISIBLE_RUN)
+        .order_by(_r.id)
         .with_for_update(key_share=True)
     )
     return {row.id: row for row in connection.execute(statement)}

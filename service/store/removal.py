@@ -6,6 +6,7 @@ after a crash: what is left to do is read from the rows themselves.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from service.domain.records import DeletedExperiment, Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.specs.models import experiment_folder
 from service.store.audit import note_change
-from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment
+from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment, transaction
 from service.store.series import BOUNDS
 
 _x, _r, _p, _e = schema.experiments.c, schema.runs.c, schema.points.c, schema.point_extremes.c
@@ -165,7 +166,7 @@ class Removal(StorePart):
         def body(connection: Connection) -> None:
             before = connection.execute(_deleted(experiment_id)).one_or_none()
             if at_once and before is not None:
-                connection.execute(remove_now(experiment_id))
+                connection.execute(begin_removal(experiment_id, now=math.inf))
                 note_change(connection, actor, "experiment.removed", experiment_id, now)
                 return
             row = lock_experiment(connection, experiment_id)
@@ -210,86 +211,68 @@ class Removal(StorePart):
         self.database.write(body)
         return now + kept_s if kept_s else None
 
-    def restore(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def restore(
+        self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
         """Shows a deleted experiment to everyone again, as it was."""
         now = self.clock()
-
-        def body(connection: Connection) -> Experiment:
-            deleted = connection.execute(_deleted(experiment_id)).one_or_none()
-            if deleted is None:
-                read_experiment(connection, experiment_id)
-                raise Conflict(f"experiment {experiment_id} is not deleted; there is nothing to restore")
-            source, owner = schema.runs.alias("source"), schema.experiments.alias("owner")
-            missing_source = (
-                select(_r.id, _r.reused_from, source.c.experiment_id)
-                .outerjoin_from(schema.runs, source, source.c.id == _r.reused_from)
-                .outerjoin(owner, owner.c.id == source.c.experiment_id)
-                .where(
-                    _r.experiment_id == experiment_id,
-                    _r.reused_from.is_not(None),
-                    owner.c.id.is_(None) | owner.c.deleted_s.is_not(None),
-                )
-                .order_by(_r.id)
-                .limit(1)
+        deleted = connection.execute(_deleted(experiment_id)).one_or_none()
+        if deleted is None:
+            read_experiment(connection, experiment_id)
+            raise Conflict(f"experiment {experiment_id} is not deleted; there is nothing to restore")
+        source, owner = schema.runs.alias("source"), schema.experiments.alias("owner")
+        missing_source = (
+            select(_r.id, _r.reused_from, source.c.experiment_id)
+            .outerjoin_from(schema.runs, source, source.c.id == _r.reused_from)
+            .outerjoin(owner, owner.c.id == source.c.experiment_id)
+            .where(
+                _r.experiment_id == experiment_id,
+                _r.reused_from.is_not(None),
+                owner.c.id.is_(None) | owner.c.deleted_s.is_not(None),
             )
-            missing = connection.execute(missing_source).one_or_none()
-            if missing is not None:
-                raise Conflict(f"experiment {experiment_id}: {_missing_words(*missing)}")
-            if not connection.execute(restore(experiment_id, now=now)).rowcount:
-                raise Conflict(
-                    f"experiment {experiment_id} was deleted and is being removed; submit its spec again"
-                )
-            new = NewEvent(EventKind.experiment_restored, "restored")
-            announce(connection, experiment_id, [new], now, actor)
-            note_change(
-                connection, actor, "experiment.restored", experiment_id, now,
-                before={"deleted_s": deleted.deleted_s}, after={"deleted_s": None},
-            )  # fmt: skip
-            return read_experiment(connection, experiment_id)
-
-        return self.database.write(body)
+            .order_by(_r.id)
+            .limit(1)
+        )
+        missing = connection.execute(missing_source).one_or_none()
+        if missing is not None:
+            raise Conflict(f"experiment {experiment_id}: {_missing_words(*missing)}")
+        if not connection.execute(restore(experiment_id, now=now)).rowcount:
+            raise Conflict(
+                f"experiment {experiment_id} was deleted and is being removed; submit its spec again"
+            )
+        new = NewEvent(EventKind.experiment_restored, "restored")
+        announce(connection, experiment_id, [new], now, actor)
+        note_change(
+            connection, actor, "experiment.restored", experiment_id, now,
+            before={"deleted_s": deleted.deleted_s}, after={"deleted_s": None},
+        )  # fmt: skip
+        return read_experiment(connection, experiment_id)
 
     def deleted_experiment(self, experiment_id: int) -> tuple[str, str] | None:
         """Project and owner of a deleted experiment; None = it is not deleted, or is gone."""
-        with self.database.read() as connection:
-            row = connection.execute(_deleted(experiment_id)).one_or_none()
-            return None if row is None else (row.project, row.owner)
+        rows = self.read(_deleted(experiment_id))
+        return (rows[0].project, rows[0].owner) if rows else None
 
     def restorable_experiments(
         self, *, limit: int, visible: Visibility = EVERYTHING
     ) -> list[DeletedExperiment]:
         """Deleted experiments that can be restored, those first whose time ends first."""
-        columns = (
-            _x.id,
-            _x.name,
-            _x.owner,
-            _x.project,
-            _x.state,
-            _x.run_count,
-            _x.deleted_s,
-            _x.remove_after_s,
-        )
+        seen = sa.true() if visible.projects is None else _x.project.in_(sorted(visible.projects))
         statement = (
-            select(*columns)
-            .where(schema.DELETED, _x.remove_after_s > sa.literal(self.clock(), schema.Real))
+            select(
+                _x.id, _x.name, _x.owner, _x.project, _x.state, _x.run_count, _x.deleted_s, _x.remove_after_s
+            )
+            .where(schema.DELETED, _x.remove_after_s > sa.literal(self.clock(), schema.Real), seen)
             .order_by(_x.remove_after_s, _x.id)
             .limit(limit)
         )
-        statement = (
-            statement
-            if visible.projects is None
-            else statement.where(_x.project.in_(sorted(visible.projects)))
-        )
-        with self.database.read() as connection:
-            return [DeletedExperiment(*row) for row in connection.execute(statement)]
+        return [DeletedExperiment(*row) for row in self.read(statement)]
 
     def deleted_experiments(self) -> list[int]:
         """Ids of deleted experiments that can no longer be restored and are not removed yet."""
-        with self.database.read() as connection:
-            removable_experiments = (
-                select(_x.id).where(schema.DELETED, _removable(self.clock())).order_by(_x.id)
-            )
-            return list(connection.execute(removable_experiments).scalars())
+        removable = select(_x.id).where(schema.DELETED, _removable(self.clock())).order_by(_x.id)
+        return [row.id for row in self.read(removable)]
 
     def removing(self, experiment_id: int) -> Iterator[int]:
         """Removes files and rows of a deleted experiment; yields the rows gone after each transaction.
@@ -303,12 +286,9 @@ class Removal(StorePart):
         folder = experiment_folder(self.settings, experiment_id)
         if folder.exists():  # Not on this machine, or gone already.
             shutil.rmtree(folder)
-        with self.database.read() as connection:
-            runs_of = select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id)
-            run_ids = list(connection.execute(runs_of).scalars())
         parts = [
             part
-            for run_id in run_ids
+            for run_id in self._runs_of(experiment_id)
             for part in (
                 *(_Part(table, "run_id", run_id) for table in _OF_RUN),
                 _Part(schema.runs, "id", run_id),
@@ -345,19 +325,17 @@ class Removal(StorePart):
 
     def experiments_to_prune(self, *, ended_before_s: float, keep_every: int) -> list[tuple[int, float]]:
         """(id, end) of experiments whose points are to be thinned."""
-        with self.database.read() as connection:
-            to_prune = (
-                select(_x.id, _x.ended_s)
-                .where(
-                    _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)),
-                    _x.ended_s < ended_before_s,
-                    _x.deleted_s.is_(None),
-                    sa.or_(_x.pruned_s.is_(None), _x.pruned_s < _x.ended_s, _x.kept_every < keep_every),
-                )
-                .order_by(_x.id)
+        to_prune = (
+            select(_x.id, _x.ended_s)
+            .where(
+                _x.state.in_(sorted(TERMINAL_EXPERIMENT_STATES)),
+                _x.ended_s < ended_before_s,
+                _x.deleted_s.is_(None),
+                sa.or_(_x.pruned_s.is_(None), _x.pruned_s < _x.ended_s, _x.kept_every < keep_every),
             )
-            rows = connection.execute(to_prune)
-            return [(row.id, row.ended_s) for row in rows]
+            .order_by(_x.id)
+        )
+        return [(row.id, row.ended_s) for row in self.read(to_prune)]
 
     def pruning(self, experiment_id: int, ended_s: float, keep_every: int) -> Iterator[int]:
         """Thins the points of an ended experiment; yields the points gone after each transaction.
@@ -367,25 +345,24 @@ class Removal(StorePart):
         before, and doing it twice changes nothing. An experiment that was queued again since `ended_s` is not
         noted as done.
         """
-        with self.database.read() as connection:
-            runs_of = select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id)
-            run_ids = list(connection.execute(runs_of).scalars())
-        for run_id in run_ids:
+        for run_id in self._runs_of(experiment_id):
             yield from self._pruning_run(run_id, keep_every)
         note = note_pruned(experiment_id, ended_s=ended_s, at_s=self.clock(), keep_every=keep_every)
         self.database.write(lambda connection: connection.execute(note))
 
+    def _runs_of(self, experiment_id: int) -> list[int]:
+        rows = self.read(select(_r.id).where(_r.experiment_id == experiment_id).order_by(_r.id))
+        return [row.id for row in rows]
+
     def _pruning_run(self, run_id: int, keep_every: int) -> Iterator[int]:
-        with self.database.read() as connection:
-            names, numbers = schema.latest_points.c, schema.attempts.c
-            series_of = (
-                select(names.name_id, numbers.number)
-                .join(schema.attempts, numbers.run_id == names.run_id)
-                .where(names.run_id == run_id)
-                .order_by(names.name_id, numbers.number)
-            )
-            series = connection.execute(series_of).all()
-        for name_id, number in series:
+        names, numbers = schema.latest_points.c, schema.attempts.c
+        series_of = (
+            select(names.name_id, numbers.number)
+            .join(schema.attempts, numbers.run_id == names.run_id)
+            .where(names.run_id == run_id)
+            .order_by(names.name_id, numbers.number)
+        )
+        for name_id, number in self.read(series_of):
             key = {"run": run_id, "name": name_id, "number": number}
             with self.database.read() as connection:
                 first, last = connection.execute(BOUNDS, {**key, "low": 0, "high": (1 << 63) - 1}).one()
@@ -428,12 +405,6 @@ def begin_removal(experiment_id: int, *, now: float) -> sa.Update:
         update(schema.experiments)
         .where(_x.id == experiment_id, schema.DELETED, _removable(now))
         .values(remove_after_s=None)
-    )
-
-
-def remove_now(experiment_id: int) -> sa.Update:
-    return (
-        update(schema.experiments).where(_x.id == experiment_id, schema.DELETED).values(remove_after_s=None)
     )
 
 

@@ -7,7 +7,7 @@ the driver carries it out. Cancel beats retry; a finished result beats cancel.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,215 +40,203 @@ from service.store.base import (
     lock_experiment,
     read_experiment,
     read_run,
+    records,
     storable,
+    transaction,
 )
-from service.store.people import project_row
+from service.store.people import read_project
 
 _a, _r = schema.attempts.c, schema.runs.c
 
 _WAITING = frozenset({ExperimentState.queued, ExperimentState.paused})
 _WAITING_RUN = frozenset({RunState.queued, RunState.paused})
+_UNENDED: dict[str, Any] = {
+    "ended_s": None,
+    "cancel_requested_s": None,
+    "failure_class": None,
+    "failure_message": None,
+    "not_before_s": 0.0,
+}
+"""An experiment or run that is queued again may start at once, whatever it ended with."""
 _AFRESH = {"own_failures": 0, "infrastructure_failures": 0, **dict.fromkeys(SUMMARY_COLUMNS)}
 """A retried run starts with no failures counted and no figures of the try before."""
 _FROM_THE_BEGINNING = {
+    **_UNENDED,
     **_AFRESH,
     **dict.fromkeys(NEIGHBOUR_COLUMNS),
-    **dict.fromkeys(
-        ("started_s", "ended_s", "checkpoint", "checkpoint_step", "total_steps", "reused_from",
-         "cancel_requested_s", "failure_class", "failure_message", "phase")
-    ),
+    **dict.fromkeys(("started_s", "checkpoint", "checkpoint_step", "total_steps", "reused_from", "phase")),
     "step": 0,
-    "not_before_s": 0.0,
-}  # fmt: skip
+}
 """A run that is measured again has nothing of the measurement before."""
 _TAG = re.compile(TAG_PATTERN)
 
 
 class Requesting(StorePart):
-    def cancel(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def cancel(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended."""
         now = self.clock()
-
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state in _WAITING:
-                leave_runs(connection, experiment_id, RunState.cancelled, now)
-                connection.execute(
-                    statements.move_experiment(
-                        experiment_id,
-                        ExperimentState.cancelled,
-                        sources=_WAITING,
-                        cancel_requested_s=now,
-                        ended_s=now,
-                        lease_owner=None,
-                        lease_until_s=None,
-                    )
+        row = lock_experiment(connection, experiment_id)
+        if row.state in _WAITING:
+            leave_runs(connection, experiment_id, RunState.cancelled, now)
+            connection.execute(
+                statements.move_experiment(
+                    experiment_id,
+                    ExperimentState.cancelled,
+                    sources=_WAITING,
+                    cancel_requested_s=now,
+                    ended_s=now,
+                    lease_owner=None,
+                    lease_until_s=None,
                 )
-                new = NewEvent(EventKind.experiment_cancelled, "cancelled")
-            elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
-                connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
-                new = NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")
-            else:
-                return read_experiment(connection, experiment_id)
-            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
+            )
+            new = NewEvent(EventKind.experiment_cancelled, "cancelled")
+        elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
+            connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
+            new = NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")
+        else:
+            return read_experiment(connection, experiment_id)
+        return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
-        return self.database.write(body)
-
-    def pause(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def pause(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Pauses at once what waits in the queue; asks the driver to pause what runs."""
         now = self.clock()
+        row = lock_experiment(connection, experiment_id)
+        if row.state in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(
+                f"experiment {experiment_id} is {row.state}; only a queued or running experiment can "
+                "be paused"
+            )
+        if row.state is ExperimentState.queued:
+            connection.execute(
+                statements.move_experiment(experiment_id, ExperimentState.paused, pause_requested_s=now)
+            )
+            leave_runs(connection, experiment_id, RunState.paused, now)
+            new = NewEvent(EventKind.experiment_paused, "paused")
+        elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
+            connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
+            new = NewEvent(EventKind.experiment_pause_requested, "pause requested")
+        else:
+            return read_experiment(connection, experiment_id)
+        return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(
-                    f"experiment {experiment_id} is {row.state}; only a queued or running experiment can "
-                    "be paused"
-                )
-            if row.state is ExperimentState.queued:
-                connection.execute(
-                    statements.move_experiment(experiment_id, ExperimentState.paused, pause_requested_s=now)
-                )
-                leave_runs(connection, experiment_id, RunState.paused, now)
-                new = NewEvent(EventKind.experiment_paused, "paused")
-            elif row.state is not ExperimentState.paused and row.pause_requested_s is None:
-                connection.execute(statements.set_experiment(experiment_id, pause_requested_s=now))
-                new = NewEvent(EventKind.experiment_pause_requested, "pause requested")
-            else:
-                return read_experiment(connection, experiment_id)
-            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
-
-        return self.database.write(body)
-
-    def resume(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def resume(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues a paused experiment again, or withdraws a pause that the driver has not carried out.
 
         Runs that have stopped for the pause already are queued again.
         """
         now = self.clock()
+        row = lock_experiment(connection, experiment_id)
+        if row.state in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(f"experiment {experiment_id} is {row.state}; use retry to queue it again")
+        if row.cancel_requested_s is not None:
+            raise Conflict(f"experiment {experiment_id} is being cancelled; use retry when it has ended")
+        if row.state is ExperimentState.paused:
+            self._queue_again(connection, experiment_id, {RunState.paused}, now)
+            message = "queued again"
+        elif row.pause_requested_s is not None:
+            connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
+            queued = self._queue_runs(connection, experiment_id, {RunState.paused})
+            message = "pause request withdrawn"
+            if queued:
+                message += f"; {queued} paused run{'s' * (queued != 1)} queued again"
+        else:
+            return read_experiment(connection, experiment_id)
+        new = NewEvent(EventKind.experiment_resumed, message)
+        return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; use retry to queue it again")
-            if row.cancel_requested_s is not None:
-                raise Conflict(f"experiment {experiment_id} is being cancelled; use retry when it has ended")
-            if row.state is ExperimentState.paused:
-                self._queue_again(connection, experiment_id, {RunState.paused}, now)
-                message = "queued again"
-            elif row.pause_requested_s is not None:
-                connection.execute(statements.set_experiment(experiment_id, pause_requested_s=None))
-                queued = self._queue_runs(connection, experiment_id, {RunState.paused})
-                message = "pause request withdrawn"
-                if queued:
-                    message += f"; {queued} paused run{'s' * (queued != 1)} queued again"
-            else:
-                return read_experiment(connection, experiment_id)
-            new = NewEvent(EventKind.experiment_resumed, message)
-            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
-
-        return self.database.write(body)
-
-    def retry(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def retry(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues an ended experiment again with its failed, cancelled and stopped runs."""
         now = self.clock()
+        row = lock_experiment(connection, experiment_id)
+        if row.state not in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(
+                f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
+            )
+        unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
+        queued = self._queue_again(connection, experiment_id, unfinished, now)
+        if not queued:
+            raise Conflict(f"experiment {experiment_id}: all runs have succeeded; there is nothing to retry")
+        new = NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")
+        return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(
-                    f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
-                )
-            unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
-            queued = self._queue_again(connection, experiment_id, unfinished, now)
-            if not queued:
-                raise Conflict(
-                    f"experiment {experiment_id}: all runs have succeeded; there is nothing to retry"
-                )
-            new = NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")
-            return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
-
-        return self.database.write(body)
-
-    def retry_disturbed(self, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def retry_disturbed(
+        self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
         """Queues an ended experiment again with those of its results that neighbours disturbed.
 
         They are measured from the beginning. Their figures stay with the attempts that they came from.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(
-                    f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
-                )
-            results = connection.execute(
-                select(*statements.RUN_COLUMNS).where(
-                    _r.experiment_id == experiment_id,
-                    _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
-                    _r.cell != REFERENCE_CELL,
-                )
-            ).mappings()
-            runs = {run.id: run for run in map(Run.from_row, results)}
-            causes = disturbances(runs.values())
-            if not causes:
-                raise Conflict(
-                    f"experiment {experiment_id}: no result was disturbed; there is nothing to remeasure"
-                )
-            reused_among = (
-                select(_r.reused_from, func.min(_r.id).label("user"))
-                .where(_r.reused_from.in_(sorted(causes)), statements.VISIBLE_RUN)
-                .group_by(_r.reused_from)
+        row = lock_experiment(connection, experiment_id)
+        if row.state not in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(
+                f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
             )
-            reused = connection.execute(reused_among)
-            reusers: dict[int, int] = {row.reused_from: row.user for row in reused}
-            again = sorted(causes.keys() - reusers.keys())
-            if not again:
-                first = min(reusers)
-                raise Conflict(
-                    f"experiment {experiment_id}: its disturbed results are reused elsewhere (run {first} as "
-                    f"run {reusers[first]}) and keep their figures; submit the runs again without reuse"
+        with_result = select(*statements.RUN_COLUMNS).where(
+            _r.experiment_id == experiment_id,
+            _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
+            _r.cell != REFERENCE_CELL,
+        )
+        runs = {run.id: run for run in records(connection, Run, with_result)}
+        causes = disturbances(runs.values())
+        if not causes:
+            raise Conflict(
+                f"experiment {experiment_id}: no result was disturbed; there is nothing to remeasure"
+            )
+        reused_among = (
+            select(_r.reused_from, func.min(_r.id).label("user"))
+            .where(_r.reused_from.in_(sorted(causes)), statements.VISIBLE_RUN)
+            .group_by(_r.reused_from)
+        )
+        reusers: dict[int, int] = {row.reused_from: row.user for row in connection.execute(reused_among)}
+        again = sorted(causes.keys() - reusers.keys())
+        if not again:
+            first = min(reusers)
+            raise Conflict(
+                f"experiment {experiment_id}: its disturbed results are reused elsewhere (run {first} as "
+                f"run {reusers[first]}) and keep their figures; submit the runs again without reuse"
+            )
+        self._queue_again(connection, experiment_id, frozenset(), now)
+        connection.execute(keep_summaries(again))
+        summaries = schema.run_summaries
+        connection.execute(sa.delete(summaries).where(summaries.c.run_id.in_(again)))
+        new = [
+            NewEvent(
+                EventKind.run_kept, f"not remeasured: run {user} reuses its figures", id, runs[id].attempt
+            )
+            for id, user in sorted(reusers.items())
+        ]
+        for id in again:
+            connection.execute(
+                statements.move_run(
+                    id,
+                    RunState.queued,
+                    attempt=runs[id].attempt,
+                    sources=RUN_STATES_WITH_RESULT,
+                    **_FROM_THE_BEGINNING,
+                    first_attempt=runs[id].attempt + 1,
                 )
-            self._queue_again(connection, experiment_id, frozenset(), now)
-            connection.execute(keep_summaries(again))
-            connection.execute(_forget_summaries(again))
-            new = [
-                NewEvent(
-                    EventKind.run_kept, f"not remeasured: run {user} reuses its figures", id, runs[id].attempt
-                )
-                for id, user in sorted(reusers.items())
-            ]
-            for id in again:
-                connection.execute(
-                    statements.move_run(
-                        id,
-                        RunState.queued,
-                        attempt=runs[id].attempt,
-                        sources=RUN_STATES_WITH_RESULT,
-                        **_FROM_THE_BEGINNING,
-                        first_attempt=runs[id].attempt + 1,
-                    )
-                )
-                by = ", ".join(kind.words for kind in causes[id])
-                new.append(
-                    NewEvent(
-                        EventKind.run_retried,
-                        f"queued again, from the beginning: disturbed by {by}",
-                        id,
-                        runs[id].attempt,
-                    )
-                )
-            count = len(again)
-            _check_queue_cap(connection, experiment_id, count)
+            )
+            by = ", ".join(kind.words for kind in causes[id])
             new.append(
                 NewEvent(
-                    EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again"
+                    EventKind.run_retried,
+                    f"queued again, from the beginning: disturbed by {by}",
+                    id,
+                    runs[id].attempt,
                 )
             )
-            return _carried_out(connection, experiment_id, new, now, actor, _standing(row))
-
-        return self.database.write(body)
+        count = len(again)
+        _check_queue_cap(connection, experiment_id, count)
+        new.append(
+            NewEvent(EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again")
+        )
+        return _carried_out(connection, experiment_id, new, now, actor, _standing(row))
 
     def _queue_again(
         self,
@@ -261,15 +249,11 @@ class Requesting(StorePart):
             statements.move_experiment(
                 experiment_id,
                 ExperimentState.queued,
+                **_UNENDED,
                 queued_s=now,
-                not_before_s=0.0,
-                ended_s=None,
-                cancel_requested_s=None,
                 pause_requested_s=None,
                 lease_owner=None,
                 lease_until_s=None,
-                failure_class=None,
-                failure_message=None,
             )
         )
         return self._queue_runs(connection, experiment_id, runs)
@@ -282,104 +266,85 @@ class Requesting(StorePart):
                 experiment_id,
                 RunState.queued,
                 sources=runs,
-                not_before_s=0.0,
-                ended_s=None,
-                cancel_requested_s=None,
-                failure_class=None,
-                failure_message=None,
+                **_UNENDED,
                 **({} if RunState.paused in runs else _AFRESH),
             )
         ).rowcount
         _check_queue_cap(connection, experiment_id, queued)
         return queued
 
-    def set_priority(self, experiment_id: int, priority: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def set_priority(
+        self, connection: Connection, experiment_id: int, priority: int, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
         now = self.clock()
-
-        def body(connection: Connection) -> Experiment:
-            row = lock_experiment(connection, experiment_id)
-            if row.state in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(
-                    f"experiment {experiment_id} is {row.state}; its priority no longer has any effect"
-                )
-            before = {"priority": read_experiment(connection, experiment_id).priority}
-            connection.execute(statements.set_experiment(experiment_id, priority=priority))
-            new = NewEvent(
-                EventKind.experiment_priority, f"priority set to {priority}", data={"priority": priority}
+        row = lock_experiment(connection, experiment_id)
+        if row.state in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(
+                f"experiment {experiment_id} is {row.state}; its priority no longer has any effect"
             )
-            return _carried_out(connection, experiment_id, [new], now, actor, before)
+        before = {"priority": read_experiment(connection, experiment_id).priority}
+        connection.execute(statements.set_experiment(experiment_id, priority=priority))
+        new = NewEvent(
+            EventKind.experiment_priority, f"priority set to {priority}", data={"priority": priority}
+        )
+        return _carried_out(connection, experiment_id, [new], now, actor, before)
 
-        return self.database.write(body)
-
-    def cancel_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
+    @transaction
+    def cancel_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one."""
         now = self.clock()
-
-        def body(connection: Connection) -> Run:
-            experiment_id = experiment_id_of(connection, run_id)
-            lock_experiment(connection, experiment_id)
-            run = read_run(connection, run_id)
-            if run.state in _WAITING_RUN:
-                connection.execute(
-                    statements.move_run(
-                        run_id,
-                        RunState.cancelled,
-                        sources=_WAITING_RUN,
-                        cancel_requested_s=now,
-                        ended_s=now,
-                        waits_for=None,
-                    )
-                )
-                new = NewEvent(EventKind.run_cancelled, "cancelled", run_id, run.attempt)
-            elif run.state not in TERMINAL_RUN_STATES and run.cancel_requested_s is None:
-                connection.execute(statements.set_run(run_id, cancel_requested_s=now))
-                new = NewEvent(EventKind.run_cancel_requested, "cancellation requested", run_id, run.attempt)
-            else:
-                return run
-            return _carried_out_on_run(connection, run, [new], now, actor)
-
-        return self.database.write(body)
-
-    def retry_run(self, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
-        """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended."""
-        now = self.clock()
-
-        def body(connection: Connection) -> Run:
-            experiment_id = experiment_id_of(connection, run_id)
-            row = lock_experiment(connection, experiment_id)
-            run = read_run(connection, run_id)
-            if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
-                raise Conflict(
-                    f"run {run_id} is {run.state}; only a failed, cancelled or stopped run can be retried"
-                )
-            ended = row.state in TERMINAL_EXPERIMENT_STATES
-            if row.cancel_requested_s is not None and not ended:
-                raise Conflict(f"experiment {experiment_id} is being cancelled; retry when it has ended")
-            if ended:
-                self._queue_again(connection, experiment_id, frozenset(), now)
+        experiment_id = experiment_id_of(connection, run_id)
+        lock_experiment(connection, experiment_id)
+        run = read_run(connection, run_id)
+        if run.state in _WAITING_RUN:
             connection.execute(
                 statements.move_run(
                     run_id,
-                    RunState.queued,
-                    sources=TERMINAL_RUN_STATES,
-                    not_before_s=0.0,
-                    ended_s=None,
-                    cancel_requested_s=None,
-                    failure_class=None,
-                    failure_message=None,
-                    **_AFRESH,
+                    RunState.cancelled,
+                    sources=_WAITING_RUN,
+                    cancel_requested_s=now,
+                    ended_s=now,
+                    waits_for=None,
                 )
             )
-            _check_queue_cap(connection, experiment_id, 1)
-            new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
-            if ended:
-                new.append(NewEvent(EventKind.experiment_retried, "queued again"))
-            return _carried_out_on_run(connection, run, new, now, actor)
+            new = NewEvent(EventKind.run_cancelled, "cancelled", run_id, run.attempt)
+        elif run.state not in TERMINAL_RUN_STATES and run.cancel_requested_s is None:
+            connection.execute(statements.set_run(run_id, cancel_requested_s=now))
+            new = NewEvent(EventKind.run_cancel_requested, "cancellation requested", run_id, run.attempt)
+        else:
+            return run
+        return _carried_out_on_run(connection, run, [new], now, actor)
 
-        return self.database.write(body)
+    @transaction
+    def retry_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
+        """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended."""
+        now = self.clock()
+        experiment_id = experiment_id_of(connection, run_id)
+        row = lock_experiment(connection, experiment_id)
+        run = read_run(connection, run_id)
+        if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
+            raise Conflict(
+                f"run {run_id} is {run.state}; only a failed, cancelled or stopped run can be retried"
+            )
+        ended = row.state in TERMINAL_EXPERIMENT_STATES
+        if row.cancel_requested_s is not None and not ended:
+            raise Conflict(f"experiment {experiment_id} is being cancelled; retry when it has ended")
+        if ended:
+            self._queue_again(connection, experiment_id, frozenset(), now)
+        connection.execute(
+            statements.move_run(run_id, RunState.queued, sources=TERMINAL_RUN_STATES, **_UNENDED, **_AFRESH)
+        )
+        _check_queue_cap(connection, experiment_id, 1)
+        new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
+        if ended:
+            new.append(NewEvent(EventKind.experiment_retried, "queued again"))
+        return _carried_out_on_run(connection, run, new, now, actor)
 
+    @transaction
     def tag(
         self,
+        connection: Connection,
         experiment_id: int,
         *,
         add: Collection[str] = (),
@@ -394,61 +359,50 @@ class Requesting(StorePart):
                     f"{tag[:60]!r} is not a tag; use up to 50 letters, digits and . _ : / -, no spaces",
                 )
         now = self.clock()
+        lock_experiment(connection, experiment_id)
+        before = read_experiment(connection, experiment_id)
+        tags = sorted({*before.tags, *add} - set(remove))
+        if len(tags) > MOST_TAGS:
+            raise BadValue("tags", f"experiment {experiment_id} would have {len(tags)}; at most {MOST_TAGS}")
+        message = f"tags: {', '.join(tags)}" if tags else "no tags"
+        new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
+        return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
 
-        def body(connection: Connection) -> Experiment:
-            lock_experiment(connection, experiment_id)
-            before = read_experiment(connection, experiment_id)
-            tags = sorted({*before.tags, *add} - set(remove))
-            if len(tags) > MOST_TAGS:
-                raise BadValue(
-                    "tags", f"experiment {experiment_id} would have {len(tags)}; at most {MOST_TAGS}"
-                )
-            message = f"tags: {', '.join(tags)}" if tags else "no tags"
-            new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
-            return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
-
-        return self.database.write(body)
-
-    def annotate(self, experiment_id: int, notes: str, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def annotate(
+        self, connection: Connection, experiment_id: int, notes: str, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
         """Replaces the notes of an experiment; empty = none."""
         if len(notes) > LONGEST_NOTES:
             raise BadValue(
                 "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
             )
         now, text = self.clock(), storable(notes)
+        lock_experiment(connection, experiment_id)
+        before = read_experiment(connection, experiment_id)
+        new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
+        return _set(connection, before, new, now, actor, {"notes": text}, {"notes": text})
 
-        def body(connection: Connection) -> Experiment:
-            lock_experiment(connection, experiment_id)
-            before = read_experiment(connection, experiment_id)
-            new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
-            return _set(connection, before, new, now, actor, {"notes": text}, {"notes": text})
-
-        return self.database.write(body)
-
-    def archive(self, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
+    @transaction
+    def archive(
+        self, connection: Connection, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
         """Archives an experiment, which lists then leave out unless asked, or takes it back."""
         now = self.clock()
-
-        def body(connection: Connection) -> Experiment:
-            lock_experiment(connection, experiment_id)
-            before = read_experiment(connection, experiment_id)
-            if archived == (before.archived_s is not None):
-                return before  # It stays archived since when it was.
-            kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
-            values = {"archived_s": now if archived else None}
-            return _set(
-                connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values
-            )
-
-        return self.database.write(body)
+        lock_experiment(connection, experiment_id)
+        before = read_experiment(connection, experiment_id)
+        if archived == (before.archived_s is not None):
+            return before  # It stays archived since when it was.
+        kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
+        values = {"archived_s": now if archived else None}
+        return _set(connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values)
 
 
 def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> None:
     """Checks the limit of queued runs in the transaction that has queued some again."""
     experiment = read_experiment(connection, experiment_id)
     project, owner = experiment.project, experiment.owner
-    settings = connection.execute(project_row(project)).mappings().one()["settings"]
-    most = ProjectLimits.model_validate(settings).queued_runs_per_user
+    most = ProjectLimits.model_validate(read_project(connection, project).settings).queued_runs_per_user
     if most is None or not more:
         return
     if connection.dialect.name == "postgresql":
@@ -460,11 +414,7 @@ def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> N
 
 
 def _standing(row: sa.Row[Any]) -> dict[str, Any]:
-    return {
-        "state": row.state,
-        "cancel_requested_s": row.cancel_requested_s,
-        "pause_requested_s": row.pause_requested_s,
-    }
+    return {name: getattr(row, name) for name in ("state", "cancel_requested_s", "pause_requested_s")}
 
 
 def _carried_out(
@@ -488,28 +438,19 @@ def _carried_out_on_run(
 ) -> Run:
     announce(connection, before.experiment_id, new, now, actor)
     after = read_run(connection, before.id)
-    note_change(
-        connection, actor, str(new[0].kind), before.id, now,
-        before={"state": before.state, "cancel_requested_s": before.cancel_requested_s},
-        after={"state": after.state, "cancel_requested_s": after.cancel_requested_s},
-    )  # fmt: skip
+    was, became = (
+        {"state": run.state, "cancel_requested_s": run.cancel_requested_s} for run in (before, after)
+    )
+    note_change(connection, actor, str(new[0].kind), before.id, now, before=was, after=became)
     return after
 
 
-def keep_summaries(run_ids: Iterable[int]) -> sa.Update:
+def keep_summaries(run_ids: Collection[int]) -> sa.Update:
     """Leaves the summaries of runs at the attempts that they came from."""
     s = schema.run_summaries.c
-    ids = sorted(run_ids)
     summary = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
-    return (
-        update(schema.attempts)
-        .where(_a.run_id.in_(ids), summary.exists())
-        .values(summary=summary.scalar_subquery())
-    )
-
-
-def _forget_summaries(run_ids: Iterable[int]) -> sa.Delete:
-    return sa.delete(schema.run_summaries).where(schema.run_summaries.c.run_id.in_(sorted(run_ids)))
+    of_runs = update(schema.attempts).where(_a.run_id.in_(list(run_ids)), summary.exists())
+    return of_runs.values(summary=summary.scalar_subquery())
 
 
 def _set(

@@ -13,16 +13,10 @@ from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
 from service.db.listing import RUN_NAMES, Listing, read_page
 from service.domain.access import EVERYTHING, Visibility
-from service.domain.records import (
-    Attempt,
-    LogLine,
-    MeasurementRow,
-    Page,
-    Run,
-)
+from service.domain.records import Attempt, LogLine, MeasurementRow, Page, Run
 from service.domain.states import RunState
 from service.specs.reuse import Equal
-from service.store.base import StorePart, read_experiment, read_run, source_of, storable
+from service.store.base import StorePart, read_experiment, read_run, record, records, source_of, storable
 from service.store.experiments import MAX_PAGE_SIZE, Belonging, clamped
 
 _x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
@@ -50,21 +44,13 @@ class Runs(StorePart):
 
     def belonging(self, id: int) -> Belonging | None:
         """None when there is no such run."""
-        with self.database.read() as connection:
-            belonging_of_run = (
-                select(_r.id, _x.project, _x.owner)
-                .join(schema.experiments, _x.id == _r.experiment_id)
-                .where(_r.id == id, statements.VISIBLE)
-            )
-            row = connection.execute(belonging_of_run).one_or_none()
-        return None if row is None else Belonging(row.project, row.owner)
+        columns = select(_x.project, _x.owner).join(schema.runs, _x.id == _r.experiment_id)
+        rows = self.read(columns.where(_r.id == id, statements.VISIBLE))
+        return Belonging(*rows[0]) if rows else None
 
     def find(self, id: int, visible: Visibility = EVERYTHING) -> Run | None:
         """None when there is no run with this id that the reader sees."""
-        with self.database.read() as connection:
-            statement = statements.run_by_id(id).where(statements.run_in_sight(visible))
-            row = connection.execute(statement).mappings().one_or_none()
-        return None if row is None else Run.from_row(row)
+        return self.read_record(Run, statements.run_by_id(id).where(statements.run_in_sight(visible)))
 
     def source_of(self, run: Run) -> Run:
         """The run whose checkpoints and figures a run has: the one that it reuses, or itself."""
@@ -90,21 +76,15 @@ class Runs(StorePart):
                     )
                     .order_by(_r.id.desc())
                 )
-                rows = connection.execute(equal_runs)
-                equal += [Equal(*row) for row in rows]
+                equal += [Equal(*row) for row in connection.execute(equal_runs)]
         return equal
 
     def last_log_line(self, run_id: int) -> LogLine | None:
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            last_log_line = (
-                select(schema.log_lines)
-                .where(schema.log_lines.c.run_id == source)
-                .order_by(schema.log_lines.c.attempt.desc(), schema.log_lines.c.number.desc())
-                .limit(1)
-            )
-            row = connection.execute(last_log_line).mappings().one_or_none()
-        return None if row is None else LogLine.from_row(row)
+            c = schema.log_lines.c
+            newest_first = select(schema.log_lines).order_by(c.attempt.desc(), c.number.desc())
+            return record(connection, LogLine, newest_first.where(c.run_id == source).limit(1))
 
     def page(
         self,
@@ -157,60 +137,43 @@ class Runs(StorePart):
 
     def starting(self, experiment_id: int) -> frozenset[int]:
         """Runs of an experiment whose attempt was opened and has not begun to train."""
-        with self.database.read() as connection:
-            starting_runs = select(_r.id).where(
-                _r.experiment_id == experiment_id, _r.state == RunState.starting
-            )
-            return frozenset(connection.execute(starting_runs).scalars())
+        of_experiment = _r.experiment_id == experiment_id
+        rows = self.read(select(_r.id).where(of_experiment, _r.state == RunState.starting))
+        return frozenset(row.id for row in rows)
 
     def by_id(self, ids: Sequence[int]) -> list[Run]:
         """Several runs; those that do not exist are left out."""
         runs: list[Run] = []
         with self.database.read() as connection:
             for start in range(0, len(ids), MAX_PAGE_SIZE):
-                statement = select(*statements.RUN_COLUMNS).where(
-                    _r.id.in_(list(ids[start : start + MAX_PAGE_SIZE]))
-                )
-                runs += map(Run.from_row, connection.execute(statement).mappings())
+                some = _r.id.in_(list(ids[start : start + MAX_PAGE_SIZE]))
+                runs += records(connection, Run, select(*statements.RUN_COLUMNS).where(some))
         return runs
 
     def config(self, id: int) -> str:
         """Canonical JSON of the run's spec with its axis values written in."""
-        with self.database.read() as connection:
-            spec_of_run = (
-                select(schema.cell_specs.c.canonical)
-                .join(
-                    schema.runs,
-                    (_r.experiment_id == schema.cell_specs.c.experiment_id)
-                    & (_r.cell == schema.cell_specs.c.cell),
-                )
-                .where(_r.id == id, statements.VISIBLE_RUN)
-            )
-            canonical: str | None = connection.execute(spec_of_run).scalar()
-        if canonical is None:
+        c = schema.cell_specs.c
+        of_run = (_r.experiment_id == c.experiment_id) & (_r.cell == c.cell)
+        spec_of_run = select(c.canonical).join(schema.runs, of_run)
+        rows = self.read(spec_of_run.where(_r.id == id, statements.VISIBLE_RUN))
+        if not rows:
             raise NotFound("run", id)
-        return canonical
+        return str(rows[0].canonical)
 
     def attempts(self, run_id: int) -> list[Attempt]:
         """All attempts at a run, or at the one that it reuses, oldest first."""
         with self.database.read() as connection:
-            source = source_of(connection, run_id)
-            attempts_of_run = select(schema.attempts).where(_a.run_id == source).order_by(_a.number)
-            rows = connection.execute(attempts_of_run).mappings().all()
-        return [Attempt.from_row(row) for row in rows]
+            of_run = _a.run_id == source_of(connection, run_id)
+            return records(connection, Attempt, select(schema.attempts).where(of_run).order_by(_a.number))
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
         """All measurements of a run, of all attempts; one that is not a number is NaN."""
         with self.database.read() as connection:
-            source = source_of(connection, run_id)
             c = schema.measurements.c
-            measurements_of_run = (
-                select(schema.measurements)
-                .where(c.run_id == source)
-                .order_by(c.attempt, c.start_s, c.name, c.scope)
-            )
-            rows = connection.execute(measurements_of_run).mappings().all()
-        return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
+            in_order = select(schema.measurements).order_by(c.attempt, c.start_s, c.name, c.scope)
+            of_run = in_order.where(c.run_id == source_of(connection, run_id))
+            rows = connection.execute(of_run).mappings()
+            return [MeasurementRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def summary(self, run_id: int) -> dict[str, float | int | str | None]:
         """All figures that the run ended with; empty until then."""
@@ -257,8 +220,7 @@ class Runs(StorePart):
             statement = statement.order_by(c.attempt.desc(), c.number.desc())
         with self.database.read() as connection:
             source = source_of(connection, run_id)
-            rows = connection.execute(statement.where(c.run_id == source).limit(limit)).mappings().all()
-        lines = [LogLine.from_row(row) for row in rows]
+            lines = records(connection, LogLine, statement.where(c.run_id == source).limit(limit))
         return lines if before is None else lines[::-1]
 
 

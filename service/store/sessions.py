@@ -23,7 +23,7 @@ from service.domain.people import (
     public_id,
 )
 from service.store.audit import note_change
-from service.store.base import StorePart, storable
+from service.store.base import StorePart, required, storable, transaction
 
 _s, _u, _t, _d = schema.sessions.c, schema.users.c, schema.tokens.c, schema.device_grants.c
 
@@ -56,8 +56,10 @@ class Approved:
 
 
 class Sessions(StorePart):
+    @transaction
     def begin(
         self,
+        connection: Connection,
         sha256: str,
         user: str,
         *,
@@ -75,47 +77,38 @@ class Sessions(StorePart):
         sessions that were idle beyond `idle_s` are removed.
         """
         now = self.clock()
-
-        def body(connection: Connection) -> None:
-            connection.execute(sa.delete(schema.sessions).where(~_is_alive(now, idle_s)))
-            if replaces is not None:
-                connection.execute(sa.delete(schema.sessions).where(_s.sha256 == replaces))
-            connection.execute(
-                sa.insert(schema.sessions),
-                {
-                    "sha256": sha256,
-                    "user": user,
-                    "created_s": now,
-                    "last_used_s": now,
-                    "expires_s": now + lasting_s,
-                    "csrf": csrf,
-                    "token_sha256": token_sha256,
-                    "from_address": actor.address,
-                    "agent": None if agent is None else storable(agent),
-                },
-            )
-            note_change(connection, actor, "session.begin", public_id(sha256), now, after={"user": user})
-
-        self.database.write(body)
+        connection.execute(sa.delete(schema.sessions).where(~_is_alive(now, idle_s)))
+        if replaces is not None:
+            connection.execute(sa.delete(schema.sessions).where(_s.sha256 == replaces))
+        connection.execute(
+            sa.insert(schema.sessions),
+            {
+                "sha256": sha256,
+                "user": user,
+                "created_s": now,
+                "last_used_s": now,
+                "expires_s": now + lasting_s,
+                "csrf": csrf,
+                "token_sha256": token_sha256,
+                "from_address": actor.address,
+                "agent": None if agent is None else storable(agent),
+            },
+        )
+        note_change(connection, actor, "session.begin", public_id(sha256), now, after={"user": user})
 
     def open(self, sha256: str, idle_s: float, own_token_sha256: str | None) -> OpenSession | None:
         """None if the session is not good any more. `own_token_sha256`: the installation's own token."""
         now = self.clock()
-        with self.database.read() as connection:
-            open_session = _good_sessions(now, idle_s, own_token_sha256, schema.sessions, _u.subject).where(
-                _s.sha256 == sha256
-            )
-            row = connection.execute(open_session).mappings().one_or_none()
-        if row is None:
+        good = _good_sessions(now, idle_s, own_token_sha256, schema.sessions, _u.subject)
+        rows = self.read(good.where(_s.sha256 == sha256))
+        if not rows:
             return None
-        if row["last_used_s"] < now - SESSION_TOUCH_EVERY_S:
-            touch = (
-                update(schema.sessions)
-                .where(_s.sha256 == sha256, _s.last_used_s < now)
-                .values(last_used_s=now)
-            )
+        (row,) = rows
+        if row.last_used_s < now - SESSION_TOUCH_EVERY_S:
+            older = (_s.sha256 == sha256) & (_s.last_used_s < now)
+            touch = update(schema.sessions).where(older).values(last_used_s=now)
             self.database.write(lambda connection: connection.execute(touch).close())
-        return OpenSession(Session.from_row(row), row["csrf"], row["token_sha256"], row["subject"])
+        return OpenSession(Session.from_row(row._mapping), row.csrf, row.token_sha256, row.subject)
 
     def live(
         self,
@@ -132,135 +125,98 @@ class Sessions(StorePart):
             statement = statement.where(_t.project == within)
         if user is not None:
             statement = statement.where(_s.user == user)
-        with self.database.read() as connection:
-            return [Session.from_row(row) for row in connection.execute(statement).mappings()]
+        return self.read_records(Session, statement)
 
-    def end(self, sha256: str, actor: Actor) -> None:
+    @transaction
+    def end(self, connection: Connection, sha256: str, actor: Actor) -> None:
         """Ends a session by the hash of what its browser holds; nothing if it has ended."""
         now = self.clock()
+        if connection.execute(sa.delete(schema.sessions).where(_s.sha256 == sha256)).rowcount:
+            before = {"user": actor.user}
+            note_change(connection, actor, "session.end", public_id(sha256), now, before=before)
 
-        def body(connection: Connection) -> None:
-            if connection.execute(sa.delete(schema.sessions).where(_s.sha256 == sha256)).rowcount:
-                before = {"user": actor.user}
-                note_change(connection, actor, "session.end", public_id(sha256), now, before=before)
-
-        self.database.write(body)
-
-    def end_by_id(self, id: str, by: Principal, address: str | None = None) -> None:
+    @transaction
+    def end_by_id(self, connection: Connection, id: str, by: Principal, address: str | None = None) -> None:
         """Ends a session by its public id.
 
         Raises:
             NotFound: there is none, or it is not theirs: not their user's, or one that may do more than they.
         """
         now = self.clock()
+        opened = select(_s.user, _t.scope, _t.project).select_from(
+            schema.sessions.outerjoin(schema.tokens, _t.sha256 == _s.token_sha256)
+        )
+        session = connection.execute(opened.where(_s.sha256.startswith(id, autoescape=True))).one_or_none()
+        if session is None or not (session.user == by.user or by.may(Action.administer)):
+            raise NotFound("session", id)
+        # A session that no token limits does what its user's role allows.
+        if not by.reaches(session.project) or not by.scope.includes(session.scope or Scope.admin):
+            raise NotFound("session", id)
+        connection.execute(sa.delete(schema.sessions).where(_s.sha256.startswith(id, autoescape=True)))
+        note_change(connection, by.actor(address), "session.end", id, now, before={"user": session.user})
 
-        def body(connection: Connection) -> None:
-            opened = select(_s.user, _t.scope, _t.project).select_from(
-                schema.sessions.outerjoin(schema.tokens, _t.sha256 == _s.token_sha256)
-            )
-            session = connection.execute(
-                opened.where(_s.sha256.startswith(id, autoescape=True))
-            ).one_or_none()
-            if session is None or not (session.user == by.user or by.may(Action.administer)):
-                raise NotFound("session", id)
-            # A session that no token limits does what its user's role allows.
-            if not by.reaches(session.project) or not by.scope.includes(session.scope or Scope.admin):
-                raise NotFound("session", id)
-            connection.execute(sa.delete(schema.sessions).where(_s.sha256.startswith(id, autoescape=True)))
-            note_change(connection, by.actor(address), "session.end", id, now, before={"user": session.user})
-
-        self.database.write(body)
-
+    @transaction
     def begin_device_login(
-        self, device_sha256: str, user_code: str, name: str, scope: Scope, from_address: str | None
+        self,
+        connection: Connection,
+        device_sha256: str,
+        user_code: str,
+        name: str,
+        scope: Scope,
+        from_address: str | None,
     ) -> DeviceGrant:
-        now, name = self.clock(), storable(name)
-        row = {
-            "device_sha256": device_sha256,
-            "user_code": user_code,
-            "created_s": now,
-            "expires_s": now + GRANT_LASTS_S,
-            "name": name,
-            "from_address": from_address,
-            "scope": scope,
-        }
-
-        def body(connection: Connection) -> None:
-            connection.execute(sa.delete(schema.device_grants).where(_d.expires_s < now - 86400.0))
-            connection.execute(sa.insert(schema.device_grants), row)
-
-        self.database.write(body)
-        return DeviceGrant(user_code, name, from_address, now, now + GRANT_LASTS_S, scope)
+        now = self.clock()
+        grant = DeviceGrant(user_code, storable(name), from_address, now, now + GRANT_LASTS_S, scope)
+        connection.execute(sa.delete(schema.device_grants).where(_d.expires_s < now - 86400.0))
+        connection.execute(sa.insert(schema.device_grants), {"device_sha256": device_sha256, **asdict(grant)})
+        return grant
 
     def pending_device_login(self, user_code: str) -> DeviceGrant:
         """A device login that waits for a decision and has not expired."""
-        with self.database.read() as connection:
-            pending_grant = select(schema.device_grants).where(
-                _d.user_code == user_code,
-                _d.expires_s > self.clock(),
-                _d.approved_s.is_(None),
-                _d.denied_s.is_(None),
-            )
-            row = connection.execute(pending_grant).mappings().one_or_none()
-        if row is None:
-            raise NotFound("waiting device login", user_code)
-        return DeviceGrant.from_row(row)
+        pending = select(schema.device_grants).where(*_is_pending(user_code, self.clock()))
+        return required(self.read_record(DeviceGrant, pending), "waiting device login", user_code)
 
-    def decide_device_login(self, user_code: str, approval: Approval | None, actor: Actor) -> None:
+    @transaction
+    def decide_device_login(
+        self, connection: Connection, user_code: str, approval: Approval | None, actor: Actor
+    ) -> None:
         """Approves a waiting device login, or denies it (None)."""
         now = self.clock()
         granted = None if approval is None else asdict(approval)
         values = {"denied_s": now} if granted is None else {"approved_s": now, **granted}
         action = "device.deny" if granted is None else "device.approve"
+        decide = update(schema.device_grants).where(*_is_pending(user_code, now)).values(**values)
+        if not connection.execute(decide).rowcount:
+            raise NotFound("waiting device login", user_code)
+        note_change(connection, actor, action, user_code, now, after=granted)
 
-        def body(connection: Connection) -> None:
-            decide_grant = (
-                update(schema.device_grants)
-                .where(_d.user_code == user_code, _d.expires_s > now)
-                .where(_d.approved_s.is_(None), _d.denied_s.is_(None))
-                .values(**values)
-            )
-            decided = connection.execute(decide_grant)
-            if decided.rowcount == 0:
-                raise NotFound("waiting device login", user_code)
-            note_change(connection, actor, action, user_code, now, after=granted)
-
-        self.database.write(body)
-
-    def poll_device_login(self, device_sha256: str) -> Polled | Approved:
+    @transaction
+    def poll_device_login(self, connection: Connection, device_sha256: str) -> Polled | Approved:
         """The token that an approved device login is to be given, or why it is given none yet."""
         now = self.clock()
-
-        def body(connection: Connection) -> Polled | Approved:
-            grant = select(schema.device_grants).where(_d.device_sha256 == device_sha256)
-            row = connection.execute(grant).one_or_none()
-            if row is None or (row.expires_s <= now and row.denied_s is None):
-                return Polled.expired
-            if row.denied_s is not None:
-                return Polled.denied
-            in_time = (
-                update(schema.device_grants)
-                .where(_d.device_sha256 == device_sha256)
-                .where(sa.or_(_d.last_poll_s.is_(None), _d.last_poll_s <= now - GRANT_POLL_EVERY_S))
-                .values(last_poll_s=now)
-            )
-            if not connection.execute(in_time).rowcount:
-                return Polled.too_fast
-            if row.approved_s is None:
-                return Polled.pending
-            return Approved(
-                f"{row.name} {row.user_code}", row.user, row.scope, row.project, row.token_expires_s - now
-            )
-
-        return self.database.write(body)
+        grant = select(schema.device_grants).where(_d.device_sha256 == device_sha256)
+        row = connection.execute(grant).one_or_none()
+        if row is None or (row.expires_s <= now and row.denied_s is None):
+            return Polled.expired
+        if row.denied_s is not None:
+            return Polled.denied
+        in_time = (
+            update(schema.device_grants)
+            .where(_d.device_sha256 == device_sha256)
+            .where(sa.or_(_d.last_poll_s.is_(None), _d.last_poll_s <= now - GRANT_POLL_EVERY_S))
+            .values(last_poll_s=now)
+        )
+        if not connection.execute(in_time).rowcount:
+            return Polled.too_fast
+        if row.approved_s is None:
+            return Polled.pending
+        return Approved(
+            f"{row.name} {row.user_code}", row.user, row.scope, row.project, row.token_expires_s - now
+        )
 
     def user_of_subject(self, subject: str) -> User | None:
         """The user with this identity at an OpenID provider."""
-        with self.database.read() as connection:
-            row = (
-                connection.execute(select(schema.users).where(_u.subject == subject)).mappings().one_or_none()
-            )
-        return None if row is None else User.from_row(row)
+        return self.read_record(User, select(schema.users).where(_u.subject == subject))
 
 
 def _good_sessions(now: float, idle_s: float, own_token_sha256: str | None, *columns: Any) -> sa.Select[Any]:
@@ -279,6 +235,12 @@ def _good_sessions(now: float, idle_s: float, own_token_sha256: str | None, *col
             sa.or_(_s.token_sha256.is_(None), _s.token_sha256 == own_token_sha256, token_holds),
         )
     )
+
+
+def _is_pending(user_code: str, now: float) -> tuple[sa.ColumnElement[bool], ...]:
+    """Whether a device login waits for a decision."""
+    undecided = (_d.approved_s.is_(None), _d.denied_s.is_(None))
+    return (_d.user_code == user_code, _d.expires_s > now, *undecided)
 
 
 def _is_alive(now: float, idle_s: float) -> sa.ColumnElement[bool]:

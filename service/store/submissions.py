@@ -31,19 +31,18 @@ from service.store.base import (
     NewEvent,
     StorePart,
     announce,
-    check_experiment_attempt,
-    lock_experiment,
+    insert_events,
+    lock_for_attempt,
     read_experiment,
+    records,
     storable,
+    transaction,
 )
 from service.store.projects import refused_projects
 
 _r = schema.runs.c
 
-
 _NOTHING_REUSED = Reuse()
-
-
 _REUSED_COLUMNS = (
     "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *schema.SUMMARY_COLUMNS,
     *schema.NEIGHBOUR_COLUMNS,
@@ -97,24 +96,13 @@ class _Rows:
 
 
 _INITIAL = {
+    **dict.fromkeys(Experiment.__dataclass_fields__),
     "state": ExperimentState.queued,
     "attempt": 0,
     "event_count": 1,
-    "submission_id": None,
-    "lease_owner": None,
-    "lease_until_s": None,
-    "lease_s": None,
-    "silent_since_s": None,
-    "cancel_requested_s": None,
-    "pause_requested_s": None,
     "not_before_s": 0.0,
-    "failure_class": None,
-    "failure_message": None,
-    "started_s": None,
-    "ended_s": None,
     "tags": "",
     "notes": "",
-    "archived_s": None,
 }
 _INITIAL_RUN = {
     "state": RunState.queued,
@@ -175,10 +163,7 @@ class Submissions(StorePart):
         if not requests:
             return []
         with self.database.read() as connection:
-            rows = connection.execute(
-                _idempotency_rows({(request.owner, request.key) for request in requests})
-            )
-            keepers = {(row.owner, row.key): row for row in rows}
+            keepers = _keepers(connection, {(request.owner, request.key) for request in requests})
             experiments = _experiments_of(connection, keepers.values())
         pairs = ((request, keepers.get((request.owner, request.key))) for request in requests)
         return [
@@ -232,8 +217,10 @@ class Submissions(StorePart):
             references=references,
         )
 
+    @transaction
     def set_point(
         self,
+        connection: Connection,
         experiment_id: int,
         attempt: int,
         indices: Collection[int],
@@ -251,23 +238,18 @@ class Submissions(StorePart):
         now = self.clock()
         cell = cell_of(point)
         columns = {"point": point, "cell": cell, **self._typed_columns(spec)}
-
-        def body(connection: Connection) -> None:
-            row = lock_experiment(connection, experiment_id)
-            check_experiment_attempt(experiment_id, attempt, row)
-            connection.execute(
-                statements.insert_or_keep(connection, schema.cell_specs, ("experiment_id", "cell")),
-                {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
-            )
-            connection.execute(
-                update(schema.runs)
-                .where(_r.experiment_id == experiment_id, _r.index.in_(list(indices)))
-                .values(**columns)
-            )
-            new = NewEvent(EventKind.experiment_suggested, message, attempt=attempt, data={"point": point})
-            announce(connection, experiment_id, [new], now)
-
-        self.database.write(body)
+        row = lock_for_attempt(connection, experiment_id, attempt, 1)
+        connection.execute(
+            statements.insert_or_keep(connection, schema.cell_specs, ("experiment_id", "cell")),
+            {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
+        )
+        connection.execute(
+            update(schema.runs)
+            .where(_r.experiment_id == experiment_id, _r.index.in_(list(indices)))
+            .values(**columns)
+        )
+        new = NewEvent(EventKind.experiment_suggested, message, attempt=attempt, data={"point": point})
+        insert_events(connection, experiment_id, row.event_count, [new], now)
 
     def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
         hardware = lookup(spec.hardware, self._catalogue)
@@ -394,9 +376,8 @@ def _beyond_queue_caps(
 def _experiments_of(connection: Connection, keepers: Collection[Any]) -> dict[int, Experiment]:
     if not keepers:
         return {}
-    ids = {keeper.experiment_id for keeper in keepers}
-    rows = connection.execute(statements.experiments_by_id(ids)).mappings()
-    return {row["id"]: Experiment.from_row(row) for row in rows}
+    chosen = statements.experiments_by_id({keeper.experiment_id for keeper in keepers})
+    return {one.id: one for one in records(connection, Experiment, chosen)}
 
 
 def _replay(keeper: Any, experiments: Mapping[int, Experiment], sha256: str) -> Experiment | StoreError:
@@ -424,61 +405,44 @@ def _claim_keys(
             for (owner, key), id in sorted(first_with_key.items())  # In one order: no deadlock.
         ],
     )
-    rows = connection.execute(_idempotency_rows(first_with_key))
-    return {(row.owner, row.key): row for row in rows}
+    return _keepers(connection, first_with_key)
 
 
 def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: float) -> None:
     if not fresh:
         return
     changed_s = database_time(connection)
-    statements.insert_rows(
-        connection,
-        schema.experiments,
-        [{**item.experiment, "id": id, "changed_s": changed_s} for id, item in fresh],
-    )
-    statements.insert_rows(
-        connection,
-        schema.experiment_specs,
-        [
-            {"experiment_id": id, "text": storable(item.new.spec_text), "canonical": item.canonical}
-            for id, item in fresh
-        ],
-    )
-    statements.insert_rows(
-        connection,
-        schema.cell_specs,
-        [
-            {"experiment_id": id, "cell": cell, "canonical": canonical}
-            for id, item in fresh
-            for cell, canonical in item.cells.items()
-        ],
-    )
+    experiments = [{**item.experiment, "id": id, "changed_s": changed_s} for id, item in fresh]
+    statements.insert_rows(connection, schema.experiments, experiments)
+    specs = [
+        {"experiment_id": id, "text": storable(item.new.spec_text), "canonical": item.canonical}
+        for id, item in fresh
+    ]
+    statements.insert_rows(connection, schema.experiment_specs, specs)
+    cells = [
+        {"experiment_id": id, "cell": cell, "canonical": canonical}
+        for id, item in fresh
+        for cell, canonical in item.cells.items()
+    ]
+    statements.insert_rows(connection, schema.cell_specs, cells)
     references = [
         {"experiment_id": id, "run_id": run_id} for id, item in fresh for run_id in sorted(item.references)
     ]
     statements.insert_rows(connection, schema.run_references, references)
-    statements.insert_rows(
-        connection, schema.runs, [{**run, "experiment_id": id} for id, item in fresh for run in item.runs]
-    )
-    statements.insert_rows(
-        connection,
-        schema.events,
-        [
-            {
-                "experiment_id": id,
-                "number": 1,
-                "run_id": None,
-                "attempt": None,
-                "at_s": now,
-                "kind": str(EventKind.experiment_submitted),
-                "message": f"submitted by {item.new.owner} with {len(item.runs):,} runs",
-                "data": None,
-                "actor": item.actor.user,
-            }
-            for id, item in fresh
-        ],
-    )
+    runs = [{**run, "experiment_id": id} for id, item in fresh for run in item.runs]
+    statements.insert_rows(connection, schema.runs, runs)
+    events = [
+        {
+            "experiment_id": id,
+            "number": 1,
+            "at_s": now,
+            "kind": str(EventKind.experiment_submitted),
+            "message": f"submitted by {item.new.owner} with {len(item.runs):,} runs",
+            "actor": item.actor.user,
+        }
+        for id, item in fresh
+    ]
+    statements.insert_rows(connection, schema.events, events)
 
 
 def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> None:
@@ -514,10 +478,8 @@ def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> Non
         connection.execute(
             sa.insert(schema.run_summaries).from_select(["run_id", "attempt", "summary"], summaries)
         )
-        own = {
-            row[0]: row[1]
-            for row in connection.execute(select(_r.index, _r.id).where(_r.experiment_id == id))
-        }
+        rows = connection.execute(select(_r.index, _r.id).where(_r.experiment_id == id))
+        own = {row[0]: row[1] for row in rows}
         events += [
             NewEvent(
                 EventKind.run_reused,
@@ -547,8 +509,7 @@ def _reuse_run(experiment_id: int, *, ended_s: float) -> sa.Update:
     )
 
 
-def _idempotency_rows(keys: Iterable[tuple[str, str]]) -> sa.Select[Any]:
+def _keepers(connection: Connection, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Any]:
     c = schema.idempotency_keys.c
-    return select(c.owner, c.key, c.body_sha256, c.experiment_id).where(
-        sa.tuple_(c.owner, c.key).in_(list(keys))
-    )
+    chosen = select(schema.idempotency_keys).where(sa.tuple_(c.owner, c.key).in_(list(keys)))
+    return {(row.owner, row.key): row for row in connection.execute(chosen)}

@@ -236,10 +236,6 @@ FENCES = [
         ),
     ),
     Fence(
-        removing, "remove_now", {"experiment_id": ID}, DELETED,
-        (Miss(0, asked={"experiment_id": 2}), Miss(1, {"deleted_s": None})),
-    ),
-    Fence(
         removing, "restore", {"experiment_id": ID, "now": NOW_S - 0.5}, DELETED,
         (
             Miss(0, asked={"experiment_id": 2}), Miss(1, {"deleted_s": None}),
@@ -269,9 +265,7 @@ FENCES = [
     ),
 ]  # fmt: skip
 
-ADDRESSED = {
-    "ADDRESSED", "set_experiment", "set_run", "_claim",
-}  # fmt: skip
+ADDRESSED = {"set_experiment", "set_run", "_claim"}
 """Updates that only say which row they are for: their callers hold the experiment's lock."""
 
 
