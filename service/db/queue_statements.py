@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Select, bindparam, func, select, update
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects import sqlite as sqlite_dialect
-from sqlalchemy.sql.dml import Delete, Insert, ReturningUpdate
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.db.clock import DatabaseNow
-from service.db.schema import (
-    ACTIVE,
-    QUEUED,
-    Real,
-    cluster_snapshots,
-    events,
-    experiment_specs,
-    experiments,
-    schedulers,
-)
+from service.db.schema import ACTIVE, QUEUED, Real, events, experiment_specs, experiments
 from service.db.statements import EXPERIMENT_COLUMNS, lapsed
 from service.domain.events import EventKind
 from service.domain.states import ExperimentState
 
 _x = experiments.c
 
-_NEXT_TO_CLAIM = """
-    WITH RECURSIVE
-      top (priority) AS (
-        SELECT priority FROM experiments
-        WHERE state = 'queued' AND pool = :pool AND priority < :below
-        ORDER BY priority DESC LIMIT 1
-      ),
+_WAITING = """
       waiting (priority, owner) AS (
-        SELECT top.priority, (
+        SELECT levels.priority, (
           SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.pool = :pool AND first.priority = top.priority
+          WHERE first.state = 'queued' AND first.pool = :pool AND first.priority = levels.priority
         )
-        FROM top
+        FROM levels {where}
         UNION ALL
         SELECT waiting.priority, (
           SELECT min(following.owner) FROM experiments AS following
@@ -49,7 +32,16 @@ _NEXT_TO_CLAIM = """
             AND following.owner > waiting.owner
         )
         FROM waiting WHERE waiting.owner IS NOT NULL
+      )"""
+"""Each owner who has something queued in a pool at each of the `levels`; at last NULL."""
+_NEXT_TO_CLAIM = f"""
+    WITH RECURSIVE
+      levels (priority) AS (
+        SELECT priority FROM experiments
+        WHERE state = 'queued' AND pool = :pool AND priority < :below
+        ORDER BY priority DESC LIMIT 1
       ),
+      {_WAITING.format(where="")},
       busy (owner, active) AS (
         SELECT owner, count(*) FROM experiments
         WHERE state IN ('starting', 'running') AND pool = :pool GROUP BY owner
@@ -61,7 +53,7 @@ _NEXT_TO_CLAIM = """
         + row_number() OVER (PARTITION BY waiting.owner ORDER BY head.queued_s, head.id) AS share
       FROM waiting
         LEFT JOIN busy ON busy.owner = waiting.owner
-        LEFT JOIN {heads}
+        LEFT JOIN {{heads}}
       WHERE waiting.owner IS NOT NULL
     ) AS claimable
     ORDER BY id IS NULL, share, queued_s, owner
@@ -101,7 +93,7 @@ def next_to_claim(connection: sa.Connection) -> sa.TextClause:
     return _next_sqlite if connection.dialect.name == "sqlite" else _next_postgresql
 
 
-_OWNERS_AT_LEVELS = """
+_OWNERS_AT_LEVELS = f"""
       levels (priority) AS (
         SELECT max(priority) FROM experiments WHERE state = 'queued' AND pool = :pool
         UNION ALL
@@ -111,24 +103,15 @@ _OWNERS_AT_LEVELS = """
         )
         FROM levels WHERE levels.priority > :priority
       ),
-      waiting (priority, owner) AS (
-        SELECT levels.priority, (
-          SELECT min(first.owner) FROM experiments AS first
-          WHERE first.state = 'queued' AND first.pool = :pool AND first.priority = levels.priority
-        )
-        FROM levels WHERE levels.priority >= :priority
-        UNION ALL
-        SELECT waiting.priority, (
-          SELECT min(following.owner) FROM experiments AS following
-          WHERE following.state = 'queued' AND following.pool = :pool
-            AND following.priority = waiting.priority
-            AND following.owner > waiting.owner
-        )
-        FROM waiting WHERE waiting.owner IS NOT NULL
-      )
+      {_WAITING.format(where="WHERE levels.priority >= :priority")}
 """
 """Each priority of a pool from `:priority` upwards, with each owner who has something queued there."""
 
+_AT_LEVEL = """(
+        SELECT count(*) FROM experiments AS other
+        WHERE other.state = 'queued' AND other.pool = :pool AND other.priority = ties.priority
+          AND other.owner = ties.owner AND {}
+      )"""
 QUEUED_AROUND = sa.text(
     f"""
     WITH RECURSIVE {_OWNERS_AT_LEVELS},
@@ -139,28 +122,10 @@ QUEUED_AROUND = sa.text(
         FROM waiting WHERE owner IS NOT NULL
       )
     SELECT priority, owner,
-      (
-        SELECT count(*) FROM experiments AS older
-        WHERE older.state = 'queued' AND older.pool = :pool AND older.priority = ties.priority
-          AND older.owner = ties.owner
-          AND older.queued_s < :queued_s
-      ) + (
-        SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.pool = :pool AND equal.priority = ties.priority
-          AND equal.owner = ties.owner
-          AND equal.queued_s = :queued_s AND equal.id < ties.tie
-      ) AS older,
-      (
-        SELECT count(*) FROM experiments AS younger
-        WHERE younger.state = 'queued' AND younger.pool = :pool AND younger.priority = ties.priority
-          AND younger.owner = ties.owner
-          AND younger.queued_s > :queued_s
-      ) + (
-        SELECT count(*) FROM experiments AS equal
-        WHERE equal.state = 'queued' AND equal.pool = :pool AND equal.priority = ties.priority
-          AND equal.owner = ties.owner
-          AND equal.queued_s = :queued_s AND equal.id >= ties.tie
-      ) AS younger
+      {_AT_LEVEL.format("other.queued_s < :queued_s")}
+      + {_AT_LEVEL.format("other.queued_s = :queued_s AND other.id < ties.tie")} AS older,
+      {_AT_LEVEL.format("other.queued_s > :queued_s")}
+      + {_AT_LEVEL.format("other.queued_s = :queued_s AND other.id >= ties.tie")} AS younger
     FROM ties
     """
 )
@@ -256,11 +221,6 @@ CLAIM_AND_NOTE = select(_claimed).add_cte(
 """PostgreSQL: claim chosen experiments and note it, in one statement."""
 
 
-def claimable_among(experiment_ids: Iterable[int], pool: str, now: float) -> Select[Any]:
-    chosen = _x.id.in_(list(experiment_ids))
-    return select(_x.id).where(chosen, QUEUED, _x.pool == pool, _x.not_before_s <= now)
-
-
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
 """How many experiments of a pool are starting or running."""
 
@@ -289,54 +249,6 @@ def leases(pool: str, now: float) -> Select[Any]:
     )
 
 
-def queued_of_owner(pool: str, priority: int, owner: str, *, skipped: int, count: int) -> Select[Any]:
-    """(id, queued_s) of what an owner has waiting at a priority, the oldest first, from one to another."""
-    return (
-        select(_x.id, _x.queued_s)
-        .where(QUEUED, _x.pool == pool, _x.priority == priority, _x.owner == owner)
-        .order_by(_x.queued_s, _x.id)
-        .offset(skipped)
-        .limit(count)
-    )
-
-
-def active_by_owner(pool: str) -> Select[Any]:
-    return select(_x.owner, func.count()).where(ACTIVE, _x.pool == pool).group_by(_x.owner)
-
-
 def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:
     c = experiment_specs.c
     return select(c.experiment_id, c.canonical).where(c.experiment_id.in_(list(experiment_ids)))
-
-
-def scheduler_heartbeat(connection: sa.Connection) -> Insert:
-    """A scheduler's first heartbeat dates its start."""
-    dialect: Any = sqlite_dialect if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(schedulers)
-    again = statement.on_conflict_do_update(
-        index_elements=["name"],
-        set_={name: statement.excluded[name] for name in ("node", "pid", "heartbeat_s", "pool")},
-    )
-    return cast(Insert, again)
-
-
-def forget_scheduler(name: str) -> Delete:
-    return sa.delete(schedulers).where(schedulers.c.name == name)
-
-
-def live_schedulers(since: float) -> Select[Any]:
-    return select(schedulers).where(schedulers.c.heartbeat_s >= since).order_by(schedulers.c.name)
-
-
-def forget_schedulers(before: float) -> Delete:
-    return sa.delete(schedulers).where(schedulers.c.heartbeat_s < before)
-
-
-CLUSTERS = select(cluster_snapshots.c.pool, cluster_snapshots.c.snapshot)
-"""(pool, snapshot): the last one of each pool's cluster."""
-
-
-def forget_clusters(before: float, *, but: str) -> Delete:
-    """Drops the snapshots of pools that no scheduler has served for long, except one that is served now."""
-    c = cluster_snapshots.c
-    return sa.delete(cluster_snapshots).where(c.at_s < before, c.pool != but)

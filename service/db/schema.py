@@ -102,6 +102,11 @@ metadata = MetaData(
     }
 )
 
+
+def _index_where(name: str, condition: sa.ColumnElement[bool], *columns: sa.ColumnElement[Any]) -> Index:
+    return Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
 experiments = Table(
     "experiments",
     metadata,
@@ -147,28 +152,14 @@ QUEUED = experiments.c.state == sa.literal_column(f"'{ExperimentState.queued}'")
 ACTIVE = experiments.c.state.in_(
     [sa.literal_column(f"'{ExperimentState.starting}'"), sa.literal_column(f"'{ExperimentState.running}'")]
 )
-Index(
-    "ix_experiments_claim",
-    experiments.c.pool,
-    experiments.c.priority.desc(),
-    experiments.c.owner,
-    experiments.c.queued_s,
-    experiments.c.id,
-    sqlite_where=QUEUED,
-    postgresql_where=QUEUED,
-)
+_x = experiments.c
+_index_where("ix_experiments_claim", QUEUED, _x.pool, _x.priority.desc(), _x.owner, _x.queued_s, _x.id)
 # No column that a heartbeat changes is indexed: on PostgreSQL the new row then needs no index entry.
-Index(
-    "ix_experiments_active",
-    experiments.c.pool,
-    experiments.c.owner,
-    sqlite_where=ACTIVE,
-    postgresql_where=ACTIVE,
-)
-Index("ix_experiments_changed_s", experiments.c.changed_s)
-Index("ix_experiments_owner_id", experiments.c.owner, experiments.c.id)
-Index("ix_experiments_project_owner", experiments.c.project, experiments.c.owner, experiments.c.id)
-Index("ix_experiments_deleted", experiments.c.id, sqlite_where=DELETED, postgresql_where=DELETED)
+_index_where("ix_experiments_active", ACTIVE, _x.pool, _x.owner)
+Index("ix_experiments_changed_s", _x.changed_s)
+Index("ix_experiments_owner_id", _x.owner, _x.id)
+Index("ix_experiments_project_owner", _x.project, _x.owner, _x.id)
+_index_where("ix_experiments_deleted", DELETED, _x.id)
 
 experiment_specs = Table(
     "experiment_specs",
@@ -186,6 +177,21 @@ cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
     Column("canonical", Text, nullable=False),
     sqlite_with_rowid=False,
 )
+
+SUMMARY_COLUMNS = (
+    "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
+    "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
+    "exact_match", "map", "mrr", "top5_accuracy", "mfu_pct",
+    "headline", "score", "test_score", "validation_examples", "test_examples",
+    "best_score", "best_step", "best_checkpoint",
+)  # fmt: skip
+"""Columns of `runs` that are filled from the summary: figures, but for these."""
+_SUMMARY_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("energy_provenance", "headline", "best_checkpoint"), Text),
+    **dict.fromkeys(("validation_examples", "test_examples", "best_step"), sa.BigInteger),
+}
+NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
+"""Columns of `runs` that are filled from measurements of the same names."""
 
 runs = Table(
     "runs",
@@ -225,34 +231,9 @@ runs = Table(
     Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
-    # From the summary:
-    Column("accuracy", Real),
-    Column("f1", Real),
-    Column("train_loss", Real),
-    Column("validation_loss", Real),
-    Column("total_time_s", Real),
-    Column("train_time_s", Real),
-    Column("cost_usd", Real),
-    Column("energy_kwh", Real),
-    Column("energy_provenance", Text),
-    Column("samples_per_s", Real),
-    Column("tokens_per_s", Real),
-    Column("peak_memory_mib", Real),
-    Column("exact_match", Real),
-    Column("map", Real),
-    Column("mrr", Real),
-    Column("top5_accuracy", Real),
-    Column("mfu_pct", Real),
-    Column("headline", Text),
-    Column("score", Real),
-    Column("test_score", Real),
-    Column("validation_examples", sa.BigInteger),
-    Column("test_examples", sa.BigInteger),
-    Column("best_score", Real),
-    Column("best_step", sa.BigInteger),
-    Column("best_checkpoint", Text),
+    *(Column(name, _SUMMARY_TYPES.get(name, Real)) for name in SUMMARY_COLUMNS),
     # Share of the time in which others used the node noticeably, out of the measurements of that name:
-    *(Column(of_time(kind), Real) for kind in Neighbour),
+    *(Column(name, Real) for name in NEIGHBOUR_COLUMNS),
     Column("first_attempt", Integer, nullable=False, server_default="1"),  # Of the present measurement.
     Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
     Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
@@ -260,27 +241,13 @@ runs = Table(
     sa.UniqueConstraint("experiment_id", "index"),
     sqlite_autoincrement=True,
 )
-SUMMARY_COLUMNS = (
-    "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
-    "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
-    "exact_match", "map", "mrr", "top5_accuracy", "mfu_pct",
-    "headline", "score", "test_score", "validation_examples", "test_examples",
-    "best_score", "best_step", "best_checkpoint",
-)  # fmt: skip
-"""Columns of `runs` that are filled from the summary."""
-NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
-"""Columns of `runs` that are filled from measurements of the same names."""
 Index("ix_runs_experiment_id_state", runs.c.experiment_id, runs.c.state)
-_CANCELLED = runs.c.cancel_requested_s.is_not(None)
-Index("ix_runs_cancel_requested", runs.c.experiment_id, sqlite_where=_CANCELLED, postgresql_where=_CANCELLED)
-_SUCCEEDED = runs.c.state == sa.literal_column(f"'{RunState.succeeded}'")
-Index(
-    "ix_runs_config", runs.c.config_sha256, runs.c.seed, sqlite_where=_SUCCEEDED, postgresql_where=_SUCCEEDED
-)
-_WAITS = runs.c.waits_for.is_not(None)
-Index("ix_runs_waits_for", runs.c.experiment_id, sqlite_where=_WAITS, postgresql_where=_WAITS)
-_REUSED = runs.c.reused_from.is_not(None)
-Index("ix_runs_reused_from", runs.c.reused_from, sqlite_where=_REUSED, postgresql_where=_REUSED)
+_r = runs.c
+_index_where("ix_runs_cancel_requested", _r.cancel_requested_s.is_not(None), _r.experiment_id)
+_succeeded = _r.state == sa.literal_column(f"'{RunState.succeeded}'")
+_index_where("ix_runs_config", _succeeded, _r.config_sha256, _r.seed)
+_index_where("ix_runs_waits_for", _r.waits_for.is_not(None), _r.experiment_id)
+_index_where("ix_runs_reused_from", _r.reused_from.is_not(None), _r.reused_from)
 for _name in ("state", "accuracy", "score", "total_time_s", "cost_usd", "energy_kwh", "samples_per_s"):
     Index(f"ix_runs_{_name}_id", runs.c[_name], runs.c.id)
 
@@ -359,8 +326,7 @@ placements = Table(  # Devices that an experiment holds, from placed to released
     Column("seen_s", Real, nullable=False),  # Last known to be held.
     sqlite_with_rowid=False,
 )
-_HELD = placements.c.released_s.is_(None)
-Index("ix_placements_held", placements.c.experiment_id, sqlite_where=_HELD, postgresql_where=_HELD)
+_index_where("ix_placements_held", placements.c.released_s.is_(None), placements.c.experiment_id)
 
 allowances = Table(  # Devices that an experiment may hold now, as the last pass over the queue divided them.
     "allowances",
@@ -709,8 +675,7 @@ notices = Table(  # What people may want to be told: written with the event, add
     Column("addressed_s", Real),  # When its deliveries were written; NULL: not yet.
     sqlite_autoincrement=True,
 )
-_UNADDRESSED = notices.c.addressed_s.is_(None)
-Index("ix_notices_unaddressed", notices.c.id, sqlite_where=_UNADDRESSED, postgresql_where=_UNADDRESSED)
+_index_where("ix_notices_unaddressed", notices.c.addressed_s.is_(None), notices.c.id)
 
 deliveries = Table(
     "deliveries",
@@ -729,8 +694,8 @@ deliveries = Table(
     sa.UniqueConstraint("subscription_id", "notice_id"),
     sqlite_autoincrement=True,
 )
-_PENDING = deliveries.c.state == sa.literal_column(f"'{DeliveryState.pending}'")
-Index("ix_deliveries_pending", deliveries.c.next_s, sqlite_where=_PENDING, postgresql_where=_PENDING)
+_pending = deliveries.c.state == sa.literal_column(f"'{DeliveryState.pending}'")
+_index_where("ix_deliveries_pending", _pending, deliveries.c.next_s)
 
 figures = Table(  # What processes without an HTTP port measure, for the API's /metrics.
     "figures",

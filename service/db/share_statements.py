@@ -6,21 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Delete, Insert, Select, bindparam, func, insert, select
+from sqlalchemy import Select, bindparam, func, select
 
-from service.db.schema import ACTIVE, Real, allowances, experiments, placements, projects, runs, share_usage
+from service.db.schema import ACTIVE, Real, allowances, experiments, placements, projects, runs
 from service.domain.states import TERMINAL_EXPERIMENT_STATES, ExperimentState, RunState
 
 _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
 _CLAIMABLE_OR_AT_WORK = frozenset(ExperimentState) - TERMINAL_EXPERIMENT_STATES - {ExperimentState.paused}
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
 
-
-ALLOWANCES_IN = select(allowances).where(_a.pool == bindparam("in_pool"))
-"""What every experiment of a pool may hold."""
-
-FORGET_ALLOWANCES: Delete = sa.delete(allowances).where(_a.pool == bindparam("in_pool"))
-"""Removes a pool's allowances, to be replaced in the same transaction."""
 
 ALLOWED_ELSEWHERE = (
     select(_x.project, _a.hardware, func.sum(_a.devices).label("devices"))
@@ -30,14 +24,8 @@ ALLOWED_ELSEWHERE = (
 )
 """(project, hardware, devices) that experiments at work in other pools may hold."""
 
-STORE_ALLOWANCES: Insert = insert(allowances)
-"""Stores new allowances."""
-
 DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305419)")
 """PostgreSQL: one scheduler divides the devices at a time."""
-
-SHARE_USAGE = select(share_usage)
-"""What people have used of each lane lately."""
 
 PROJECT_SETTINGS = select(projects.c.name, projects.c.settings)
 """Settings of all projects."""
@@ -84,18 +72,15 @@ def placed(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
-HELD_BY_EVERYBODY = (
-    select(
-        _x.project,
-        _x.owner,
-        _x.pool,
-        _p.hardware,
-        func.sum(_p.devices).label("devices"),
-        func.sum(_p.price_usd_per_hour).label("usd_per_hour"),
-    )
+_by_user = (_x.project, _x.owner, _x.pool, _p.hardware)
+_held_by_user = (
+    select(*_by_user)
     .join_from(placements, experiments, _x.id == _p.experiment_id)
     .where(_p.released_s.is_(None))
-    .group_by(_x.project, _x.owner, _x.pool, _p.hardware)
+    .group_by(*_by_user)
+)
+HELD_BY_EVERYBODY = _held_by_user.add_columns(
+    func.sum(_p.devices).label("devices"), func.sum(_p.price_usd_per_hour).label("usd_per_hour")
 )
 """(project, owner, pool, hardware, devices, usd_per_hour) that are held now."""
 
@@ -127,16 +112,7 @@ SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))
 
 _since = sa.case((_p.placed_s > bindparam("since"), _p.placed_s), else_=bindparam("since", type_=Real))
 
-USED_SINCE = (
-    select(
-        _x.project,
-        _x.owner,
-        _x.pool,
-        _p.hardware,
-        func.sum(_p.price_usd_per_hour * (bindparam("now", type_=Real) - _since)).label("usd_s_per_hour"),
-    )
-    .join_from(placements, experiments, _x.id == _p.experiment_id)
-    .where(_p.released_s.is_(None))
-    .group_by(_x.project, _x.owner, _x.pool, _p.hardware)
+USED_SINCE = _held_by_user.add_columns(
+    func.sum(_p.price_usd_per_hour * (bindparam("now", type_=Real) - _since)).label("usd_s_per_hour")
 )
 """(project, owner, pool, hardware, USD x s/h) of devices that are held, between `since` and `now`."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.db import queue_statements
+from service.db import queue_statements, schema
 from service.domain.records import Experiment
+
+_x = schema.experiments.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ def _claim_among(
     connection: Connection, pool: str, claim: ClaimRequest, now: float, at_s: float
 ) -> list[Experiment]:
     assert claim.among is not None
-    rows = connection.execute(queue_statements.claimable_among(claim.among, pool, now))
+    due = (schema.QUEUED, _x.pool == pool, _x.not_before_s <= now)
+    rows = connection.execute(sa.select(_x.id).where(_x.id.in_(claim.among), *due))
     claimable = set(rows.scalars())
     for id in filter(claimable.__contains__, claim.among):
         if claimed := _take(connection, {id: claim}, now, at_s):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.hardware import find
@@ -138,18 +139,17 @@ class FairPass:
     def _put(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the pool's allowances where they differ."""
         key = itemgetter("experiment_id", "hardware")
-        own = {"in_pool": self._pool}
-        with self._store.database.read() as connection:
-            found = connection.execute(share_statements.ALLOWANCES_IN, own).mappings()
-            stored = [dict(row) for row in found]
+        own = schema.allowances.c.pool == self._pool
+        found = self._store.read(sa.select(schema.allowances).where(own))
+        stored = [dict(row._mapping) for row in found]
         if sorted(stored, key=key) == sorted(rows, key=key):
             return
 
         def body(connection: Connection) -> None:
             _in_turn(connection)
-            connection.execute(share_statements.FORGET_ALLOWANCES, own)
+            connection.execute(sa.delete(schema.allowances).where(own))
             if rows:
-                connection.execute(share_statements.STORE_ALLOWANCES, list(rows))
+                connection.execute(sa.insert(schema.allowances), list(rows))
 
         self._store.database.write(body)
 

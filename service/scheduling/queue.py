@@ -38,9 +38,9 @@ from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretche
 from service.specs import models
 from service.specs.experiment import read_stored
 from service.store import Store
-from service.store.base import NewEvent, insert_events, storable
+from service.store.base import NewEvent, insert_events, records, storable
 
-_x, _r = schema.experiments.c, schema.runs.c
+_x, _r, _s, _c = schema.experiments.c, schema.runs.c, schema.schedulers.c, schema.cluster_snapshots.c
 
 FORGOTTEN_AFTER_S = 7 * 86_400.0
 """Schedulers silent for this long are forgotten, and so are pools without one."""
@@ -195,8 +195,7 @@ class Queue:
     def active(self) -> list[Experiment]:
         """Returns the pool's experiments that are starting or running, the oldest lease first."""
         with self._database.read() as connection:
-            rows = connection.execute(queue_statements.active_experiments(self.pool)).mappings().all()
-        return [Experiment.from_row(row) for row in rows]
+            return records(connection, Experiment, queue_statements.active_experiments(self.pool))
 
     def leases(self) -> list[Lease]:
         """Returns the leases of the pool's experiments that are starting or running, the oldest first."""
@@ -372,10 +371,12 @@ class Queue:
     def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
         def body(connection: Connection) -> None:
             now = self._store.database_time(connection)
-            connection.execute(queue_statements.forget_schedulers(now - FORGOTTEN_AFTER_S))
-            connection.execute(queue_statements.forget_clusters(now - FORGOTTEN_AFTER_S, but=self.pool))
+            before = now - FORGOTTEN_AFTER_S
+            connection.execute(sa.delete(schema.schedulers).where(_s.heartbeat_s < before))
+            unserved = (_c.at_s < before) & (_c.pool != self.pool)
+            connection.execute(sa.delete(schema.cluster_snapshots).where(unserved))
             connection.execute(
-                queue_statements.scheduler_heartbeat(connection),
+                statements.insert_or_replace(connection, schema.schedulers, ("name",), kept=("started_s",)),
                 {
                     "name": storable(scheduler),
                     "node": storable(node),
@@ -390,9 +391,8 @@ class Queue:
 
     def leave(self, scheduler: str) -> None:
         """Notes that a scheduler ended in the ordinary way: it is not waited for."""
-        self._database.write(
-            lambda connection: connection.execute(queue_statements.forget_scheduler(storable(scheduler)))
-        )
+        gone = sa.delete(schema.schedulers).where(_s.name == storable(scheduler))
+        self._database.write(lambda connection: connection.execute(gone))
 
     def schedulers_alive(self) -> list[Scheduler]:
         """Returns schedulers of all pools that gave a heartbeat within the length of a lease."""
@@ -400,9 +400,8 @@ class Queue:
             return self._schedulers_alive(connection)
 
     def _schedulers_alive(self, connection: Connection) -> list[Scheduler]:
-        since = self._store.database_time(connection) - self._settings.lease_s
-        rows = connection.execute(queue_statements.live_schedulers(since)).mappings().all()
-        return [Scheduler.from_row(row) for row in rows]
+        alive = _s.heartbeat_s >= self._store.database_time(connection) - self._settings.lease_s
+        return records(connection, Scheduler, sa.select(schema.schedulers).where(alive).order_by(_s.name))
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
         document = adapter(ClusterSnapshot).dump_python(snapshot, mode="json")
@@ -456,8 +455,7 @@ def _waiting_at_work(connection: Connection) -> list[tuple[Experiment, str]]:
     reasons: dict[int, list[str]] = {}
     for row in connection.execute(_WAITING_AT_WORK):
         reasons.setdefault(row.id, []).append(row.waits_for)
-    rows = connection.execute(statements.experiments_by_id(reasons)).mappings()
-    found = [Experiment.from_row(row) for row in rows]
+    found = records(connection, Experiment, statements.experiments_by_id(reasons))
     found.sort(key=lambda each: (order_of_pool(each.pool), -each.priority, each.id))
     return [(each, f"runs wait for {'; and for '.join(reasons[each.id])}") for each in found]
 
@@ -468,7 +466,7 @@ def _owner_and_pool_of(connection: Connection, experiment_id: int) -> tuple[str,
 
 
 def clusters_in(connection: Connection) -> dict[str, ClusterSnapshot]:
-    rows = connection.execute(queue_statements.CLUSTERS)
+    rows = connection.execute(sa.select(_c.pool, _c.snapshot))
     return {row.pool: adapter(ClusterSnapshot).validate_python(row.snapshot) for row in rows}
 
 
@@ -497,15 +495,20 @@ def _placed(
 
 
 def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
-    statement = queue_statements.queued_of_owner(
-        pool, stretch.priority, stretch.owner, skipped=stretch.skipped, count=stretch.count
+    oldest_first = (
+        sa.select(_x.id, _x.queued_s)
+        .where(schema.QUEUED, _x.pool == pool, _x.priority == stretch.priority, _x.owner == stretch.owner)
+        .order_by(_x.queued_s, _x.id)
+        .offset(stretch.skipped)
+        .limit(stretch.count)
     )
-    for share, row in enumerate(connection.execute(statement), stretch.share):
+    for share, row in enumerate(connection.execute(oldest_first), stretch.share):
         yield Turn(stretch.priority, share, row.queued_s, stretch.owner, pool), row.id
 
 
 def _active_by_owner(connection: Connection, pool: str) -> dict[str, int]:
-    return {row[0]: row[1] for row in connection.execute(queue_statements.active_by_owner(pool))}
+    counts = sa.select(_x.owner, sa.func.count()).where(schema.ACTIVE, _x.pool == pool)
+    return {row[0]: row[1] for row in connection.execute(counts.group_by(_x.owner))}
 
 
 def _missing(

@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.hardware import find, lookup
-from service.db import queue_statements, share_statements, statements
+from service.db import queue_statements, schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL
 from service.domain.notifications import BUDGET_REACHED, BUDGET_WARNED
 from service.domain.records import Experiment
@@ -258,7 +259,7 @@ def _read(id: int, canonical: str | None) -> ExperimentSpec | None:
 
 
 def usage_by_user(connection: Connection) -> dict[tuple[str, str, Lane], Usage]:
-    rows = connection.execute(share_statements.SHARE_USAGE)
+    rows = connection.execute(sa.select(schema.share_usage))
     return {(row.project, row.owner, Lane(row.pool, row.hardware)): Usage(row.usd, row.at_s) for row in rows}
 
 

@@ -96,7 +96,7 @@ _PRUNE = sa.delete(schema.points).where(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class OwnedRows:
     """Rows of one owner in one table."""
 
     table: sa.Table
@@ -104,33 +104,47 @@ class _Part:
     """Column with the owner's id."""
     id: int
 
+    @property
+    def key(self) -> list[sa.ColumnElement[Any]]:
+        """Columns of the table's key that follow its owner's."""
+        return [column for column in self.table.primary_key if column.name != self.owner]
+
     def remove(self, connection: Connection, after: Key | None, most: int) -> tuple[int, Key | None]:
         """Removes rows that follow a key; returns how many, and the key of the last unless none is left."""
-        if self.table in (schema.runs, schema.experiments):
-            remove_experiment = sa.delete(schema.experiments).where(_x.id == self.id, schema.DELETED)
-            gone = (
-                sa.delete(schema.runs).where(_r.id == self.id)
-                if self.table is schema.runs
-                else remove_experiment
-            )
-            return connection.execute(gone).rowcount, None
         until: Key | None = None
-        if _key_of(self.table, self.owner):
-            key = _key_of(self.table, self.owner)
-            nth_key = (
-                select(*key)
-                .where(*_following(self.table, self.owner, self.id, after))
-                .order_by(*key)
-                .offset(most - 1)
-                .limit(1)
-            )
+        rest = self.following(after)
+        if self.table is schema.experiments:
+            rest.append(schema.DELETED)
+        elif self.key:
+            nth_key = select(*self.key).where(*rest).order_by(*self.key).offset(most - 1).limit(1)
             row = connection.execute(nth_key).one_or_none()
             until = None if row is None else tuple(row)
-        if until is None or connection.dialect.name == "sqlite":
-            gone = _remove_rows(self.table, self.owner, self.id, after, until)
+        if until is None:
+            gone = sa.delete(self.table).where(*rest)
+        elif connection.dialect.name == "sqlite":
+            gone = sa.delete(self.table).where(*rest, sa.tuple_(*self.key) <= self._values(until))
         else:
-            gone = remove_next(self.table, self.owner, self.id, after, most)
+            gone = self.next_on_postgresql(after, most)
         return connection.execute(gone).rowcount, until
+
+    def next_on_postgresql(self, after: Key | None, n: int) -> sa.Delete:
+        """Removes the next n rows that follow a key.
+
+        A range that is named by its last key would make PostgreSQL read the rest of a series to find its end.
+        """
+        place: sa.ColumnClause[Any] = sa.literal_column("ctid")
+        chosen = select(place).select_from(self.table).where(*self.following(after))
+        ordered = chosen.order_by(*self.key).limit(n)
+        return sa.delete(self.table).where(place == sa.any_(func.array(ordered.scalar_subquery())))
+
+    def following(self, after: Key | None) -> list[sa.ColumnElement[bool]]:
+        bounds: list[sa.ColumnElement[bool]] = [self.table.c[self.owner] == self.id]
+        if after is not None:
+            bounds.append(sa.tuple_(*self.key) > self._values(after))
+        return bounds
+
+    def _values(self, key: Key) -> Any:
+        return sa.tuple_(*(sa.literal(v, column.type) for v, column in zip(key, self.key, strict=True)))
 
 
 class _Portions:
@@ -290,12 +304,12 @@ class Removal(StorePart):
             part
             for run_id in self._runs_of(experiment_id)
             for part in (
-                *(_Part(table, "run_id", run_id) for table in _OF_RUN),
-                _Part(schema.runs, "id", run_id),
+                *(OwnedRows(table, "run_id", run_id) for table in _OF_RUN),
+                OwnedRows(schema.runs, "id", run_id),
             )
         ]
-        parts += [_Part(table, "experiment_id", experiment_id) for table in _OF_EXPERIMENT]
-        parts.append(_Part(schema.experiments, "id", experiment_id))
+        parts += [OwnedRows(table, "experiment_id", experiment_id) for table in _OF_EXPERIMENT]
+        parts.append(OwnedRows(schema.experiments, "id", experiment_id))
         place = 0
         after: Key | None = None
         portions = _Portions()
@@ -421,50 +435,6 @@ def _deleted(experiment_id: int) -> sa.Select[Any]:
     return select(_x.project, _x.owner, _x.deleted_s, _x.remove_after_s).where(
         _x.id == experiment_id, schema.DELETED
     )
-
-
-def _key_of(table: sa.Table, owner: str) -> list[sa.ColumnElement[Any]]:
-    """Columns of a table's key that follow its owner's."""
-    return [column for column in table.primary_key if column.name != owner]
-
-
-def _remove_rows(
-    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, until: tuple[Any, ...] | None
-) -> sa.Delete:
-    """Removes an owner's rows that follow one key, up to another; None = to the last."""
-    bounds = _following(table, owner, id, after)
-    if until is not None:
-        bounds.append(_tuple(table, owner) <= _values(table, owner, until))
-    return sa.delete(table).where(*bounds)
-
-
-def remove_next(table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None, n: int) -> sa.Delete:
-    """Removes the next n of an owner's rows that follow a key, on PostgreSQL.
-
-    It reads the rest of a series to find the end of a range that `remove_rows` names by its last key.
-    """
-    place: sa.ColumnClause[Any] = sa.literal_column("ctid")
-    chosen = select(place).select_from(table).where(*_following(table, owner, id, after))
-    ordered = chosen.order_by(*_key_of(table, owner)).limit(n)
-    return sa.delete(table).where(place == sa.any_(func.array(ordered.scalar_subquery())))
-
-
-def _following(
-    table: sa.Table, owner: str, id: int, after: tuple[Any, ...] | None
-) -> list[sa.ColumnElement[bool]]:
-    bounds: list[sa.ColumnElement[bool]] = [table.c[owner] == id]
-    if after is not None:
-        bounds.append(_tuple(table, owner) > _values(table, owner, after))
-    return bounds
-
-
-def _tuple(table: sa.Table, owner: str) -> Any:
-    return sa.tuple_(*_key_of(table, owner))
-
-
-def _values(table: sa.Table, owner: str, values: tuple[Any, ...]) -> Any:
-    columns = _key_of(table, owner)
-    return sa.tuple_(*(sa.literal(v, column.type) for v, column in zip(values, columns, strict=True)))
 
 
 def note_pruned(experiment_id: int, *, ended_s: float, at_s: float, keep_every: int) -> sa.Update:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
-from service.db import schema, share_statements
+from service.db import schema
 from service.domain.events import EventKind
 from service.domain.records import Experiment, Placement
 from service.domain.shares import DeviceAllowance
@@ -47,7 +48,7 @@ def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> N
 
 def used(store: Store) -> dict[tuple[str, str, str, str], float]:
     with store.database.read() as connection:
-        rows = connection.execute(share_statements.SHARE_USAGE).all()
+        rows = connection.execute(sa.select(schema.share_usage)).all()
     return {(row.project, row.owner, row.pool, row.hardware): row.usd for row in rows}
 
 

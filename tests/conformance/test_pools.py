@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.config.settings import Settings
-from service.db import queue_statements, schema, share_statements
+from service.db import queue_statements, schema
 from service.domain.records import Placement
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
@@ -189,7 +189,7 @@ def test_use_is_charged_once_over_all_pools(store: Store, submit: Submit, now: l
         for fair_pass, queue in passes.values():
             fair_pass.divide(cpus(2.0), queue.active(), 0)
     with store.database.read() as connection:
-        used = {row.pool: row.usd for row in connection.execute(share_statements.SHARE_USAGE)}
+        used = {row.pool: row.usd for row in connection.execute(sa.select(schema.share_usage))}
     assert used == pytest.approx({"default": 1.8 * 200 / 3600, "gpu": 1.8 * 200 / 3600}, rel=1e-3)
 
 

@@ -16,7 +16,7 @@ from service.domain.records import Experiment, LogLine, MeasurementRow, Run
 from service.domain.states import ExperimentState, RunState
 from service.specs.models import checkpoints_folder, experiment_folder
 from service.store import NotFound, PointBatch, RecordBatch, Store
-from service.store.removal import ROWS_AT_A_TIME, remove_next
+from service.store.removal import ROWS_AT_A_TIME, OwnedRows
 from tests.conformance.building import Submit, count
 
 Training = Callable[..., tuple[Experiment, Run, int]]
@@ -189,7 +189,7 @@ def test_a_small_part_of_a_long_series_is_found_without_reading_the_rest(
 
     def plan(connection: sa.Connection) -> dict[str, Any]:
         key = connection.execute(sa.text("SELECT name_id, attempt, step FROM points WHERE step = 100")).one()
-        statement = remove_next(schema.points, "run_id", run.id, tuple(key), 10)
+        statement = OwnedRows(schema.points, "run_id", run.id).next_on_postgresql(tuple(key), 10)
         compiled = statement.compile(connection.engine, compile_kwargs={"literal_binds": True})
         explained = sa.text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled}")
         return connection.execute(explained).scalar_one()[0]["Plan"]
