@@ -16,7 +16,7 @@ import subprocess
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -45,10 +45,6 @@ _TRANSIENT = ("ray", "spool")
 _CHUNK_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 30
 """How long PostgreSQL's tools wait for tables that others hold locked."""
-
-
-class DumpError(StoreError):
-    """A database cannot be copied or put back; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,11 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
                 len(files),
                 sum(sealed["size"] for sealed in files.values()),
             )
-            _add_manifest(archive, {**asdict(made), "file": file.name, "format": FORMAT, "sealed": files})
+            manifest = {**asdict(made), "file": file.name, "format": FORMAT, "sealed": files}
+            text = json.dumps(manifest, indent=1).encode()
+            member = tarfile.TarInfo(_MANIFEST)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
         sync(draft)
         os.rename(draft, file)
         sync(file.parent)
@@ -152,7 +152,9 @@ def _restore_alone(
     database: Database, settings: Settings, file: Path, staging: Path, *, replace: bool
 ) -> Backup:
     _refuse_live(database, replace=replace)
-    _refuse_files(settings, replace=replace)
+    root = experiments_folder(settings)
+    if not replace and root.is_dir() and any(root.iterdir()):
+        raise Conflict(f"{root} holds files of experiments; give --replace to set them aside")
     staging.mkdir()
     backup = _unpack(file, staging)
     kind = database.url.get_backend_name()
@@ -200,13 +202,6 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
         reader = _Hashed(stream)
         archive.addfile(member, reader)
     return {"size": status.st_size, "sha256": reader.digest.hexdigest()}
-
-
-def _add_manifest(archive: tarfile.TarFile, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, indent=1).encode()
-    member = tarfile.TarInfo(_MANIFEST)
-    member.size = len(text)
-    archive.addfile(member, io.BytesIO(text))
 
 
 class _Hashed:
@@ -302,7 +297,8 @@ def _refuse_live(database: Database, *, replace: bool) -> None:
     try:
         with database.read() as connection:
             held = contents(connection)
-            lease_until_s = _latest_lease(connection) if held.revision is not None else None
+            leases = sa.select(sa.func.max(schema.experiments.c.lease_until_s)).where(ACTIVE)
+            lease_until_s = None if held.revision is None else connection.execute(leases).scalar_one()
             now_s = database_time(connection)
     except UnusableDatabase:
         if replace:
@@ -315,19 +311,6 @@ def _refuse_live(database: Database, *, replace: bool) -> None:
         )
     if held.experiments and not replace:
         raise Conflict(f"the database holds {held.experiments} experiments; give --replace to lose them")
-
-
-def _latest_lease(connection: Connection) -> float | None:
-    latest: float | None = connection.execute(
-        sa.select(sa.func.max(schema.experiments.c.lease_until_s)).where(ACTIVE)
-    ).scalar_one()
-    return latest
-
-
-def _refuse_files(settings: Settings, *, replace: bool) -> None:
-    root = experiments_folder(settings)
-    if not replace and root.is_dir() and any(root.iterdir()):
-        raise Conflict(f"{root} holds files of experiments; give --replace to set them aside")
 
 
 def _place_files(settings: Settings, database: Database, staging: Path, *, checkpoints: bool) -> None:
@@ -434,7 +417,7 @@ def _dump_sqlite(path: Path, file: Path) -> Contents:
             copy.execute("PRAGMA journal_mode = DELETE")
             problems = sqlite.integrity_problems(copy)
     except sqlite3.Error as error:
-        raise DumpError(f"{path} cannot be copied ({error}); try: stillhouse db check") from None
+        raise BackupError(f"{path} cannot be copied ({error}); try: stillhouse db check") from None
     if problems:
         raise UnusableDatabase(f"{path}: {problems[0]}")
     engine = sa.create_engine(f"sqlite:///{file}")
@@ -459,7 +442,7 @@ def _load_sqlite(database: Database, path: Path, file: Path) -> None:
             sqlite.prepare_writer(target)
             source.backup(target, pages=-1)
     except sqlite3.Error as error:
-        raise DumpError(
+        raise BackupError(
             f"{path} cannot be replaced ({error}); move it away with its -wal and -shm files, and try again"
         ) from None
 
@@ -496,7 +479,7 @@ def _address(database: Database) -> str:
 def _run(database: Database, command: Sequence[str]) -> None:
     program = shutil.which(command[0])
     if program is None:
-        raise DumpError(
+        raise BackupError(
             f"{command[0]} was not found; install PostgreSQL's client programs, not older than the server"
         )
     options = {"PGOPTIONS": f"-c lock_timeout={LOCK_TIMEOUT_S * 1000}"}
@@ -512,4 +495,4 @@ def _run(database: Database, command: Sequence[str]) -> None:
     )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise DumpError(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")
+        raise BackupError(f"{command[0]} failed: {lines[0] if lines else f'exit code {done.returncode}'}")

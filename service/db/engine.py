@@ -88,7 +88,10 @@ class Database:
         else:
             self.lock = None
             self.writers = postgresql.create_engine(parsed, statement_timeout_s, present=present)
-            self.readers = postgresql.snapshot_reads(self.writers)
+            # Transactions that see one state of the database and cannot write; same pool.
+            self.readers = self.writers.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
         self.observe_write: Callable[[float], None] | None = None
         """Receives how long each write took, in seconds, from waiting for its turn to its commit."""
         self._writer: Connection | None = None
@@ -240,12 +243,9 @@ def translated(database: Path | None) -> Iterator[None]:
         raise OutOfRange from None
     except sa.exc.TimeoutError:
         raise StoreUnavailable("all database connections are busy; try again later") from None
-    except sa.exc.DBAPIError as error:
-        if (ours := _translation(error.orig, database)) is None:
-            raise
-        raise ours from error
-    except (sqlite3.Error, psycopg.Error) as error:
-        if (ours := _translation(error, database)) is None:
+    except (sa.exc.DBAPIError, sqlite3.Error, psycopg.Error) as error:
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if (ours := _translation(cause, database)) is None:
             raise
         raise ours from error
 
@@ -267,7 +267,7 @@ def _translation(error: BaseException | None, database: Path | None) -> StoreErr
 def _kind(error: BaseException | None, line: str, database: Path | None) -> type[StoreError] | None:
     if isinstance(error, sqlite3.Error):
         name = _sqlite_name(error)
-        if name.startswith("SQLITE_IOERR") and _disk_is_full(database):
+        if name.startswith("SQLITE_IOERR") and database is not None and not has_room(database):
             return StoreFull
         return kind_of_sqlite_error(name, line)
     sqlstate = _sqlstate(error)
@@ -275,10 +275,6 @@ def _kind(error: BaseException | None, line: str, database: Path | None) -> type
         return kind_of_sqlstate(sqlstate)
     # Without one, the error is the connection's and not the server's.
     return StoreUnavailable if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
-
-
-def _disk_is_full(database: Path | None) -> bool:
-    return database is not None and not has_room(database)
 
 
 def has_room(database: Path) -> bool:

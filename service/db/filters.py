@@ -186,6 +186,10 @@ def _shown(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _error_at(position: int, message: str) -> FilterError:
+    return FilterError(f"position {position + 1}: {message}")
+
+
 def _tokens(text: str) -> list[_Token]:
     tokens: list[_Token] = []
     position = 0
@@ -195,16 +199,12 @@ def _tokens(text: str) -> list[_Token]:
         if match is None:
             start = position + len(text[position:]) - len(text[position:].lstrip())
             if text[start] in "'\"":
-                raise FilterError(
-                    f"position {start + 1}: the string is not terminated; end it with {text[start]}"
-                )
-            raise FilterError(f"position {start + 1}: unexpected '{text[start]}'")
+                raise _error_at(start, f"the string is not terminated; end it with {text[start]}")
+            raise _error_at(start, f"unexpected '{text[start]}'")
         kind = match.lastgroup
         assert kind is not None
         if "\0" in match.group(kind):
-            raise FilterError(
-                f"position {match.start(kind) + 1}: the string contains a NUL character; remove it"
-            )
+            raise _error_at(match.start(kind), "the string contains a NUL character; remove it")
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))  # type: ignore[arg-type]
         position = match.end()
     tokens.append(_Token("end", "", len(text)))
@@ -242,7 +242,7 @@ class _Parser:
         return False
 
     def _fail(self, expected: str) -> FilterError:
-        return FilterError(f"position {self._token.position + 1}: expected {expected}, found {self._token}")
+        return _error_at(self._token.position, f"expected {expected}, found {self._token}")
 
     def expect_end(self) -> None:
         if self._token.kind != "end":
@@ -262,7 +262,7 @@ class _Parser:
 
     def _negation(self, depth: int) -> Condition:
         if depth > MAX_DEPTH:
-            raise FilterError(f"position {self._token.position + 1}: nested deeper than {MAX_DEPTH} levels")
+            raise _error_at(self._token.position, f"nested deeper than {MAX_DEPTH} levels")
         if self._skip_keyword("not"):
             return Not(self._negation(depth + 1))
         if self._skip_symbol("("):
@@ -301,9 +301,7 @@ class _Parser:
     def _match(self, name: Name, *, ignore_case: bool) -> Match:
         token = self._take()
         if name.kind is Kind.number:
-            raise FilterError(
-                f"position {token.position + 1}: '{name.name}' is a number; compare it with =, <, > or IN"
-            )
+            raise _error_at(token.position, f"'{name.name}' is a number; compare it with =, <, > or IN")
         if self._token.kind != "string":
             raise self._fail("a quoted pattern")
         return Match(name, _unquoted(self._take().text), ignore_case)
@@ -330,10 +328,8 @@ class _Parser:
             return Name(self._axis(), Kind.axis)
         if token.text not in self._names:
             known = [*self._names, *(["axis"] if self._axes else [])]
-            raise FilterError(
-                f"position {token.position + 1}: unknown column '{_shown(token.text)}'; "
-                + nearest(token.text, known)
-            )
+            unknown = f"unknown column '{_shown(token.text)}'; {nearest(token.text, known)}"
+            raise _error_at(token.position, unknown)
         return Name(token.text, self._names[token.text])
 
     def _axis(self) -> str:
@@ -351,16 +347,12 @@ class _Parser:
         token = self._token
         if token.kind == "number":
             if name.kind is Kind.text:
-                raise FilterError(
-                    f"position {token.position + 1}: '{name.name}' is text; "
-                    f"write {_shown(token.text)} in quotes"
-                )
+                in_quotes = f"'{name.name}' is text; write {_shown(token.text)} in quotes"
+                raise _error_at(token.position, in_quotes)
             return self._number(self._take())
         if token.kind == "string":
             if name.kind is Kind.number:
-                raise FilterError(
-                    f"position {token.position + 1}: '{name.name}' is a number; write it without quotes"
-                )
+                raise _error_at(token.position, f"'{name.name}' is a number; write it without quotes")
             return _unquoted(self._take().text)
         raise self._fail("a number" if name.kind is Kind.number else "a quoted string or a number")
 
@@ -372,7 +364,7 @@ class _Parser:
             pass
         value = float(token.text)
         if value in (float("inf"), float("-inf")):
-            raise FilterError(f"position {token.position + 1}: {token} is out of range")
+            raise _error_at(token.position, f"{token} is out of range")
         return value
 
 

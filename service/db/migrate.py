@@ -47,7 +47,11 @@ def upgrade(settings: Settings) -> None:
                 with database.lock.held(UPGRADE_TIMEOUT_S):
                     _report_log_damage(database.path)
                     with database.writers.connect() as connection:
-                        _upgrade_sqlite(connection)
+                        # A table is changed by copying it, which foreign keys would take for a deletion.
+                        driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
+                        with connection.begin():
+                            _run_migrations(connection)
+                        driver_connection(connection).execute("PRAGMA foreign_keys = ON")
             else:
                 with database.writers.connect() as connection, connection.begin():
                     connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
@@ -58,18 +62,14 @@ def upgrade(settings: Settings) -> None:
         database.close()
 
 
-def _upgrade_sqlite(connection: Connection) -> None:
-    # A table is changed by copying it, which foreign keys would take for a deletion.
-    driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
-    with connection.begin():
-        _run_migrations(connection)
-    driver_connection(connection).execute("PRAGMA foreign_keys = ON")
-
-
 def _run_migrations(connection: Connection) -> None:
-    if revision_of(connection) == newest_revision():
+    current = revision_of(connection)
+    if current == newest_revision():
         return
-    _refuse_newer(connection)
+    if current is not None and is_newer(current):
+        raise UnusableDatabase(
+            f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
+        )
     command.upgrade(_config(connection), "head")
 
 
@@ -192,14 +192,6 @@ def _revision_problems(connection: Connection) -> list[str]:
         refusal = writers.refusal(connection)
         return [] if refusal is None else [refusal]
     return [f"the tables are at revision {current}, this program needs {newest}; run: stillhouse db upgrade"]
-
-
-def _refuse_newer(connection: Connection) -> None:
-    current = revision_of(connection)
-    if current is not None and is_newer(current):
-        raise UnusableDatabase(
-            f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
-        )
 
 
 def is_newer(revision: str) -> bool:

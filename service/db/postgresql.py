@@ -122,11 +122,6 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bo
     return engine
 
 
-def snapshot_reads(engine: Engine) -> Engine:
-    """For transactions that see one state of the database and cannot write; same pool."""
-    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-
-
 def _hold_presence(connection: LimitedConnection) -> None:
     try:
         connection.autocommit = True

@@ -93,23 +93,6 @@ WANTED_BY_EVERYBODY = (
 """(project, owner, pool, hardware) for which runs wait."""
 
 
-def queued_runs_of(project: str, owner: str) -> Select[Any]:
-    return (
-        select(func.count())
-        .select_from(runs)
-        .join(experiments, _x.id == _r.experiment_id)
-        .where(
-            _x.project == project,
-            _x.owner == owner,
-            _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)),
-            _r.state == RunState.queued,
-        )
-    )
-
-
-SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
-"""PostgreSQL: submissions of a user whose queued runs are limited are stored one at a time."""
-
 _since = sa.case((_p.placed_s > bindparam("since"), _p.placed_s), else_=bindparam("since", type_=Real))
 
 USED_SINCE = _held_by_user.add_columns(

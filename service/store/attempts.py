@@ -88,8 +88,7 @@ class Attempts(StorePart):
                 RunState.starting,
                 attempt=run.attempt,
                 sources={RunState.queued},
-                failure_class=None,
-                failure_message=None,
+                **failure_values(None),
                 phase="preparing",
                 waits_for=None,
                 **({} if has == had else _resized(had, has)),
@@ -99,21 +98,18 @@ class Attempts(StorePart):
         )
         if not moved.rowcount:
             raise Conflict(f"run {run_id} is {run.state}; only a queued run can start")
-        connection.execute(
-            sa.insert(schema.attempts).values(
-                run_id=run_id,
-                number=following,
-                experiment_attempt=experiment_attempt,
-                state=RunState.starting,
-                started_s=now,
-                last_step=0,
-                node=None if node is None else storable(node),
-                pid=pid,
-                workers=has,
-                placement=placement,
-            )
+        _insert_attempt(
+            connection,
+            now,
+            run_id=run_id,
+            number=following,
+            experiment_attempt=experiment_attempt,
+            state=RunState.starting,
+            node=None if node is None else storable(node),
+            pid=pid,
+            workers=has,
+            placement=placement,
         )
-        connection.execute(open_usage(run_id, following, placement=placement, started_s=now))
         with_workers = "" if has == had else f" with {has} worker{'' if has == 1 else 's'}, previously {had}"
         message = f"attempt {following} started{with_workers}"
         new = NewEvent(EventKind.run_starting, message, run_id, following)
@@ -145,20 +141,17 @@ class Attempts(StorePart):
         )
         if not moved.rowcount:
             raise Conflict(f"run {run_id} is {run.state}; only a queued run can be refused")
-        connection.execute(
-            sa.insert(schema.attempts).values(
-                run_id=run_id,
-                number=number,
-                experiment_attempt=experiment_attempt,
-                state=RunState.failed,
-                started_s=now,
-                ended_s=now,
-                last_step=0,
-                workers=run.workers,
-                **failure_values(failure),
-            )
+        _insert_attempt(
+            connection,
+            now,
+            run_id=run_id,
+            number=number,
+            experiment_attempt=experiment_attempt,
+            state=RunState.failed,
+            ended_s=now,
+            workers=run.workers,
+            **failure_values(failure),
         )
-        connection.execute(open_usage(run_id, number, placement=None, started_s=now))
         connection.execute(settle_attempts(experiment_id, [(run_id, number)]))
         new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
         insert_events(connection, experiment_id, row.event_count, [new], now)
@@ -312,6 +305,13 @@ class Attempts(StorePart):
         left = [run for run in _active(connection, experiment_id) if run.id not in alive]
         why = "the attempt was opened, but no worker has it"
         return _queue_lost(connection, experiment_id, left, why, self.clock())
+
+
+def _insert_attempt(connection: Connection, now: float, *, run_id: int, number: int, **values: Any) -> None:
+    key = {"run_id": run_id, "number": number}
+    connection.execute(sa.insert(schema.attempts).values(**key, started_s=now, last_step=0, **values))
+    usage = open_usage(run_id, number, placement=values.get("placement"), started_s=now)
+    connection.execute(usage)
 
 
 def _active(connection: Connection, experiment_id: int) -> Sequence[Any]:

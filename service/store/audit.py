@@ -85,9 +85,7 @@ class Audit(StorePart):
             statement = statement.where(_a.object_kind == object_kind)
         if object_id is not None:
             statement = statement.where(_a.object_id == object_id)
-        statement = statement.order_by(_a.id).limit(limit + 1)
-        with self.database.read() as connection:
-            rows = [AuditRow.from_row(row) for row in connection.execute(statement).mappings()]
+        rows = self.read_records(AuditRow, statement.order_by(_a.id).limit(limit + 1))
         page = rows[:limit]
         return AuditPage(page, page[-1].id if len(rows) > limit else None)
 

@@ -11,22 +11,24 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, func, select, update
 
 from service.config.document import Problem
-from service.db import schema, share_statements, statements
+from service.db import schema, statements
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import DEFAULT_PROJECT, LOCAL_ACTOR, NAME_PATTERN, Actor, Role
 from service.domain.people import LONGEST_NOTES, Member, Project, ProjectDetail
 from service.domain.shares import BudgetUse, Month, ProjectUse, Spending, UserUse, month_named, month_of
+from service.domain.states import TERMINAL_EXPERIMENT_STATES, RunState
 from service.specs.project_limits import ProjectLimits, limit_problems
 from service.store.audit import note_change
 from service.store.base import StorePart, records, storable, transaction
 from service.store.people import read_project, read_user
 
 _d, _x, _p, _m = schema.placements.c, schema.experiments.c, schema.projects.c, schema.members.c
-_u = schema.users.c
+_u, _r = schema.users.c, schema.runs.c
 
 LONGEST_TITLE = 200
 """Characters of a project's title at most."""
 _NAME = re.compile(NAME_PATTERN)
+_SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
 
 
 _until = sa.case(
@@ -275,7 +277,7 @@ class Projects(StorePart):
 
     def queued_runs_of(self, project: str, owner: str) -> int:
         """How many runs of a user wait in a project."""
-        ((count,),) = self.read(share_statements.queued_runs_of(project, owner))
+        ((count,),) = self.read(_queued_runs_of(project, owner))
         return int(count)
 
 
@@ -298,6 +300,27 @@ def refused_projects(connection: Connection, names: Collection[str]) -> dict[str
             message = f"project {name} is archived; name another, or have a maintainer take it back"
             refused[name] = Problem("archived-project", "project", message)
     return refused
+
+
+def count_queued_in_turn(connection: Connection, project: str, owner: str) -> int:
+    """How many runs of a user wait in a project; on PostgreSQL, who queues more waits for the commit."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
+    return int(connection.execute(_queued_runs_of(project, owner)).scalar_one())
+
+
+def _queued_runs_of(project: str, owner: str) -> sa.Select[Any]:
+    return (
+        select(func.count())
+        .select_from(schema.runs)
+        .join(schema.experiments, _x.id == _r.experiment_id)
+        .where(
+            _x.project == project,
+            _x.owner == owner,
+            _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)),
+            _r.state == RunState.queued,
+        )
+    )
 
 
 def spent_of(connection: Connection, project: str, until_s: float, month: Month | None = None) -> Spending:

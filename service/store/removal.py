@@ -159,8 +159,9 @@ class _Portions:
 
 
 class Removal(StorePart):
+    @transaction
     def delete(
-        self, experiment_id: int, *, at_once: bool = False, actor: Actor = LOCAL_ACTOR
+        self, connection: Connection, experiment_id: int, *, at_once: bool = False, actor: Actor = LOCAL_ACTOR
     ) -> float | None:
         """Deletes an ended experiment: no one sees it from now on.
 
@@ -176,54 +177,48 @@ class Removal(StorePart):
         """
         now = self.clock()
         kept_s = 0.0 if at_once else self.settings.keep_deleted_days * _DAY_S
-
-        def body(connection: Connection) -> None:
-            before = connection.execute(_deleted(experiment_id)).one_or_none()
-            if at_once and before is not None:
-                connection.execute(begin_removal(experiment_id, now=math.inf))
-                note_change(connection, actor, "experiment.removed", experiment_id, now)
-                return
-            row = lock_experiment(connection, experiment_id)
-            if row.state not in TERMINAL_EXPERIMENT_STATES:
-                raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
-            c = schema.run_references.c
-            unfinished_dependents = (
-                select(c.experiment_id, c.run_id)
-                .join(schema.runs, _r.id == c.run_id)
-                .join(schema.experiments, _x.id == c.experiment_id)
-                .where(_r.experiment_id == experiment_id, _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)))
-                .order_by(c.experiment_id, c.run_id)
-                .limit(1)
+        if at_once and connection.execute(_deleted(experiment_id)).first() is not None:
+            connection.execute(begin_removal(experiment_id, now=math.inf))
+            note_change(connection, actor, "experiment.removed", experiment_id, now)
+            return None
+        row = lock_experiment(connection, experiment_id)
+        if row.state not in TERMINAL_EXPERIMENT_STATES:
+            raise Conflict(f"experiment {experiment_id} is {row.state}; cancel it before deleting it")
+        c = schema.run_references.c
+        unfinished_dependents = (
+            select(c.experiment_id, c.run_id)
+            .join(schema.runs, _r.id == c.run_id)
+            .join(schema.experiments, _x.id == c.experiment_id)
+            .where(_r.experiment_id == experiment_id, _x.state.not_in(sorted(TERMINAL_EXPERIMENT_STATES)))
+            .order_by(c.experiment_id, c.run_id)
+            .limit(1)
+        )
+        dependent = connection.execute(unfinished_dependents).one_or_none()
+        if dependent is not None:
+            raise Conflict(
+                f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
+                f"ended; cancel it, or delete experiment {experiment_id} once it has"
             )
-            dependent = connection.execute(unfinished_dependents).one_or_none()
-            if dependent is not None:
-                raise Conflict(
-                    f"experiment {dependent.experiment_id} starts from run {dependent.run_id} and has not "
-                    f"ended; cancel it, or delete experiment {experiment_id} once it has"
-                )
-            source = schema.runs.alias("source")
-            reusers = (
-                select(_r.experiment_id, _r.id, source.c.id)
-                .join(source, source.c.id == _r.reused_from)
-                .where(source.c.experiment_id == experiment_id, statements.VISIBLE_RUN)
-                .order_by(_r.id)
-                .limit(1)
+        source = schema.runs.alias("source")
+        reusers = (
+            select(_r.experiment_id, _r.id, source.c.id)
+            .join(source, source.c.id == _r.reused_from)
+            .where(source.c.experiment_id == experiment_id, statements.VISIBLE_RUN)
+            .order_by(_r.id)
+            .limit(1)
+        )
+        reuser = connection.execute(reusers).one_or_none()
+        if reuser is not None:
+            raise Conflict(
+                f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
+                f"delete experiment {reuser[0]} first"
             )
-            reuser = connection.execute(reusers).one_or_none()
-            if reuser is not None:
-                raise Conflict(
-                    f"experiment {reuser[0]} reuses run {reuser[2]}, as run {reuser[1]}; "
-                    f"delete experiment {reuser[0]} first"
-                )
-            announce(
-                connection, experiment_id, [NewEvent(EventKind.experiment_deleted, "deleted")], now, actor
-            )
-            connection.execute(mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s))
-            standing = {"state": row.state, "restorable_until_s": now + kept_s if kept_s else None}
-            note_change(connection, actor, "experiment.deleted", experiment_id, now, before=standing)
-
-        self.database.write(body)
-        return now + kept_s if kept_s else None
+        announce(connection, experiment_id, [NewEvent(EventKind.experiment_deleted, "deleted")], now, actor)
+        connection.execute(mark_deleted(experiment_id, at_s=now, remove_after_s=now + kept_s))
+        restorable_until_s = now + kept_s if kept_s else None
+        standing = {"state": row.state, "restorable_until_s": restorable_until_s}
+        note_change(connection, actor, "experiment.deleted", experiment_id, now, before=standing)
+        return restorable_until_s
 
     @transaction
     def restore(

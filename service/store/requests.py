@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, func, select, update
 
-from service.db import schema, share_statements, statements
+from service.db import schema, statements
 from service.db.errors import BadValue, Conflict
 from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
 from service.domain.access import LOCAL_ACTOR, Actor
@@ -45,6 +45,7 @@ from service.store.base import (
     transaction,
 )
 from service.store.people import read_project
+from service.store.projects import count_queued_in_turn
 
 _a, _r = schema.attempts.c, schema.runs.c
 
@@ -151,11 +152,7 @@ class Requesting(StorePart):
     def retry(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Queues an ended experiment again with its failed, cancelled and stopped runs."""
         now = self.clock()
-        row = lock_experiment(connection, experiment_id)
-        if row.state not in TERMINAL_EXPERIMENT_STATES:
-            raise Conflict(
-                f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
-            )
+        row = _lock_ended(connection, experiment_id)
         unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
         queued = self._queue_again(connection, experiment_id, unfinished, now)
         if not queued:
@@ -172,11 +169,7 @@ class Requesting(StorePart):
         They are measured from the beginning. Their figures stay with the attempts that they came from.
         """
         now = self.clock()
-        row = lock_experiment(connection, experiment_id)
-        if row.state not in TERMINAL_EXPERIMENT_STATES:
-            raise Conflict(
-                f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
-            )
+        row = _lock_ended(connection, experiment_id)
         with_result = select(*statements.RUN_COLUMNS).where(
             _r.experiment_id == experiment_id,
             _r.state.in_(sorted(RUN_STATES_WITH_RESULT)),
@@ -398,6 +391,15 @@ class Requesting(StorePart):
         return _set(connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values)
 
 
+def _lock_ended(connection: Connection, experiment_id: int) -> sa.Row[Any]:
+    row = lock_experiment(connection, experiment_id)
+    if row.state not in TERMINAL_EXPERIMENT_STATES:
+        raise Conflict(
+            f"experiment {experiment_id} is {row.state}; only a finished experiment can be retried"
+        )
+    return row
+
+
 def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> None:
     """Checks the limit of queued runs in the transaction that has queued some again."""
     experiment = read_experiment(connection, experiment_id)
@@ -405,9 +407,7 @@ def _check_queue_cap(connection: Connection, experiment_id: int, more: int) -> N
     most = ProjectLimits.model_validate(read_project(connection, project).settings).queued_runs_per_user
     if most is None or not more:
         return
-    if connection.dialect.name == "postgresql":
-        connection.execute(share_statements.SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
-    queued = connection.execute(share_statements.queued_runs_of(project, owner)).scalar_one()
+    queued = count_queued_in_turn(connection, project, owner)
     problem = queue_cap_problem(project, owner, queued - more, more, most)
     if problem is not None:
         raise Conflict(problem.message)

@@ -28,7 +28,7 @@ from service.domain.states import RunState
 from service.store.base import StorePart, read_experiment, source_of
 from service.store.runs import as_float
 
-_p, _e, _r = schema.points.c, schema.point_extremes.c, schema.runs.c
+_p, _e, _r, _n = schema.points.c, schema.point_extremes.c, schema.runs.c, schema.metric_names.c
 
 MOST_POINTS = 10_000
 """Points of one answer, over all its metrics."""
@@ -45,8 +45,6 @@ BOUNDS = select(
     select(func.max(_p.step)).where(*_series, _between).scalar_subquery().label("last"),
 )
 """First and last step of a series in a range."""
-_PAGE = _SERIES.limit(bindparam("most", type_=sa.Integer()))
-"""The first points of one name and attempt in a range of steps."""
 _AT = select(_p.step, _p.at_s, _p.value).where(*_series, _p.step.in_(bindparam("steps", expanding=True)))
 """Points of one name and attempt at given steps.
 
@@ -122,17 +120,14 @@ class Buckets:
 class Series(StorePart):
     def latest_points(self, run_id: int) -> list[PointRow]:
         """The latest point of each metric, by name."""
+        c = schema.latest_points.c
+        latest = select(_n.name, c.step, c.attempt, c.at_s, c.value).join(
+            schema.metric_names, _n.id == c.name_id
+        )
         with self.database.read() as connection:
-            source = source_of(connection, run_id)
-            c = schema.latest_points.c
-            latest_of_run = (
-                select(schema.metric_names.c.name, c.step, c.attempt, c.at_s, c.value)
-                .join(schema.metric_names, schema.metric_names.c.id == c.name_id)
-                .where(c.run_id == source)
-                .order_by(schema.metric_names.c.name)
-            )
-            rows = connection.execute(latest_of_run).mappings().all()
-        return [PointRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
+            of_run = latest.where(c.run_id == source_of(connection, run_id)).order_by(_n.name)
+            rows = connection.execute(of_run).mappings()
+            return [PointRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def points(
         self,
@@ -196,17 +191,24 @@ class Series(StorePart):
         condition = parse_filter(filter or "", RUN_NAMES)
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
-            dialect = connection.dialect.name
-            where = None if condition is None else condition_sql(condition, runs, dialect)
-            rows = connection.execute(_begun_runs(experiment_id, where))
-            return [BegunRun(*row) for row in rows]
+            begun = (
+                select(_r.id, _r.cell, _r.state)
+                .where(
+                    _r.experiment_id == experiment_id,
+                    _r.cell != REFERENCE_CELL,
+                    sa.or_(_r.attempt > 0, _r.reused_from.is_not(None)),
+                )
+                .order_by(_r.index)
+            )
+            if condition is not None:
+                begun = begun.where(condition_sql(condition, runs, connection.dialect.name))
+            return [BegunRun(*row) for row in connection.execute(begun)]
 
     def buckets(self, run_ids: Sequence[int], name: str, most: int) -> Buckets:
         """A metric of runs that have points themselves (reuse none) in at most `most` buckets of steps."""
         ids = sorted(set(run_ids))
         with self.database.read() as connection:
-            name_id = select(schema.metric_names.c.id).where(schema.metric_names.c.name == name)
-            known = connection.execute(name_id).scalar()
+            known = connection.execute(select(_n.id).where(_n.name == name)).scalar()
             last_step = select(func.max(schema.latest_points.c.step)).where(
                 schema.latest_points.c.run_id.in_(list(ids)), schema.latest_points.c.name_id == known
             )
@@ -227,53 +229,38 @@ class Series(StorePart):
             bucket = Bucket(number, count, float(step), active_s, mean, low, high)
             of_run = of_runs.setdefault(run, {})
             if (other := of_run.get(number)) is not None:
-                bucket = _newer(attempt, bucket, *other) if width == 1 else _merged(bucket, other[1])
+                # Of one step, the newer attempt counts.
+                newer = bucket if attempt > other[0] else other[1]
+                bucket = newer if width == 1 else _merged(bucket, other[1])
             of_run[number] = (attempt, bucket)
         return Buckets(
             {run: [of[number][1] for number in sorted(of)] for run, of in of_runs.items()}, width, exact
         )
 
     def rates(self, run_ids: Sequence[int]) -> dict[int, Rates]:
-        with self.database.read() as connection:
-            rates = select(_r.id, _r.price_usd_per_hour, _r.power_w).where(_r.id.in_(list(run_ids)))
-            rows = connection.execute(rates)
-            return {id: Rates(price, power) for id, price, power in rows}
+        rates = select(_r.id, _r.price_usd_per_hour, _r.power_w).where(_r.id.in_(list(run_ids)))
+        return {id: Rates(price, power) for id, price, power in self.read(rates)}
 
     def point_names(self, experiment_ids: Sequence[int]) -> list[str]:
-        with self.database.read() as connection:
-            source = func.coalesce(_r.reused_from, _r.id)
-            point_names = (
-                select(schema.metric_names.c.name)
-                .where(
-                    schema.metric_names.c.id.in_(
-                        select(schema.latest_points.c.name_id)
-                        .join(schema.runs, source == schema.latest_points.c.run_id)
-                        .where(_r.experiment_id.in_(list(experiment_ids)))
-                    )
-                )
-                .order_by(schema.metric_names.c.name)
-            )
-            return list(connection.execute(point_names).scalars())
+        c = schema.latest_points.c
+        ids = (
+            select(c.name_id)
+            .join(schema.runs, func.coalesce(_r.reused_from, _r.id) == c.run_id)
+            .where(_r.experiment_id.in_(list(experiment_ids)))
+        )
+        return [row.name for row in self.read(select(_n.name).where(_n.id.in_(ids)).order_by(_n.name))]
 
     def figure_names(self, experiment_ids: Sequence[int]) -> list[str]:
         """Numeric figures that the newest finished runs of experiments ended with."""
-        with self.database.read() as connection:
-            some_summaries = (
-                select(schema.run_summaries.c.summary)
-                .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
-                .where(_r.experiment_id.in_(list(experiment_ids)))
-                .order_by(_r.id.desc())
-                .limit(_SUMMARIES)
-            )
-            summaries = connection.execute(some_summaries).scalars()
-            return sorted(
-                {
-                    name
-                    for summary in summaries
-                    for name, value in summary.items()
-                    if finite(value) is not None
-                }
-            )
+        some_summaries = (
+            select(schema.run_summaries.c.summary)
+            .join(schema.runs, _r.id == schema.run_summaries.c.run_id)
+            .where(_r.experiment_id.in_(list(experiment_ids)))
+            .order_by(_r.id.desc())
+            .limit(_SUMMARIES)
+        )
+        figures = (figure for row in self.read(some_summaries) for figure in row.summary.items())
+        return sorted({name for name, value in figures if finite(value) is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,34 +277,36 @@ class _Run:
         high = _LAST if max_step is None else min(max_step, _LAST)
         source = source_of(connection, run_id)
         names_of_run = (
-            select(schema.metric_names.c.name, schema.metric_names.c.id)
-            .join(schema.latest_points, schema.latest_points.c.name_id == schema.metric_names.c.id)
+            select(_n.name, _n.id)
+            .join(schema.latest_points, schema.latest_points.c.name_id == _n.id)
             .where(schema.latest_points.c.run_id == source)
-            .order_by(schema.metric_names.c.name)
+            .order_by(_n.name)
         )
         names = {row.name: row.id for row in connection.execute(names_of_run)}
         c = schema.attempts.c
-        resumptions = select(c.number, c.resumed_from_step).where(c.run_id == source).order_by(c.number)
-        resumed = connection.execute(resumptions).all()
-        return cls(
-            source, names, _segments([(row.number, row.resumed_from_step) for row in resumed], low, high)
-        )
+        newest_first = select(c.number, c.resumed_from_step).order_by(c.number.desc())
+        segments: list[_Segment] = []
+        ceiling = high
+        for number, resumed_from_step in connection.execute(newest_first.where(c.run_id == source)):
+            if low <= ceiling:
+                segments.append(_Segment(number, low, ceiling))
+            if resumed_from_step is not None:
+                ceiling = min(ceiling, resumed_from_step)
+        return cls(source, names, segments)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         return list(self.names if names is None else dict.fromkeys(names))
 
-    def _keys(self, name: str, **more: Any) -> Iterator[tuple[_Segment, dict[str, Any]]]:
+    def _keys(self, name: str) -> Iterator[tuple[_Segment, dict[str, Any]]]:
         if name in self.names:
             for segment in self.segments:
                 key = {"run": self.id, "name": self.names[name], "number": segment.attempt}
-                yield segment, {**key, "low": segment.low, "high": segment.high, **more}
+                yield segment, {**key, "low": segment.low, "high": segment.high}
 
     def rows(self, connection: Connection, name: str, most: int | None = None) -> list[PointRow]:
-        statement = _SERIES if most is None else _PAGE
-        more: dict[str, Any] = {} if most is None else {"most": most}
-        return self._merged(
-            name, ((segment, connection.execute(statement, key)) for segment, key in self._keys(name, **more))
-        )[:most]
+        statement = _SERIES.limit(most)
+        parts = ((segment, connection.execute(statement, key)) for segment, key in self._keys(name))
+        return self._merged(name, parts)[:most]
 
     def _rows_at(self, connection: Connection, name: str, steps: list[int]) -> list[PointRow]:
         return self._merged(
@@ -396,17 +385,6 @@ def _outside_buckets(segment: _Segment) -> Iterator[tuple[int, int]]:
         yield end, segment.high
 
 
-def _segments(resumptions: Sequence[tuple[int, int | None]], low: int, high: int) -> list[_Segment]:
-    segments: list[_Segment] = []
-    ceiling = high
-    for number, resumed_from_step in reversed(resumptions):
-        if low <= ceiling:
-            segments.append(_Segment(number, low, ceiling))
-        if resumed_from_step is not None:
-            ceiling = min(ceiling, resumed_from_step)
-    return segments
-
-
 def _buckets(max_points: int) -> int:
     return max(1, (max_points - 2) // 2)
 
@@ -454,10 +432,6 @@ def _clocks(connection: Connection, run_ids: Sequence[int]) -> dict[tuple[int, i
     return clocks
 
 
-def _newer(attempt: int, bucket: Bucket, other_attempt: int, other: Bucket) -> Bucket:
-    return bucket if attempt > other_attempt else other
-
-
 def _merged(one: Bucket, other: Bucket) -> Bucket:
     """The bucket in which one attempt ended and another continued."""
     if not one.count or not other.count:
@@ -477,20 +451,6 @@ def _merged(one: Bucket, other: Bucket) -> Bucket:
         min(one.low, other.low),
         max(one.high, other.high),
     )
-
-
-def _begun_runs(experiment_id: int, condition: sa.ColumnElement[bool] | None) -> sa.Select[Any]:
-    """Runs that ever began or are reused, in grid order."""
-    statement = (
-        select(_r.id, _r.cell, _r.state)
-        .where(
-            _r.experiment_id == experiment_id,
-            _r.cell != REFERENCE_CELL,
-            sa.or_(_r.attempt > 0, _r.reused_from.is_not(None)),
-        )
-        .order_by(_r.index)
-    )
-    return statement if condition is None else statement.where(condition)
 
 
 def _visible(run_ids: Sequence[int]) -> sa.CTE:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from service.config.document import Problem, SpecError
 from service.config.hardware import lookup
 from service.config.settings import Settings
-from service.db import schema, share_statements, statements
+from service.db import schema, statements
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
@@ -38,7 +38,7 @@ from service.store.base import (
     storable,
     transaction,
 )
-from service.store.projects import refused_projects
+from service.store.projects import count_queued_in_turn, refused_projects
 
 _r = schema.runs.c
 
@@ -357,11 +357,7 @@ def _beyond_queue_caps(
     ]
     waiting: dict[tuple[str, str], int] = {}
     for project, owner in sorted({(item.experiment["project"], item.new.owner) for _, item in capped}):
-        if connection.dialect.name == "postgresql":
-            connection.execute(share_statements.SUBMIT_IN_TURN, {"user": f"{project} {owner}"})
-        waiting[project, owner] = connection.execute(
-            share_statements.queued_runs_of(project, owner)
-        ).scalar_one()
+        waiting[project, owner] = count_queued_in_turn(connection, project, owner)
     beyond = {}
     for position, item in capped:
         key = item.experiment["project"], item.new.owner

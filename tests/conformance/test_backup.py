@@ -16,7 +16,7 @@ import torch
 
 from service.config.settings import Settings
 from service.db import migrate, postgresql, sqlite
-from service.db.backup import BackupError, DumpError, back_up, restore
+from service.db.backup import BackupError, back_up, restore
 from service.db.engine import Database
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
@@ -307,6 +307,6 @@ def test_missing_client_programs_of_postgresql_are_said(
     tmp_path: Path, postgresql_url: str, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
-    with pytest.raises(DumpError, match="pg_dump was not found; install PostgreSQL's client programs"):
+    with pytest.raises(BackupError, match="pg_dump was not found; install PostgreSQL's client programs"):
         back_up(Settings(data_dir=tmp_path, database_url=postgresql_url), archive, checkpoints=False)
     assert list(tmp_path.glob("*backup*")) == []
