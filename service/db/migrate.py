@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,28 +39,25 @@ def upgrade(settings: Settings) -> None:
     leaves the old form.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
-    try:
-        with translated(database.path):
-            if database.lock is not None and database.path is not None:
-                database.path.parent.mkdir(parents=True, exist_ok=True)
-                sqlite.refuse_unsafe_place(database.path)
-                with database.lock.held(UPGRADE_TIMEOUT_S):
-                    _report_log_damage(database.path)
-                    with database.writers.connect() as connection:
-                        # A table is changed by copying it, which foreign keys would take for a deletion.
-                        driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
-                        with connection.begin():
-                            _run_migrations(connection)
-                        driver_connection(connection).execute("PRAGMA foreign_keys = ON")
-            else:
-                with database.writers.connect() as connection, connection.begin():
-                    connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
-                    connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
-                    _run_migrations(connection)
-                    postgresql.flush_early(connection)
-    finally:
-        database.close()
+    url = settings.resolved_database_url()
+    with closing(Database(url, statement_timeout_s=None)) as database, translated(database.path):
+        if database.lock is not None and database.path is not None:
+            database.path.parent.mkdir(parents=True, exist_ok=True)
+            sqlite.refuse_unsafe_place(database.path)
+            with database.lock.held(UPGRADE_TIMEOUT_S):
+                _report_log_damage(database.path)
+                with database.writers.connect() as connection:
+                    # A table is changed by copying it, which foreign keys would take for a deletion.
+                    driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
+                    with connection.begin():
+                        _run_migrations(connection)
+                    driver_connection(connection).execute("PRAGMA foreign_keys = ON")
+        else:
+            with database.writers.connect() as connection, connection.begin():
+                connection.execute(sa.text(f"SET LOCAL lock_timeout = {int(UPGRADE_TIMEOUT_S * 1000)}"))
+                connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
+                _run_migrations(connection)
+                postgresql.flush_early(connection)
 
 
 def _run_migrations(connection: Connection) -> None:
@@ -70,15 +68,19 @@ def _run_migrations(connection: Connection) -> None:
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
-    command.upgrade(_config(connection), "head")
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 def check(settings: Settings) -> list[str]:
     """Everything that is wrong with the database. Reads all of a SQLite file."""
     problems: list[str] = []
-    database = Database(settings.resolved_database_url(), statement_timeout_s=None)
+    url = settings.resolved_database_url()
     try:
-        with translated(database.path):
+        with closing(Database(url, statement_timeout_s=None)) as database, translated(database.path):
             if database.path is not None:
                 if not database.path.exists():
                     return [f"{database.path} does not exist; run: stillhouse db upgrade"]
@@ -90,8 +92,6 @@ def check(settings: Settings) -> list[str]:
                 problems += _form_problems(connection)
     except StoreError as error:
         problems.append(str(error))
-    finally:
-        database.close()
     return problems
 
 
@@ -114,25 +114,21 @@ def differences(connection: Connection) -> list[Any]:
 
 def refuse_unusable(settings: Settings) -> None:
     """Raises `UnusableDatabase` for what can be checked in moments at start; `check` does the rest."""
-    database = Database(settings.resolved_database_url())
     problems: list[str] = []
-    try:
-        if database.path is not None:
+    with closing(Database(settings.resolved_database_url())) as database, translated(database.path):
+        if database.lock is not None and database.path is not None:
             if not database.path.exists():
                 raise UnusableDatabase(f"{database.path} does not exist; run: stillhouse db upgrade")
             sqlite.refuse_unsafe_place(database.path)
             warning = sqlite.version_warning()
             if warning is not None:
                 logger.warning(warning)
-            assert database.lock is not None
-            with translated(database.path), database.lock.held():
+            with database.lock.held():
                 _report_log_damage(database.path)
-        with translated(database.path), database.readers.connect() as connection:
+        with database.readers.connect() as connection:
             if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
                 problems += sqlite.integrity_problems(driver_connection(connection))
             problems += _revision_problems(connection)
-    finally:
-        database.close()
     if problems:
         raise UnusableDatabase(problems[0])
 
@@ -196,18 +192,9 @@ def _revision_problems(connection: Connection) -> list[str]:
 
 def is_newer(revision: str) -> bool:
     """Whether a revision is unknown to this program, which knows all earlier ones."""
-    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
-    return revision not in known
+    return all(script.revision != revision for script in ScriptDirectory(MIGRATIONS).walk_revisions())
 
 
 def revision_of(connection: Connection) -> str | None:
     """Revision of the tables in a database; None = it has none."""
     return MigrationContext.configure(connection).get_current_revision()
-
-
-def _config(connection: Connection | None) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    return config

@@ -8,6 +8,7 @@ one that a later release adds, is out of its reach. SQLite has no roles: whoever
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import psycopg
 import sqlalchemy as sa
@@ -64,8 +65,7 @@ def make_driver_role(settings: Settings) -> str | None:
     """
     if settings.driver_database_url is None:
         return None
-    database = Database(settings.resolved_database_url())
-    try:
+    with closing(Database(settings.resolved_database_url())) as database:
         if database.is_sqlite:
             return None
         driver = sa.make_url(settings.driver_database_url)
@@ -80,8 +80,6 @@ def make_driver_role(settings: Settings) -> str | None:
                 f"service's role {database.url.username!r} CREATEROLE, or run this once as a superuser"
             ) from None
         return driver.username
-    finally:
-        database.close()
 
 
 def _check(driver: sa.URL, own: sa.URL) -> None:
