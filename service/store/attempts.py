@@ -28,6 +28,7 @@ from service.store.base import (
     insert_events,
     lock_experiment,
     lock_for_attempt,
+    lock_run,
     read_run,
     storable,
     transaction,
@@ -205,16 +206,10 @@ class Attempts(StorePart):
             )
         )
         resumed = f"resumed from step {resumed_from_step}" if resumed_from_step else "from the beginning"
-        new = [
-            NewEvent(
-                EventKind.run_started,
-                f"attempt {attempt}, {total_steps} steps, {resumed}",
-                run_id,
-                attempt,
-                {"total_steps": total_steps, "resumed_from_step": resumed_from_step},
-            )
-        ]
-        insert_events(connection, experiment_id, row.event_count, new, now)
+        message = f"attempt {attempt}, {total_steps} steps, {resumed}"
+        data = {"total_steps": total_steps, "resumed_from_step": resumed_from_step}
+        new = NewEvent(EventKind.run_started, message, run_id, attempt, data)
+        insert_events(connection, experiment_id, row.event_count, [new], now)
 
     @transaction
     def finish_run(
@@ -239,9 +234,7 @@ class Attempts(StorePart):
             retry_delay_s: queue the run again after this delay instead of failing it for good.
         """
         now = self.clock()
-        experiment_id = experiment_id_of(connection, run_id)
-        row = lock_experiment(connection, experiment_id, 1)
-        run = read_run(connection, run_id)
+        row, run = lock_run(connection, run_id, 1)
         target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
         ended = target in TERMINAL_RUN_STATES
         figures = storable_figures(summary or {})
@@ -264,14 +257,14 @@ class Attempts(StorePart):
         connection.execute(
             statements.end_attempt(run_id, attempt, own_end, ended_s=now, **failure_values(failure))
         )
-        connection.execute(settle_attempts(experiment_id, [(run_id, attempt)]))
+        connection.execute(settle_attempts(run.experiment_id, [(run_id, attempt)]))
         if summary:
             connection.execute(
                 statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
                 {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
             )
         new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
-        insert_events(connection, experiment_id, row.event_count, [new], now)
+        insert_events(connection, run.experiment_id, row.event_count, [new], now)
         if new.kind is EventKind.run_preempted:
             count_in(connection, "stillhouse_preemptions_total", now, project=row.project)
         return target

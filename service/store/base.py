@@ -156,6 +156,12 @@ def lock_experiment(connection: Connection, experiment_id: int, event_count: int
     return row
 
 
+def lock_run(connection: Connection, run_id: int, event_count: int = 0) -> tuple[sa.Row[Any], Run]:
+    """Locks the experiment of a run; returns its standing, and the run as it is from now on."""
+    row = lock_experiment(connection, experiment_id_of(connection, run_id), event_count)
+    return row, read_run(connection, run_id)
+
+
 def insert_events(
     connection: Connection, experiment_id: int, last_number: int, new: Sequence[NewEvent], now: float
 ) -> None:

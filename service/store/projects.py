@@ -155,15 +155,9 @@ class Projects(StorePart):
         settings = new.model_dump(mode="json", exclude_defaults=True)
         if settings != before.settings:
             connection.execute(update(schema.projects).where(_p.name == name).values(settings=settings))
-            note_change(
-                connection,
-                actor,
-                "project.limits",
-                name,
-                now,
-                before=ProjectLimits.model_validate(before.settings).model_dump(mode="json"),
-                after=new.model_dump(mode="json"),
-            )
+            had = ProjectLimits.model_validate(before.settings).model_dump(mode="json")
+            has = new.model_dump(mode="json")
+            note_change(connection, actor, "project.limits", name, now, before=had, after=has)
         return new
 
     def spent(self, project: str) -> Spending:

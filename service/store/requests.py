@@ -36,8 +36,8 @@ from service.store.base import (
     NewEvent,
     StorePart,
     announce,
-    experiment_id_of,
     lock_experiment,
+    lock_run,
     read_experiment,
     read_run,
     records,
@@ -198,37 +198,29 @@ class Requesting(StorePart):
         connection.execute(keep_summaries(again))
         summaries = schema.run_summaries
         connection.execute(sa.delete(summaries).where(summaries.c.run_id.in_(again)))
-        new = [
-            NewEvent(
-                EventKind.run_kept, f"not remeasured: run {user} reuses its figures", id, runs[id].attempt
-            )
-            for id, user in sorted(reusers.items())
-        ]
+        new = []
+        for id, user in sorted(reusers.items()):
+            why = f"not remeasured: run {user} reuses its figures"
+            new.append(NewEvent(EventKind.run_kept, why, id, runs[id].attempt))
         for id in again:
+            attempt = runs[id].attempt
             connection.execute(
                 statements.move_run(
                     id,
                     RunState.queued,
-                    attempt=runs[id].attempt,
+                    attempt=attempt,
                     sources=RUN_STATES_WITH_RESULT,
                     **_FROM_THE_BEGINNING,
-                    first_attempt=runs[id].attempt + 1,
+                    first_attempt=attempt + 1,
                 )
             )
             by = ", ".join(kind.words for kind in causes[id])
-            new.append(
-                NewEvent(
-                    EventKind.run_retried,
-                    f"queued again, from the beginning: disturbed by {by}",
-                    id,
-                    runs[id].attempt,
-                )
-            )
+            why = f"queued again, from the beginning: disturbed by {by}"
+            new.append(NewEvent(EventKind.run_retried, why, id, attempt))
         count = len(again)
         _check_queue_cap(connection, experiment_id, count)
-        new.append(
-            NewEvent(EventKind.experiment_retried, f"{count} disturbed run{'s' * (count != 1)} queued again")
-        )
+        message = f"{count} disturbed run{'s' * (count != 1)} queued again"
+        new.append(NewEvent(EventKind.experiment_retried, message))
         return _carried_out(connection, experiment_id, new, now, actor, _standing(row))
 
     def _queue_again(
@@ -287,9 +279,7 @@ class Requesting(StorePart):
     def cancel_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one."""
         now = self.clock()
-        experiment_id = experiment_id_of(connection, run_id)
-        lock_experiment(connection, experiment_id)
-        run = read_run(connection, run_id)
+        _, run = lock_run(connection, run_id)
         if run.state in _WAITING_RUN:
             connection.execute(
                 statements.move_run(
@@ -313,22 +303,20 @@ class Requesting(StorePart):
     def retry_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended."""
         now = self.clock()
-        experiment_id = experiment_id_of(connection, run_id)
-        row = lock_experiment(connection, experiment_id)
-        run = read_run(connection, run_id)
+        row, run = lock_run(connection, run_id)
         if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
             raise Conflict(
                 f"run {run_id} is {run.state}; only a failed, cancelled or stopped run can be retried"
             )
         ended = row.state in TERMINAL_EXPERIMENT_STATES
         if row.cancel_requested_s is not None and not ended:
-            raise Conflict(f"experiment {experiment_id} is being cancelled; retry when it has ended")
+            raise Conflict(f"experiment {run.experiment_id} is being cancelled; retry when it has ended")
         if ended:
-            self._queue_again(connection, experiment_id, frozenset(), now)
+            self._queue_again(connection, run.experiment_id, frozenset(), now)
         connection.execute(
             statements.move_run(run_id, RunState.queued, sources=TERMINAL_RUN_STATES, **_UNENDED, **_AFRESH)
         )
-        _check_queue_cap(connection, experiment_id, 1)
+        _check_queue_cap(connection, run.experiment_id, 1)
         new = [NewEvent(EventKind.run_retried, "queued again", run_id, run.attempt)]
         if ended:
             new.append(NewEvent(EventKind.experiment_retried, "queued again"))

@@ -294,6 +294,7 @@ class Submissions(StorePart):
 def _insert_group(
     connection: Connection, group: list[_Rows], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
+    """Stores those of a group that their project takes; the others get the reason."""
     by_project = refused_projects(connection, {item.experiment["project"] for item in group})
     refused = {
         position: by_project[project]
@@ -301,8 +302,17 @@ def _insert_group(
         if (project := item.experiment["project"]) in by_project
     }
     refused |= _beyond_queue_caps(connection, group, refused)
-    if refused:
-        return _insert_accepted(connection, group, refused, now)
+    accepted = [item for position, item in enumerate(group) if position not in refused]
+    stored = iter(_insert_accepted(connection, accepted, now) if accepted else [])
+    return [
+        SpecError([refused[position]]) if position in refused else next(stored)
+        for position in range(len(group))
+    ]
+
+
+def _insert_accepted(
+    connection: Connection, group: list[_Rows], now: float
+) -> list[tuple[Experiment, bool] | BaseException]:
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
     first_with_key: dict[tuple[str, str], int] = {}
     for id, item in zip(ids, group, strict=True):
@@ -332,18 +342,6 @@ def _insert_group(
         earlier = _replay(keeper, experiments, group[position].body_sha256)
         answers[position] = earlier if isinstance(earlier, StoreError) else (earlier, False)
     return [answers[position] for position in range(len(group))]
-
-
-def _insert_accepted(
-    connection: Connection, group: list[_Rows], refused: Mapping[int, Problem], now: float
-) -> list[tuple[Experiment, bool] | BaseException]:
-    """Stores those of a group that their project takes; the others, by position, get the reason."""
-    accepted = [item for position, item in enumerate(group) if position not in refused]
-    stored = iter(_insert_group(connection, accepted, now) if accepted else [])
-    return [
-        SpecError([refused[position]]) if position in refused else next(stored)
-        for position in range(len(group))
-    ]
 
 
 def _beyond_queue_caps(
