@@ -192,14 +192,16 @@ class Notifications(StorePart):
                 {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
             ).mappings()
             new = [
-                _delivery(subscription, row["id"], _body(row), now, due_s)
+                _delivery(subscription["id"], row["id"], _body(row), now, due_s)
                 for subscription in subscribed
                 if TOPICS.get(row["kind"], frozenset()) & set(subscription["topics"].split(","))
                 and _may_be_told(connection, subscription["owner"], row["of_project"])
             ]
             if new:
                 connection.execute(sa.insert(schema.deliveries), new)
-            connection.execute(update(schema.notices).where(_n.id == row["id"]).values(addressed_s=now))
+        if rows:
+            addressed = _n.id.in_([row["id"] for row in rows])
+            connection.execute(update(schema.notices).where(addressed).values(addressed_s=now))
         return len(rows)
 
     @transaction
@@ -209,7 +211,7 @@ class Notifications(StorePart):
         subscription = _read(connection, id)
         message = f"a test of subscription {id}, for the topics {', '.join(subscription.topics)}"
         text = _message(TEST, now, {"message": message, "project": subscription.project})
-        values = _delivery({"id": id}, None, text, now, self.database_time(connection))
+        values = _delivery(id, None, text, now, self.database_time(connection))
         statement = sa.insert(schema.deliveries).returning(*schema.deliveries.c)
         return Delivery.from_row(connection.execute(statement, values).mappings().one())
 
@@ -337,10 +339,10 @@ def _shown(subscription: Subscription) -> dict[str, Any]:
 
 
 def _delivery(
-    subscription: Mapping[Any, Any], notice_id: int | None, body: str, now: float, due_s: float
+    subscription_id: int, notice_id: int | None, body: str, now: float, due_s: float
 ) -> dict[str, Any]:
     return {
-        "subscription_id": subscription["id"],
+        "subscription_id": subscription_id,
         "notice_id": notice_id,
         "message_id": f"msg_{secrets.token_hex(12)}",
         "body": body,
