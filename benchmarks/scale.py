@@ -48,6 +48,7 @@ from service.db import migrate, schema
 from service.db.engine import Database
 from service.driving.driver import RENEWALS, lease_renewal
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Ending, Ready, Turn
 from service.recording.outages import Repeated
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -124,7 +125,7 @@ def _begun(store: Store, settings: Settings, spec: ExperimentSpec, snapshot: Clu
     (claimed,) = Queue(store).claim("bench", lease_s=3600)
     assert claimed.id == experiment.id
     store.drivers.started(experiment.id, 1, "bench", 0)
-    return Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: snapshot)
+    return Sweep(SweepContext(store, settings, experiment.id, 1, spec, CATALOGUE), lambda: snapshot)
 
 
 def _complete(store: Store, sweep: Sweep, turn: Turn) -> None:

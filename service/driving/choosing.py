@@ -29,8 +29,7 @@ from trainers.errors import FailureClass
 
 _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
 """Failures caused by the configuration."""
-LIST_EVERY_S = 5.0
-"""How often the list of queued runs is read again: people may have queued some of them again."""
+LIST_EVERY_S = 5.0  # How often the list of queued runs is read again: people may have queued some again
 
 
 @dataclass(slots=True)
@@ -123,30 +122,27 @@ class SourceModels:
             path = self._paths.get(text) or self._find(number)
             if path is None:
                 return None  # It had ended when the experiment was claimed, and is tried again.
-            if isinstance(path, str):
-                raise NoModel(path)  # Not for good: people can retry the source, and then this run.
             models[text] = self._paths[text] = path
         return models
 
-    def _find(self, number: int) -> Path | str | None:
-        """Returns the best checkpoint of a run, or why there is none; None = there may be one later."""
-        store = self._context.store
+    def _find(self, number: int) -> Path | None:
+        """Returns the best checkpoint of a run; None = there may be one later.
+
+        Where there is none, `NoModel` is not for good: people can retry the source, and then this run.
+        """
+        runs = self._context.store.runs
         try:
-            source = store.runs.get(number)
+            source = runs.get(number)
         except NotFound:
-            return Reference(number, None, None, None).hopeless
+            raise NoModel(Reference(number, None, None, None).hopeless) from None
         standing = Reference(number, source.state, source.failure_class, source.failure_message)
         if standing.pending:
             return None
         if standing.hopeless is not None:
-            return standing.hopeless
-        try:
-            path = checkpoint_of(self._context.settings, store.runs.source_of(source), "best")
-        except NoModel as error:
-            return str(error)
-        problem = verify(path)
-        if problem is not None:
-            return f"run {number}: its checkpoint {path} is damaged ({problem})"
+            raise NoModel(standing.hopeless)
+        path = checkpoint_of(self._context.settings, runs.source_of(source), "best")
+        if problem := verify(path):
+            raise NoModel(f"run {number}: its checkpoint {path} is damaged ({problem})")
         return path
 
 
@@ -162,7 +158,6 @@ class Suggestions:
         self._refused: dict[str, str | None] = {}
 
     def pending(self, run: Run) -> bool:
-        """Returns whether the run has no axis values yet."""
         return self._spec.search.info.suggests and not run.point
 
     def refused(self, run: Run) -> str | None:
@@ -202,7 +197,6 @@ class Suggestions:
             return self._spec.at({}, self._context.catalogue, infeasible=True), str(error)
 
     def _outcome(self, group: Sequence[Run]) -> Suggestion:
-        """Returns a suggestion's outcome over its seeds."""
         point = group[0].point
         if any(run.state not in TERMINAL_RUN_STATES for run in group):
             return Suggestion(point, Outcome.running)

@@ -30,6 +30,7 @@ from service.domain.failures import FailureCounts, decide_retry
 from service.domain.states import ExperimentState
 from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.outages import Repeated, wait_out
 from service.recording.recorder import STALE_EXIT_CODE
@@ -83,7 +84,6 @@ class StopRequests:
             self._everything, self._cancelled = everything, frozenset(cancelled)
 
     def stop_early(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Replaces the attempts to end early."""
         with self._lock:
             self._early = frozenset(attempts)
 
@@ -182,19 +182,16 @@ class Driver:
             lambda: self._store.attempts.reset_runs_of_dead_attempt(self._id, self._attempt), "the sweep"
         )
         self._stops = StopRequests(actor.request_stops)
-        self._sweep = wait_out(
-            lambda: Sweep(
-                self._store,
-                self._settings,
-                self._id,
-                self._attempt,
-                read_stored(canonical),
-                self._settings.catalogue(),
-                capacity=look_at_cluster,
-                note=self._note,
-            ),
-            "the sweep",
+        context = SweepContext(
+            self._store,
+            self._settings,
+            self._id,
+            self._attempt,
+            read_stored(canonical),
+            self._settings.catalogue(),
+            self._note,
         )
+        self._sweep = wait_out(lambda: Sweep(context, look_at_cluster), "the sweep")
         return actor, self._sweep
 
     def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:

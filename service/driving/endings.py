@@ -19,8 +19,7 @@ from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
-_START_RECORDED_LOOKS = 300
-"""How often, every `RETRY_S`, the end of a run is tried whose start is not recorded yet: a minute."""
+_START_RECORDED_LOOKS = 300  # Tries, every `RETRY_S`, to end a run whose start is not recorded yet: a minute
 _STOPPED_AS: Mapping[StopReason | None, RunState] = {
     StopReason.cancel: RunState.cancelled,
     StopReason.pause: RunState.paused,

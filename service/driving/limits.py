@@ -98,7 +98,6 @@ class Allowances:
         self._by_hardware = by_hardware
 
     def fits(self, hardware: str, shape: Shape) -> bool:
-        """Returns whether one more run may hold its devices."""
         allowance = self._by_hardware.get(hardware)
         if allowance is None:
             return True

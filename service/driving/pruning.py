@@ -11,11 +11,9 @@ from service.specs.experiment import ExperimentSpec
 from service.store import Store
 
 WINDOW = 10  # Points that are averaged before a loss is called high
-DATA_AXES = ("task.", "model.name")
-"""Prefixes of the fields that determine a run's examples; the tokenizer is the student's."""
+DATA_AXES = ("task.", "model.name")  # Fields that determine a run's examples; the tokenizer is the student's
 LOSS = "loss"
-LONGEST_SERIES = 2_000
-"""Points of a loss that are looked at; longer series are thinned with their extremes kept."""
+LONGEST_SERIES = 2_000  # Points of a loss that are looked at; longer series are thinned, extremes kept
 
 
 def memory_key(spec: ExperimentSpec) -> str:
@@ -83,7 +81,6 @@ class EarlyStops:
 
     @property
     def wanted(self) -> bool:
-        """Whether the spec asks for early stops at all."""
         return self._judge is not None or self._spec.search.stop_diverging is not None
 
     def look(self, live: Mapping[int, int]) -> frozenset[tuple[int, int]]:

@@ -42,8 +42,7 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 REMIND_S = 1.0  # How often grants are repeated, and how often it is stored what runs wait for
-STORED_S = 60.0
-"""Longest wait, at the end of an attempt and before another, for points that are on the recorder's disk."""
+STORED_S = 60.0  # Longest wait, at an attempt's end and before another, for points on the recorder's disk
 _SLOT = 0.0001  # Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount
 
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from service.config.hardware import Hardware
-from service.config.settings import Settings
-from service.domain.events import EventKind
 from service.domain.records import Run
 from service.domain.shares import DeviceAllowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
@@ -25,7 +22,7 @@ from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot, in_words
 from service.scheduling.run_plan import Shape, run_config
 from service.specs.experiment import ExperimentSpec
-from service.store import Conflict, Held, NotFound, StaleAttempt, Store, StoreOutage
+from service.store import Conflict, Held, NotFound, StaleAttempt, StoreOutage
 from trainers.config import DevicePricing
 from trainers.errors import FailureClass
 from trainers.reporting import Clock, StopReason
@@ -57,23 +54,10 @@ class Sweep:
     Waits while the database is unavailable, unless a method says otherwise.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        experiment_id: int,
-        attempt: int,
-        spec: ExperimentSpec,
-        catalogue: Mapping[str, Hardware],
-        *,
-        capacity: Callable[[], ClusterSnapshot],
-        note: Callable[[str, EventKind], None] = lambda message, kind: None,
-    ) -> None:
-        context = SweepContext(store, settings, experiment_id, attempt, spec, catalogue, note)
+    def __init__(self, context: SweepContext, capacity: Callable[[], ClusterSnapshot]) -> None:
         self._context = context
-        self._clock = store.clock
-        self._monotonic = store.monotonic
-        self._submitted_s = store.experiments.get(experiment_id).queued_s
+        self._clock, self._monotonic = context.store.clock, context.store.monotonic
+        self._submitted_s = context.store.experiments.get(context.experiment_id).queued_s
         self._live = LiveTurns()
         self._room = ClusterRoom(context, capacity)
         self._budget = BudgetLimit(context)
@@ -96,7 +80,6 @@ class Sweep:
 
     @property
     def live(self) -> tuple[Assignment, ...]:
-        """Assignments that have not ended."""
         return tuple(live.assignment for live in self._live if live.assignment is not None)
 
     @property
@@ -120,7 +103,6 @@ class Sweep:
 
     @property
     def _closed(self) -> bool:
-        """Whether no further run may begin."""
         return self.stopping is not None or self._ends_early
 
     @property

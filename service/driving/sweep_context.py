@@ -89,7 +89,7 @@ class SweepContext:
     attempt: int
     spec: ExperimentSpec
     catalogue: Mapping[str, Hardware]
-    note: Callable[[str, EventKind], None]
+    note: Callable[[str, EventKind], None] = lambda message, kind: None
 
     def runs(self, filter: str | None = None) -> list[Run]:
         return self.store.runs.all_of(self.experiment_id, filter)

@@ -25,8 +25,7 @@ from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime,
 from trainers.telemetry.flops import ModelShape, Tally
 
 MIB = 1 << 20
-BUCKET_BYTES = 25 * MIB
-"""Default of `parallel.bucket_mib`. DDP's smaller first bucket is that of a run which names no size."""
+BUCKET_BYTES = 25 * MIB  # Default of `parallel.bucket_mib`; without a size, DDP's first bucket is smaller
 FP32_BYTES = 4
 OVERHEAD_MS = 0.09  # The one constant that fits both published measurements
 
@@ -155,8 +154,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What an all-reduce goes through."""
-
     bandwidth_gb_s: float  # Of one worker
     latency_ms: float = 0.0  # Of one turn of the ring
     taken: float = 0.0

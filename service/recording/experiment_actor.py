@@ -82,7 +82,6 @@ class ExperimentActorClient:
 
     @classmethod
     def start(cls, settings_path: Path, experiment_id: int, attempt: int) -> ExperimentActorClient:
-        """Starts the actor on this node."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -101,7 +100,6 @@ class ExperimentActorClient:
         return cls(actor)
 
     def report(self, report: Report) -> Acknowledgement:
-        """Returns once the report's rows are safe."""
         answer: Acknowledgement = self._call("report", report)
         return answer
 

@@ -25,7 +25,6 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """Name of its trial, unique in the sweep."""
         return f"run-{self.run_id}-{self.attempt}-{self.number}"
 
 

@@ -11,6 +11,7 @@ aside in a file, or counts as an outage. Both, and a damaged spool, become event
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import threading
@@ -100,8 +101,7 @@ class Recorder:
         self._open_store = open_store
         self._store: Store | None = None
         self._folder, self._experiment_id, self._attempt = folder, experiment_id, attempt
-        self._spool: Spool | None = None
-        """What this recorder has on the disk; None until the database first takes nothing."""
+        self._spool: Spool | None = None  # On the disk; None until the database first takes nothing
         self._inherited = left_behind(folder)
         self._look_again_s = 0.0  # When the spools of recorders that still live are looked at again
         self._announced: set[tuple[int, int]] = set()  # Attempts with an event about rows that were set aside
@@ -152,7 +152,6 @@ class Recorder:
         return self._trouble
 
     def close(self) -> None:
-        """Writes what waits, then ends."""
         with self._lock:
             self._closing = True
             self._lock.notify()
@@ -272,9 +271,6 @@ class Recorder:
     @property
     def _source(self) -> str:
         return f"experiment:{self._experiment_id}:{self._attempt}"
-
-    def _observe_write(self, elapsed_s: float) -> None:
-        self._figures.observe("stillhouse_commit_seconds", elapsed_s, process="recorder")
 
     # -- From the disk to the database -----------------------------------------------------------
 
@@ -414,7 +410,9 @@ class Recorder:
     def _connected(self) -> Store:
         if self._store is None:
             self._store = self._open_store()
-            self._store.database.observe_write = self._observe_write
+            self._store.database.observe_write = functools.partial(
+                self._figures.observe, "stillhouse_commit_seconds", process="recorder"
+            )
         return self._store
 
 

@@ -260,14 +260,6 @@ def unsatisfiable(
     return f"no node has {_missing(wanted, nodes, spec.hardware)}; {_remedy(wanted, nodes)}"
 
 
-def fits(
-    wanted: Sequence[tuple[Mapping[str, float], Mapping[str, str], int]], nodes: Sequence[ClusterNode]
-) -> bool:
-    """Returns whether groups of workers (resources of each, labels, workers) fit next to each other."""
-    room = FreeRoom(nodes)
-    return all(room.take(amounts, labels, workers) for amounts, labels, workers in wanted)
-
-
 class FreeRoom:
     """What is left of nodes while workers are placed, each on the first node that has room."""
 

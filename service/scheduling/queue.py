@@ -42,10 +42,8 @@ from service.store.base import NewEvent, insert_events, records, storable
 
 _x, _r, _s, _c = schema.experiments.c, schema.runs.c, schema.schedulers.c, schema.cluster_snapshots.c
 
-FORGOTTEN_AFTER_S = 7 * 86_400.0
-"""Schedulers silent for this long are forgotten, and so are pools without one."""
-OUT_OF_SIGHT = "of a project that you are not a member of"
-"""What the queue shows of an experiment that its reader may not see."""
+FORGOTTEN_AFTER_S = 7 * 86_400.0  # Schedulers silent for so long are forgotten, and so are pools without one
+OUT_OF_SIGHT = "of a project that you are not a member of"  # Shown of an experiment that a reader may not see
 
 
 _WAITING_AT_WORK = (
@@ -60,8 +58,6 @@ STALE_AFTER_S = 60.0  # Forecasts older than this are not shown: no scheduler re
 
 @dataclass(frozen=True, slots=True)
 class Scheduler(StoredRecord):
-    """A scheduler process and its last sign of life."""
-
     name: str
     node: str
     pid: int
@@ -415,11 +411,9 @@ class Queue:
         self._database.write(body)
 
     def cluster(self) -> ClusterSnapshot | None:
-        """Returns the last snapshot of the pool's cluster; None = no scheduler has looked yet."""
         return self.clusters().get(self.pool)
 
     def clusters(self) -> dict[str, ClusterSnapshot]:
-        """Returns the last snapshot of each pool's cluster."""
         with self._database.read() as connection:
             return clusters_in(connection)
 

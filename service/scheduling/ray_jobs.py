@@ -91,32 +91,20 @@ class DashboardRayJobs:
 
     def status(self, submission_id: str) -> RayJob | None:
         """Returns None if Ray knows no job of that id."""
-        try:
-            found = self._call("get_job_info", submission_id)
-        except _Answer as answer:
-            if answer.status == 404:
-                return None
-            raise answer.unavailable() from None
+        found = self._ask("get_job_info", submission_id)
+        if found is None:
+            return None
         return RayJob(
             submission_id, JobState(str(found.status)), _last_line(found.message or ""), found.metadata or {}
         )
 
     def stop(self, submission_id: str) -> None:
         """Asks a job to end; does nothing when it has ended or is not known."""
-        try:
-            self._call("stop_job", submission_id)
-        except _Answer as answer:
-            if answer.status != 404:
-                raise answer.unavailable() from None
+        self._ask("stop_job", submission_id)
 
     def logs(self, submission_id: str) -> str:
         """Returns the end of what the job's process has printed; empty when it is not known."""
-        try:
-            return str(self._call("get_job_logs", submission_id))[-_LOG_BYTES:]
-        except _Answer as answer:
-            if answer.status == 404:
-                return ""
-            raise answer.unavailable() from None
+        return str(self._ask("get_job_logs", submission_id) or "")[-_LOG_BYTES:]
 
     def cluster(self, at_s: float) -> ClusterSnapshot:
         """Returns what the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
@@ -146,6 +134,15 @@ class DashboardRayJobs:
             ),
         )
 
+    def _ask(self, method: str, submission_id: str) -> Any:
+        """Returns the answer about a job; None if Ray knows none of that id."""
+        try:
+            return self._call(method, submission_id)
+        except _Answer as answer:
+            if answer.status == 404:
+                return None
+            raise answer.unavailable() from None
+
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         import requests
         from ray.exceptions import AuthenticationError
@@ -171,8 +168,6 @@ class DashboardRayJobs:
 
 
 class _Answer(Exception):
-    """Ray answered with an error status."""
-
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
         # The head reports every answer of the agent that starts jobs as an error of its own.
@@ -182,7 +177,6 @@ class _Answer(Exception):
 
     @property
     def refuses(self) -> bool:
-        """Returns whether the request would be refused again."""
         return self.status in _REFUSALS and _NO_AGENT not in self.text
 
     def unavailable(self) -> RayUnavailable:

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.config.hardware import Hardware, lookup
 from service.config.settings import Settings
-from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, holds_of
+from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, FreeRoom, holds_of
 from service.specs.experiment import ExperimentSpec
 from service.specs.models import checkpoints_folder, workspace_of
 from trainers.config import Precision, RunConfig, TrainingSections
@@ -52,6 +52,10 @@ class Shape:
     @property
     def kind(self) -> DeviceKind:
         return DEVICE_KINDS[self.device]
+
+    def fits(self, nodes: Sequence[ClusterNode]) -> bool:
+        """Returns whether idle nodes have room for all its workers."""
+        return FreeRoom(nodes).holds(dict(self.resources), dict(self.labels), self.workers)
 
 
 def shapes_of(

@@ -8,6 +8,7 @@ is only when to look at Ray again. docs/states.md has what a pass does in each c
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shlex
@@ -34,7 +35,7 @@ from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Lease, Queue
-from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayUnavailable, RayUnreachable
+from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayUnavailable, RayUnreachable
 from service.scheduling.upkeep import Upkeep
 from service.store import Conflict, StaleAttempt, Store, StoreError, StoreOutage
 from trainers.errors import FailureClass
@@ -43,8 +44,7 @@ logger = logging.getLogger(__name__)
 
 PASS_EVERY_S = 0.5  # Pause between passes while all is well
 LONGEST_PAUSE_S = 15.0  # Pause between passes while Ray or the database is unavailable; reached by doubling
-LONGEST_WAIT_S = 60.0
-"""Longest pause before Ray, which was unavailable for one experiment, is asked about it again."""
+LONGEST_WAIT_S = 60.0  # Longest pause before Ray, unavailable for one experiment, is asked about it again
 CLUSTER_EVERY_S = 5.0  # How often the cluster is looked at for the queue's reasons
 START_PATIENCE_S = 600.0  # How long Ray may take from a job's submission to its driver's first word
 FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
@@ -95,7 +95,9 @@ class Scheduler:
         self._heartbeat_s = float("-inf")
         self._figures_s = float("-inf")
         self.figures = MetricBuffer()  # What this scheduler measures, until it is stored
-        store.database.observe_write = self._observe_write
+        store.database.observe_write = functools.partial(
+            self.figures.observe, "stillhouse_commit_seconds", process="scheduler"
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Makes passes until `stop` is set, less often while Ray or the database is unavailable."""
@@ -153,9 +155,6 @@ class Scheduler:
             self._store_figures()
             self._figures_s = now
         return did
-
-    def _observe_write(self, elapsed_s: float) -> None:
-        self.figures.observe("stillhouse_commit_seconds", elapsed_s, process="scheduler")
 
     def _store_figures(self) -> None:
         rows = self.figures.taken()
@@ -255,8 +254,11 @@ class Scheduler:
                 return  # Its scheduler is about to do so.
             if not lapsed or self._adopt(experiment, did, driver_is_silent=False):
                 self._submit(experiment, did)
-        elif job is None or job.state.ended:
-            self._end(experiment, self._why_ended(job), did)
+        elif job is None:
+            self._end(experiment, "Ray no longer knows this job: its head was restarted", did)
+        elif job.state.ended:
+            said = f": {job.message}" if job.message else ""
+            self._end(experiment, f"the driver ended without a result (job {job.state}{said})", did)
         elif lapsed:
             self._silent(lease, did)
 
@@ -295,12 +297,6 @@ class Scheduler:
             self.figures.count("stillhouse_adoptions_total")
             logger.info("adopted %s", experiment.submission_id)
         return adopted
-
-    def _why_ended(self, job: RayJob | None) -> str:
-        if job is None:
-            return "Ray no longer knows this job: its head was restarted"
-        said = f": {job.message}" if job.message else ""
-        return f"the driver ended without a result (job {job.state}{said})"
 
     def _end(self, experiment: Experiment, why: str, did: Pass) -> None:
         """Ends an attempt: the experiment is queued again, or fails when it was tried too often."""

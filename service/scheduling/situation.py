@@ -71,8 +71,6 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look found."""
-
     situation: Situation  # With the active experiments, the waiting ones, then the newcomer
     waiting: Sequence[Experiment]  # Head of the queue, in the order of claims
 

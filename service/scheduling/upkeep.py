@@ -11,8 +11,7 @@ from service.store import Store
 
 logger = logging.getLogger(__name__)
 
-EVERY_S, PRUNE_EVERY_S = 5.0, 3600.0
-"""Time between two looks for what people have deleted, and for points that have become old."""
+EVERY_S, PRUNE_EVERY_S = 5.0, 3600.0  # Between looks for what was deleted, and for points that became old
 PAUSE_S = 0.01  # Time between two transactions, in which others write
 _DAY_S = 86_400.0
 
@@ -38,7 +37,6 @@ class Upkeep:
             stop.wait(EVERY_S)
 
     def run_once(self, stop: threading.Event) -> None:
-        """Does all that is due now; `stop` interrupts it."""
         for experiment_id in self._store.removal.deleted_experiments():
             try:
                 for _ in self._store.removal.removing(experiment_id):

@@ -24,8 +24,7 @@ from trainers.metrics import Better
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-RANDOM_FIRST = 10
-"""Suggestions that have to end before the estimator is asked; those before are drawn at random."""
+RANDOM_FIRST = 10  # Suggestions that have to end before the estimator is asked; those before are random
 _TRIES = 20
 
 

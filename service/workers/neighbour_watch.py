@@ -32,10 +32,8 @@ MARK = "STILLHOUSE_EXPERIMENT"
 """Environment variable of an experiment's processes; its value is that of `mark_of`."""
 SERVICE = "service"  # Owner of the processes of Ray and of this service, which belong to no experiment
 
-_SETTLED_S = 10.0
-"""Age from which a process is taken for what it is: Ray starts a worker and then replaces its program."""
-_RECHECK_LOOKS = 60
-"""Looks after which foreign processes are read again: their numbers may have passed to others."""
+_SETTLED_S = 10.0  # Age from which a process is what it seems: Ray starts a worker, then replaces its program
+_RECHECK_LOOKS = 60  # Looks after which foreign processes are read again: others may have their numbers
 _LONGEST_READ = 1 << 17
 _RAY_PARTS = (
     b"/ray/core/src/ray/",
@@ -82,7 +80,6 @@ class Machine:
     processes: Mapping[int, Process] = field(default_factory=dict)  # Known foreign ones may be missing
 
     def under(self, roots: Iterable[int]) -> frozenset[int]:
-        """Returns processes and all their descendants."""
         children: defaultdict[int, list[int]] = defaultdict(list)
         for pid, process in self.processes.items():
             children[process.parent].append(pid)
@@ -289,17 +286,15 @@ class NeighbourWatch:
         roots: Collection[int],
         mark: str | None = None,
         every_s: float = LOOK_S,
-        look: Callable[[], Machine] | None = None,
     ) -> None:
         self._report = report
         self._roots = frozenset(roots)
         self._mark = os.environ.get(MARK, "") if mark is None else mark
         self._table = _table()
-        self._look = look or self._table.look
         self._gpus = _Gpus() if DEVICE_KINDS[device].nvml else None
         self._scope = f"host:{socket.gethostname()}"
         self._company, self._reported_s = Company(), 0.0
-        self._before = self._look()
+        self._before = self._table.look()
         self._repeated = Repeated(self._step, every_s, "neighbours")
         self._repeated.start()
 
@@ -315,7 +310,7 @@ class NeighbourWatch:
             self._say()
 
     def _advance(self) -> None:
-        now = self._look()
+        now = self._table.look()
         window_s = now.at_s - self._before.at_s
         if window_s < SHORTEST_S:
             return

@@ -37,7 +37,6 @@ class TorchWorkers(BackendConfig):  # type: ignore[misc, unused-ignore]
 
     @property
     def framework(self) -> Any:
-        """The framework shown on Ray's dashboard."""
         return TrainingFramework.TORCH
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from service.scheduling.cluster import fits
 from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
@@ -68,9 +67,7 @@ def measure_on_cluster(jobs: DashboardRayJobs, order: ProfileOrder, *, timeout_s
     """
     shape = order.shape
     cluster = jobs.cluster(time.time())
-    if cluster.reachable and not fits(
-        [(dict(shape.resources), dict(shape.labels), shape.workers)], cluster.nodes
-    ):
+    if cluster.reachable and not shape.fits(cluster.nodes):
         each = ", ".join(f"{amount:g} {name}" for name, amount in shape.resources)
         where = "".join(f" on nodes with {name}={value}" for name, value in shape.labels)
         raise ProfileFailed(

@@ -32,7 +32,6 @@ class PlacementGroup:
     labels: Mapping[str, str]
 
     def holds(self, shape: Shape) -> bool:
-        """Returns whether it was reserved for workers of a shape."""
         wanted = dict(shape.resources)
         return (
             len(self.bundles) == shape.workers

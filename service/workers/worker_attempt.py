@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.4  # Longest time between two reports, and so until a request to stop arrives
 GATHER_S = 0.15  # Shortest time between two reports: rows are sent together
-ALIVE_S = 5.0
-"""How often a report shows that its worker is alive; a killed worker is charged to this precision."""
+ALIVE_S = 5.0  # How often a report shows that its worker lives; a killed one is charged to this precision
 SAVING_S = 2.0
 """Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
 after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.

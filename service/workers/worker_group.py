@@ -22,7 +22,6 @@ from typing import Any
 from service.recording.experiment_actor import ExperimentActorClient, patiently
 from service.recording.mailbox import Assignment, Ending, Ready, WorkerAddress, WorkOrder
 from service.recording.outages import Repeated
-from service.scheduling.cluster import fits
 from service.scheduling.run_plan import Shape
 from service.workers.ray_cluster import look_at_cluster
 from service.workers.worker_attempt import ending_of, ray_node_id, train_one
@@ -38,8 +37,7 @@ _ROOM_EVERY_S = 2.0
 _NO_ROOM_S = 10.0  # How long the cluster may lack the room for a group before the group is given up
 _MEET_S = 300.0  # How long the workers of a group may take to find each other
 _ARRIVE_AGAIN_S = 1.0  # How often a worker repeats that it has arrived, until its group is formed
-_SEEN_S = 20.0
-"""How long a file may take from one node to another: network file systems remember what was not there."""
+_SEEN_S = 20.0  # How long a file may take to another node: network file systems remember what was not there
 
 _TRAIN_ENVIRONMENT = {
     # The controller looks at its workers this often: it bounds how late an ended group is noticed.
@@ -252,8 +250,7 @@ class _Room:
     """Notices when the cluster can no longer hold a group, which Ray would wait for forever."""
 
     def __init__(self, shape: Shape) -> None:
-        self._wanted = [(dict(shape.resources), dict(shape.labels), shape.workers)]
-        self._workers = shape.workers
+        self._shape = shape
         self._looked_s = self._had_room_s = time.monotonic()
 
     def check(self) -> None:
@@ -261,11 +258,11 @@ class _Room:
         if now - self._looked_s < _ROOM_EVERY_S:
             return
         self._looked_s = now
-        if fits(self._wanted, look_at_cluster().nodes):
+        if self._shape.fits(look_at_cluster().nodes):
             self._had_room_s = now
         elif now - self._had_room_s > _NO_ROOM_S:
             raise WorkerGroupFailed(
-                f"nodes have left, and the cluster no longer has room for {self._workers} workers", {}
+                f"nodes have left, and the cluster no longer has room for {self._shape.workers} workers", {}
             )
 
 

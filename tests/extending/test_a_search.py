@@ -17,6 +17,7 @@ from service.domain.states import ExperimentState
 from service.driving.choosing import Wait
 from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.planner.forecasting import forecast_of
 from service.planner.preview import planned_runs
 from service.recording.mailbox import Assignment, Ending, Ready, Turn
@@ -162,7 +163,7 @@ def sweep_of(store: Store, settings: Settings, experiment_id: int) -> Sweep:
     node = ClusterNode("a", "a", True, {"CPU": 2.0}, {})
     stored = read_stored(store.experiments.spec(experiment_id)[1])
     cluster = ClusterSnapshot(0.0, True, None, (node,))
-    return Sweep(store, settings, experiment_id, 1, stored, CATALOGUE, capacity=lambda: cluster)
+    return Sweep(SweepContext(store, settings, experiment_id, 1, stored, CATALOGUE), lambda: cluster)
 
 
 def given(sweep: Sweep) -> Assignment:

@@ -12,9 +12,10 @@ from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.planner.preview import planned_runs
-from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, at_a_time, fits, unsatisfiable
+from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, at_a_time, unsatisfiable
 from service.scheduling.run_plan import Shape, run_config, shapes_of
 from service.specs.experiment import ExperimentSpec, validate
+from tests.service.placing import fits
 
 GPU_NODE = {"CPU": 32.0, "GPU": 4.0, "accelerator_type:A100": 1.0}
 

@@ -11,7 +11,7 @@ from service.config.document import SpecError
 from service.config.hardware import CATALOGUE, lookup
 from service.domain.states import RunState
 from service.recording.mailbox import Ready
-from service.scheduling.cluster import ClusterNode, ClusterSnapshot, fits, worker_resources
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, worker_resources
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import shapes_of
@@ -19,6 +19,7 @@ from service.scheduling.situation import SituationReader
 from service.specs.experiment import ExperimentSpec, validate
 from service.store import NewExperiment, Store
 from service.workers.ray_cluster import PlacementGroup, PlacementWatch
+from tests.service.placing import fits
 from trainers.config import SHARERS
 from trainers.telemetry.usage import cost_usd, modelled_energy_j
 

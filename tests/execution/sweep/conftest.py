@@ -14,6 +14,7 @@ from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Experiment
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording import outages
 from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -83,7 +84,7 @@ def begin(
             notes.append(message)
             store.drivers.note(experiment.id, 1, message, kind=kind)
 
-        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look, note=note)
+        sweep = Sweep(SweepContext(store, settings, experiment.id, 1, spec, CATALOGUE, note), look)
         return sweep, experiment
 
     return begin

@@ -7,6 +7,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
@@ -53,31 +54,17 @@ def test_a_held_budget_pauses_and_is_granted_again_by_a_resume(
     complete(sweep, store, given(sweep))
     assert sweep.next_turn() is Wait.over
     assert sweep.final_state() == (ExperimentState.paused, None)
-    dead = Sweep(
-        store,
-        settings,
-        experiment.id,
-        1,
-        ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1]),
-        CATALOGUE,
-        capacity=lambda: ClusterSnapshot(0.0, True, None, ()),
-    )
+    spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
+    context = SweepContext(store, settings, experiment.id, 1, spec, CATALOGUE)
+    dead = Sweep(context, lambda: ClusterSnapshot(0.0, True, None, ()))
     assert dead.next_turn() is Wait.over  # A driver that died before the pause grants nothing.
     store.drivers.finish_experiment(experiment.id, 1, ExperimentState.paused)
     store.requests.resume(experiment.id)
     queue.claim("s", lease_s=60)
     store.drivers.started(experiment.id, 2, "node", 1)
-    spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
     nodes = (ClusterNode("0", "0", True, dict(CPUS), {}),)
-    again = Sweep(
-        store,
-        settings,
-        experiment.id,
-        2,
-        spec,
-        CATALOGUE,
-        capacity=lambda: ClusterSnapshot(0.0, True, None, nodes),
-    )
+    context = SweepContext(store, settings, experiment.id, 2, spec, CATALOGUE)
+    again = Sweep(context, lambda: ClusterSnapshot(0.0, True, None, nodes))
     complete(again, store, given(again))
     assert again.next_turn() is Wait.over
     assert again.final_state() == (ExperimentState.paused, None)

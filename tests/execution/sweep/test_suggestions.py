@@ -13,6 +13,7 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Ending, Turn
 from service.recording.outages import wait_out
 from service.scheduling.cluster import ClusterSnapshot
@@ -73,7 +74,7 @@ def test_a_driver_that_starts_anew_suggests_what_the_first_would_have(
             complete(sweep, store, only, Ending("completed", summary={"validation_loss": 1.0 / (number + 1)}))
             if dies:
                 spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
-                sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=look)
+                sweep = Sweep(SweepContext(store, settings, experiment.id, 1, spec, CATALOGUE), look)
         assert sweep.next_turn() is Wait.over
         assert sweep.final_state()[0] is ExperimentState.succeeded
         store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)

@@ -20,6 +20,7 @@ from sqlalchemy.util import LRUCache
 
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Ending, Ready, Turn
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
@@ -85,10 +86,9 @@ def _carry_out(settings: Settings, name: str) -> None:
         store.drivers.started(experiment.id, 1, "node", os.getpid())
         _, canonical = store.experiments.spec(experiment.id)
         store.attempts.reset_runs_of_dead_attempt(experiment.id, 1)
-        sweep = Sweep(
-            store, settings, experiment.id, 1, read_stored(canonical), settings.catalogue(),
-            capacity=lambda: _snapshot(time.time()),
-        )  # fmt: skip
+        spec = read_stored(canonical)
+        context = SweepContext(store, settings, experiment.id, 1, spec, settings.catalogue())
+        sweep = Sweep(context, lambda: _snapshot(time.time()))
         sweep.recover()
         store.drivers.renew_lease(experiment.id, 1, settings.lease_s)
         while isinstance(turn := sweep.next_turn(), Turn):

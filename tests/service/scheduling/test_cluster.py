@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.domain.serialization import adapter
-from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, fits, unsatisfiable
+from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
 from service.specs.experiment import ExperimentSpec, validate
+from tests.service.placing import fits
 
 
 def cluster(*nodes: dict[str, float], reachable: bool = True) -> ClusterSnapshot:

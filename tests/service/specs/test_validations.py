@@ -11,6 +11,7 @@ from typing import Any
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Turn
 from service.scheduling.admission import admit, read_spec
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -69,7 +70,7 @@ def test_settings_are_validated_once_at_submission_and_once_from_what_is_stored(
     read_stored.cache_clear()
     with counted() as driver:
         spec = read_stored(store.experiments.spec(experiment.id)[1])
-        sweep = Sweep(store, settings, experiment.id, 1, spec, CATALOGUE, capacity=lambda: cluster)
+        sweep = Sweep(SweepContext(store, settings, experiment.id, 1, spec, CATALOGUE), lambda: cluster)
         turns = [sweep.next_turn() for _ in range(4)]
     assert all(isinstance(turn, Turn) for turn in turns)
     assert driver.times == 1 + 2
