@@ -13,7 +13,7 @@ import getpass
 import hmac
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -39,25 +39,19 @@ from service.store.people import Refused
 
 OWNER_HEADER = "Stillhouse-Owner"
 MIN_TOKEN_LENGTH = 32
-MAX_ID = 2**63 - 1
-"""Largest integer that both databases hold."""
-RECHECK_S = 30.0
-"""Time between two looks at whether a stream's reader may still read it."""
-FIRST_ADMINISTRATOR = "admin"
-"""User whom `STILLHOUSE_TOKEN` stands for."""
+MAX_ID = 2**63 - 1  # Largest integer that both databases hold
+RECHECK_S = 30.0  # Time between two looks at whether a stream's reader may still read it
+FIRST_ADMINISTRATOR = "admin"  # User whom `STILLHOUSE_TOKEN` stands for
 
 _TOKEN = re.compile(r"[\x21-\x7e]{20,200}")
 _REALM = 'Bearer realm="stillhouse"'
 
 
 class On(StrEnum):
-    nothing = "nothing"
-    """The service; lists leave out what their reader does not see."""
+    nothing = "nothing"  # The service; lists leave out what their reader does not see
     experiment = "experiment"
-    experiments = "experiments"
-    """With those in the parameter `also`."""
-    deleted = "deleted"
-    """One that may have been deleted."""
+    experiments = "experiments"  # With those in the parameter `also`
+    deleted = "deleted"  # One that may have been deleted
     run = "run"
     project = "project"
 
@@ -66,21 +60,14 @@ class On(StrEnum):
 class Rule:
     """What a route needs; every route depends on the `apply` of one."""
 
-    action: Action | None
-    """What the sender must be allowed to do; None = public, no credential is looked at."""
+    action: Action | None  # What the sender must be allowed to do; None = public, no credential is looked at
     on: On = On.nothing
     own_token: Callable[[Settings], SecretStr | None] | None = None
     """A token of the settings that opens this route and no other; None = there is none."""
-    any_parameters: bool = False
-    """Whether query parameters that the route does not declare are let through."""
+    any_parameters: bool = False  # Whether query parameters that the route does not declare are let through
 
     async def apply(self, request: Request) -> None:
-        """Identifies the sender as `request.state.caller`, and checks that the rule admits them.
-
-        Raises:
-            ProblemError: `unauthenticated`, `invalid-token`, `invalid-parameter`; `forbidden` if they see it.
-            NotFound: the object is missing, or they do not see it.
-        """
+        """Identifies the sender as `request.state.caller`, and raises where the rule does not admit them."""
         await self.admit(request)
         if not self.any_parameters:
             refuse_unknown_parameters(request)
@@ -105,8 +92,7 @@ def _needs(action: Action | None, on: On = On.nothing, **more: Any) -> Any:
 PUBLIC = _needs(None)
 PUBLIC_ANY_QUERY = _needs(None, any_parameters=True)
 """Public, with any parameters: the page's script reads its own, a provider and a prober add theirs."""
-SIGNED_IN = _needs(Action.see)
-"""Whoever has a valid credential; lists show what they see."""
+SIGNED_IN = _needs(Action.see)  # Whoever has a valid credential; lists show what they see
 SUBMIT = _needs(Action.submit)
 SEE = _needs(Action.see, On.experiment)
 SEE_ALL = _needs(Action.see, On.experiments)
@@ -124,8 +110,7 @@ SCRAPE = _needs(Action.operate, own_token=lambda settings: settings.metrics_toke
 @dataclass(frozen=True, slots=True)
 class Caller:
     principal: Principal
-    owner: str
-    """Name that they submit experiments under."""
+    owner: str  # Name that they submit experiments under
     address: str | None = None
 
     @property
@@ -201,14 +186,10 @@ async def _principal(request: Request) -> Principal:
 async def _identified(principals: Principals, identity: Identity) -> Principal:
     try:
         if identity.token_sha256 is not None:
-            found = await principals.of_token_hash(identity.token_sha256)
-        elif identity.own_token:
-            found = _FIRST
-        else:
-            found = await principals.of_user(identity.user, identity.scope)
+            return await principals.of_token_hash(identity.token_sha256)
+        return _FIRST if identity.own_token else await principals.of_user(identity.user, identity.scope)
     except Refused as refusal:
         raise ProblemError("unauthenticated", str(refusal), headers={"WWW-Authenticate": _REALM}) from None
-    return found
 
 
 _FIRST = Principal(FIRST_ADMINISTRATOR, UserKind.person, Scope.admin, administrator=True)
@@ -264,23 +245,19 @@ async def _apply(rule: Rule, action: Action, caller: Caller, request: Request) -
         return
     if action is Action.see and principal.visibility.projects is None:
         return
+    kind = "experiment" if rule.on in (On.experiments, On.deleted) else str(rule.on)
+    named: Sequence[Any]
+    found: Mapping[Any, Belonging]
     if rule.on is On.project:
-        project = request.path_params["project"]
-        if not principal.sees(project):
-            raise NotFound("project", project)
-        if reason := principal.lacks(action, project):
-            names = await run_in_threadpool(store.projects.maintainers, project)
-            raise _forbidden(principal, reason, action, Belonging(project, principal.user), names)
-        return
-    ids = _ids(rule.on, request)
-    if not ids:
-        return  # Not numbers: refused when the parameters are read.
-    found = await run_in_threadpool(_belongings, store, rule.on, ids)
-    kind = "run" if rule.on is On.run else "experiment"
-    for id in ids:
-        belonging = found.get(id)
+        named = [request.path_params["project"]]
+        found = {project: Belonging(project, principal.user) for project in named}
+    else:
+        named = _ids(rule.on, request)  # None where they are not numbers: refused when parameters are read.
+        found = await run_in_threadpool(_belongings, store, rule.on, named) if named else {}
+    for name in named:
+        belonging = found.get(name)
         if belonging is None or not principal.sees(belonging.project):
-            raise NotFound(kind, id)
+            raise NotFound(kind, name)
         wanted = principal.steering(belonging.owner) if action is Action.steer_own else action
         if reason := principal.lacks(wanted, *belonging):
             names = await run_in_threadpool(store.projects.maintainers, belonging.project)
@@ -335,12 +312,9 @@ _ID = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_ID)])
 
 def _ids(on: On, request: Request) -> list[int]:
     """Returns the numbers of the objects that a request names, in order; none when one is not a number."""
-    if on is On.run:
-        texts: Iterable[str] = [request.path_params["run_id"]]
-    else:
-        texts = [request.path_params["experiment_id"]]
-        if on is On.experiments:
-            texts = [*texts, *request.query_params.getlist("also")]
+    texts = [request.path_params["run_id" if on is On.run else "experiment_id"]]
+    if on is On.experiments:
+        texts += request.query_params.getlist("also")
     try:
         return [_ID.validate_python(text) for text in texts]
     except ValidationError:
@@ -363,14 +337,13 @@ def refuse_unknown_parameters(request: Request) -> None:
     """Raises `invalid-parameter` with the nearest known name: a misspelt filter is not ignored."""
     if not request.query_params:
         return
-    known = set(query_names(request.scope["route"].dependant))
-    unknown = [name for name in request.query_params if name not in known][:MAX_PROBLEMS]
-    hints = [_nearest(name, known) for name in unknown[:MAX_SUGGESTIONS]]
-    hints += [_listed(known)] * (len(unknown) - len(hints))
-    problems = [
-        Problem("unknown-key", f"query.{name[:100]}", "unknown parameter; " + hint)
-        for name, hint in zip(unknown, hints, strict=True)
-    ]
+    known = sorted(set(query_names(request.scope["route"].dependant)))
+    problems: list[Problem] = []
+    for name in [name for name in request.query_params if name not in known][:MAX_PROBLEMS]:
+        hint = "this operation takes " + (", ".join(known) or "none")
+        if len(problems) < MAX_SUGGESTIONS and (close := difflib.get_close_matches(name[:100], known, n=1)):
+            hint = f"did you mean '{close[0]}'?"
+        problems.append(Problem("unknown-key", f"query.{name[:100]}", f"unknown parameter; {hint}"))
     if problems:
         raise ProblemError("invalid-parameter", str(problems[0]), errors=problems)
 
@@ -379,17 +352,6 @@ def query_names(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
         yield from query_names(inner)
-
-
-def _nearest(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name[:100], sorted(known), n=1)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return _listed(known)
-
-
-def _listed(known: set[str]) -> str:
-    return "this operation takes " + (", ".join(sorted(known)) or "none")
 
 
 async def while_permitted(

@@ -79,19 +79,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def include_routes(app: FastAPI) -> None:
-    for module in (
-        experiments,
-        analysis,
-        runs,
-        queue,
-        specs,
-        views,
-        people,
-        projects,
-        notifications,
-        system,
-        pages,
-    ):
+    modules = experiments, analysis, runs, queue, specs, views, people, projects, notifications, system, pages
+    for module in modules:
         app.include_router(module.router)
     for router in (experiments.across, logins.router, logins.pages, device.router, device.oauth):
         app.include_router(router)

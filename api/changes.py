@@ -25,8 +25,7 @@ MOST_ACTIVE: Final = 1000
 """Most experiments at work whose costs are sent; those of further ones are read from lists."""
 SLOWLY_S: Final = 5.0
 """Time, in s, between two looks at what changes all the time: costs, and what the clusters have."""
-_WINDOW: Final = 1000
-"""Most recently changed experiments to remember, so that a new change can be recognised."""
+_WINDOW: Final = 1000  # Most recently changed experiments to remember, so that a new change can be recognised
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,7 @@ class Frames:
 class ChangesSnapshot(Snapshot[float]):
     """All experiments after a poll; its place is the time of the database."""
 
-    numbers: Mapping[int, int]
-    """Last event of experiments that changed of late."""
+    numbers: Mapping[int, int]  # Last event of experiments that changed of late
     turns: Mapping[int, tuple[Any, ...]]
     """What the queue page shows of experiments that have not ended, as far as they changed while followed."""
     looked_s: float

@@ -22,10 +22,8 @@ MAX_REQUEST_BYTES = 8 * MAX_BYTES
 class BoundedProtocol(HttpToolsProtocol):
     """A connection whose client can neither fill the memory nor hold it open in silence."""
 
-    head_timeout_s = 20.0
-    """Longest wait for a first request, and for the headers of one that has begun."""
-    body_timeout_s = 60.0
-    """Longest time from the headers of a request to the end of its body."""
+    head_timeout_s = 20.0  # Longest wait for a first request, and for the headers of one that has begun
+    body_timeout_s = 60.0  # Longest time from the headers of a request to the end of its body
     stalled_timeout_s = 30.0
     """Longest time that a client takes nothing of an answer; a stream can then be resumed."""
 

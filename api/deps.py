@@ -75,8 +75,7 @@ async def _page(
     return {**chosen, "page_size": page_size, "page_token": page_token}
 
 
-PageOfRuns = Annotated[dict[str, Any], Depends(_page)]
-"""The same, and which page of them."""
+PageOfRuns = Annotated[dict[str, Any], Depends(_page)]  # The same, and which page of them
 IdempotencyKey = Annotated[
     str | None,
     Header(

@@ -26,9 +26,7 @@ from service.store import Store
 
 _PAGE_SIZE = 1000
 _CHUNK = 1 << 16
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters that a spreadsheet takes for a formula."""
-
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters that a spreadsheet takes for a formula
 
 FormatParameter = Annotated[TableFormat, Query(description="csv, parquet or jsonl (JSON lines).")]
 
@@ -71,36 +69,28 @@ def answer(
             experiment_id=experiment_id, page_size=_PAGE_SIZE, page_token=token, visible=visible, **chosen
         )
 
-    axes = None
+    columns = [*_TYPES, "point"]
     if experiment_id is not None:
         _, canonical = store.experiments.spec(experiment_id)
-        axes = list(json.loads(canonical)["search"]["axes"])
-    chunks = _WRITERS[format](_pages(read(None), read, axes), axes)
+        columns = [*_TYPES, *(f"axis.{axis}" for axis in json.loads(canonical)["search"]["axes"])]
+    chunks = _WRITERS[format](_pages(read(None), read, columns), columns)
     return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))
 
 
 def _pages(
-    first: Page[Run], read: Callable[[str | None], Page[Run]], axes: Sequence[str] | None
+    page: Page[Run], read: Callable[[str | None], Page[Run]], columns: Sequence[str]
 ) -> Iterator[list[Row]]:
-    page = first
     while True:
-        yield [_row(run, axes) for run in page.items]
+        yield [{column: _cell(run, column) for column in columns} for run in page.items]
         if page.next_page_token is None:
             return
         page = read(page.next_page_token)
 
 
-def _row(run: Run, axes: Sequence[str] | None) -> Row:
-    row: Row = {name: getattr(run, name) for name in _TYPES}
-    if axes is None:
-        row["point"] = json.dumps(run.point, ensure_ascii=False)
-    else:
-        row |= {f"axis.{axis}": run.point.get(axis) for axis in axes}
-    return row
-
-
-def _columns(axes: Sequence[str] | None) -> list[str]:
-    return [*_TYPES, *(["point"] if axes is None else [f"axis.{axis}" for axis in axes])]
+def _cell(run: Run, column: str) -> object:
+    if column == "point":
+        return json.dumps(run.point, ensure_ascii=False)
+    return getattr(run, column) if column in _TYPES else run.point.get(column.removeprefix("axis."))
 
 
 def csv_chunks(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
@@ -125,12 +115,11 @@ def guarded(cell: object) -> object:
     return cell
 
 
-def _csv(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
-    columns = _columns(axes)
-    return csv_chunks(columns, ([row[column] for column in columns] for rows in pages for row in rows))
+def _csv(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
+    return csv_chunks(columns, (row.values() for rows in pages for row in rows))
 
 
-def _jsonl(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
+def _jsonl(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
     for rows in pages:
         yield b"".join(
             orjson.dumps(
@@ -145,12 +134,10 @@ def _number(value: float) -> float | str:
     """Returns a finite number as it is, any other as the string that stands for it in JSON."""
     if math.isfinite(value):
         return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator[bytes]:
+def _parquet(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
     # Imported when asked for: Arrow is a third of the memory of a process that never exports.
     import pyarrow
     import pyarrow.csv
@@ -158,7 +145,7 @@ def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator
 
     arrow_types: dict[type, Any] = {int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema(
-        [(name, arrow_types.get(_TYPES.get(name, str), pyarrow.string())) for name in _columns(axes)]
+        [(name, arrow_types.get(_TYPES.get(name, str), pyarrow.string())) for name in columns]
     )
     texts = {name for name in schema.names if schema.field(name).type == pyarrow.string()}
     # Arrow reads rows as CSV: making arrays of Python lists would import pandas, which is larger still.
@@ -172,11 +159,10 @@ def _parquet(pages: Iterator[list[Row]], axes: Sequence[str] | None) -> Iterator
     sink = _Chunks()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for rows in pages:
-            if rows:
-                text = "".join(
-                    ",".join(_quoted(row[name], text=name in texts) for name in schema.names) + "\n"
-                    for row in rows
-                )
+            lines = (
+                ",".join(_quoted(value, text=name in texts) for name, value in row.items()) for row in rows
+            )
+            if text := "\n".join(lines):
                 writer.write_table(
                     pyarrow.csv.read_csv(io.BytesIO(text.encode("utf-8", "replace")), **options)
                 )
@@ -218,7 +204,7 @@ class _Chunks(io.RawIOBase):
         return chunk
 
 
-_WRITERS: dict[TableFormat, Callable[[Iterator[list[Row]], Sequence[str] | None], Iterator[bytes]]] = {
+_WRITERS: dict[TableFormat, Callable[[Iterator[list[Row]], Sequence[str]], Iterator[bytes]]] = {
     TableFormat.csv: _csv,
     TableFormat.parquet: _parquet,
     TableFormat.jsonl: _jsonl,

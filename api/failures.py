@@ -45,7 +45,7 @@ from service.specs.models import NoModel
 
 _logger = logging.getLogger(__name__)
 
-_STORE_PROBLEMS: dict[type[StoreError], str] = {
+_PROBLEMS: dict[type, str] = {
     NotFound: "not-found",
     Conflict: "conflict",
     StaleAttempt: "conflict",
@@ -56,26 +56,22 @@ _STORE_PROBLEMS: dict[type[StoreError], str] = {
     Unconfirmed: "unconfirmed",
     UnusableDatabase: "unavailable",
     StoreFull: "storage-full",
-}
-
-_GONE = "the client disconnected while sending the request"
-_HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
-
-
-_FILE_PROBLEMS: dict[type[Exception], str] = {
+    AnalysisError: "no-answer",
+    NotComparable: "not-comparable",
     NoModel: "no-model",
     NoTrace: "no-trace",
     NoPredictions: "no-predictions",
 }
+_GONE = "the client disconnected while sending the request"
+_HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-large"}
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _answered(lambda error: error))
     app.add_exception_handler(SpecError, _answered(from_spec_error))
-    app.add_exception_handler(StoreError, _answered(from_store_error))
-    app.add_exception_handler(AnalysisError, _answered(_from_analysis_error))
-    for kind in _FILE_PROBLEMS:
-        app.add_exception_handler(kind, _answered(_from_missing_file))
+    app.add_exception_handler(StoreError, _answered(_from_store_error))
+    for kind in (AnalysisError, NoModel, NoTrace, NoPredictions):
+        app.add_exception_handler(kind, _answered(_without_answer))
     app.add_exception_handler(RequestValidationError, _answered(_from_invalid_request))
     app.add_exception_handler(ClientDisconnect, _answered(lambda _: ProblemError("malformed-request", _GONE)))
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -90,12 +86,17 @@ def _answered(problem_of: Callable[[Any], ProblemError]) -> Callable[[Request, A
     return answer
 
 
-def from_store_error(error: StoreError) -> ProblemError:
+def _slug(error: Exception) -> str:
+    for kind in type(error).__mro__:
+        if kind in _PROBLEMS:
+            return _PROBLEMS[kind]
+    raise error
+
+
+def _from_store_error(error: StoreError) -> ProblemError:
     if isinstance(error, BadValue):
         return invalid("invalid-body", f"body.{error.field}", error.message)
-    slug = next((_STORE_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _STORE_PROBLEMS), None)
-    if slug is None:
-        raise error
+    slug = _slug(error)
     if not isinstance(error, StoreOutage | UnusableDatabase):
         return ProblemError(slug, str(error))
     # The driver's words name hosts, users and files, which are not the sender's to know.
@@ -108,14 +109,10 @@ def from_store_error(error: StoreError) -> ProblemError:
     return ProblemError(slug, f"{ours}; the server's log says why", headers=headers)
 
 
-def _from_analysis_error(error: AnalysisError) -> ProblemError:
+def _without_answer(error: Exception) -> ProblemError:
     if isinstance(error, BadQuestion):
         return invalid("invalid-parameter", f"query.{error.parameter}", str(error))
-    return ProblemError("not-comparable" if isinstance(error, NotComparable) else "no-answer", str(error))
-
-
-def _from_missing_file(error: Exception) -> ProblemError:
-    return ProblemError(_FILE_PROBLEMS[type(error)], str(error))
+    return ProblemError(_slug(error), str(error))
 
 
 def _from_invalid_request(error: RequestValidationError) -> ProblemError:

@@ -21,12 +21,9 @@ from service.db.errors import NotFound, StoreError
 
 _logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 64 * 1024
-"""Most bytes that are handed to a connection before it has sent those before."""
-_KEPT_BYTES = 1 << 20
-"""Size of the newest updates that a feed keeps for followers that are a little behind."""
-_PING_S = 15.0
-"""Longest silence of a stream; proxies and clients take a longer one for a dead connection."""
+PIECE_BYTES = 64 * 1024  # Most bytes that are handed to a connection before it has sent those before
+_KEPT_BYTES = 1 << 20  # Size of the newest updates that a feed keeps for followers that are a little behind
+_PING_S = 15.0  # Longest silence of a stream; proxies and clients take a longer one for a dead connection
 _PING = b": ping\n\n"
 _READING_THREADS = 4
 """Most feeds, and most followers, that read from the store at a time; others wait, requests do not."""
@@ -38,10 +35,8 @@ Place = TypeVar("Place")
 class Snapshot(Generic[Place]):
     """How the thing that is followed stands after a poll."""
 
-    place: Place
-    """How far a follower is that has everything up to here."""
-    end: bytes | None
-    """The last frame of the stream, once the thing has ended."""
+    place: Place  # How far a follower is that has everything up to here
+    end: bytes | None  # The last frame of the stream, once the thing has ended
 
 
 SnapshotT = TypeVar("SnapshotT", bound=Snapshot[Any])

@@ -50,8 +50,7 @@ _PROJECTS_MAX_AGE_S = 1.0
 HEAVY_AT_A_TIME = 2
 """Large documents that are checked at a time: each takes a share of the interpreter from every read."""
 LOOKS_AT_A_TIME = 2
-LARGEST_BATCH = 64
-"""Submissions that one round of the worker takes: bounds how long the first of them waits."""
+LARGEST_BATCH = 64  # Submissions that one round of the worker takes: bounds how long the first of them waits
 LIGHT_BYTES = 16 * 1024
 LIGHT_RUNS = 20
 """A longer text or a larger grid is checked apart from the others, as is what may reuse runs or names data

@@ -180,8 +180,7 @@ def _problems_of(route: RouteContext) -> Iterator[str]:
             yield from ("no-answer", "not-comparable")
 
 
-_CHECKS = ("validate_spec", "preview_spec")
-"""Operations that are no GET and change nothing."""
+_CHECKS = ("validate_spec", "preview_spec")  # Operations that are no GET and change nothing
 
 
 def _spec_schema(schemas: dict[str, Any]) -> dict[str, Any]:

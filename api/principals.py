@@ -33,14 +33,10 @@ class Identity:
     via: Via
     token_sha256: str | None = None
     """Hash of the token that opened the session, and caps what it may do; None = the user's own role."""
-    own_token: bool = False
-    """Whether the installation's own token opened the session."""
-    scope: Scope = Scope.admin
-    """Most that the request may be used for, where no token sets it."""
-    subject: str | None = None
-    """`issuer|sub` of the OpenID provider that vouched for the user."""
-    session: str | None = None
-    """Public id of the browser session."""
+    own_token: bool = False  # Whether the installation's own token opened the session
+    scope: Scope = Scope.admin  # Most that the request may be used for, where no token sets it
+    subject: str | None = None  # `issuer|sub` of the OpenID provider that vouched for the user
+    session: str | None = None  # Public id of the browser session
 
 
 Identify = Callable[[Request], Identity | None]

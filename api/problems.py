@@ -20,8 +20,7 @@ from service.config.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_PROBLEM
 from service.domain.grid import MAX_RUNS
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = 2
-"""Wait that clients are told while the database is unavailable."""
+RETRY_AFTER_S = 2  # Wait that clients are told while the database is unavailable
 
 
 @dataclass(frozen=True, slots=True)

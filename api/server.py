@@ -18,8 +18,7 @@ from service.config.settings import Settings
 _logger = logging.getLogger(__name__)
 _BACKLOG = 512
 _SHUTDOWN_S = 3
-_IDLE_S = 10
-"""Longest pause between two requests of a connection; longer than common clients keep one unused."""
+_IDLE_S = 10  # Longest pause between two requests of a connection; longer than common clients keep one unused
 
 
 class UnsafeAddress(ValueError):

@@ -40,8 +40,7 @@ from service.domain.states import TERMINAL_EXPERIMENT_STATES, TERMINAL_RUN_STATE
 from service.scheduling.queue import Queue
 from service.store import Store
 
-INTERVAL_S = 0.5
-"""Time between two polls of one experiment or run."""
+INTERVAL_S = 0.5  # Time between two polls of one experiment or run
 MAX_POINTS = 2000
 """Most points of a metric that a follower is sent at once; more are thinned as `GET points` thins them."""
 _EVENTS_PER_READ = 500
@@ -49,10 +48,8 @@ _METRICS_PER_READ = 4
 _FIRST_LINES, _MOST_LINES = 32, 1000
 _BYTES_PER_READ = 256 * 1024
 """Target size of one log read; the number of lines is estimated from those read so far."""
-_ACTIVE_RUNS = 100
-"""Most running runs whose progress is pushed; further ones are read from lists."""
-_PREPARING = "preparing"
-"""Phase in which only the log says how far a run is."""
+_ACTIVE_RUNS = 100  # Most running runs whose progress is pushed; further ones are read from lists
+_PREPARING = "preparing"  # Phase in which only the log says how far a run is
 
 
 class EventStream(StreamingResponse):
@@ -75,8 +72,7 @@ EXPERIMENT_EVENTS: Mapping[str, Any] = {
     "run": RunProgress,
     "experiment": ExperimentStatus,
     "end": ExperimentStatus,
-}
-"""Data of each event, by its name."""
+}  # Data of each event, by its name
 RUN_EVENTS: Mapping[str, Any] = {
     "run": RunProgress,
     "log": LogLine,
@@ -133,8 +129,7 @@ class ExperimentSnapshot(Snapshot[int]):
     """An experiment after a poll; its place is the number of its newest event."""
 
     summary: str
-    runs: Mapping[int, RunView]
-    """Runs that were active while the experiment was followed, by id."""
+    runs: Mapping[int, RunView]  # Runs that were active while the experiment was followed, by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +200,7 @@ class Place:
     line: int = 0
     steps: Mapping[str, int] | None = None
     """Last step of each metric; None when only `step` is known, as after a reconnect."""
-    newest: bool = False
-    """The follower has all that there is so far, wherever that ends."""
+    newest: bool = False  # The follower has all that there is so far, wherever that ends
 
     @classmethod
     def parse(cls, text: str | None) -> Place:

@@ -24,10 +24,8 @@ _MAX_BUCKETS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    burst: int
-    """Tries in a row."""
-    per_minute: float
-    """Tries that become possible again each minute."""
+    burst: int  # Tries in a row
+    per_minute: float  # Tries that become possible again each minute
     what: str
 
 
@@ -50,8 +48,7 @@ class Throttle:
     def __init__(self, clock: Callable[[], float] = time.monotonic, size: int = _MAX_BUCKETS) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._full_s: LRUCache[tuple[Limit, str], float] = LRUCache(size)
-        """When each bucket is full again."""
+        self._full_s: LRUCache[tuple[Limit, str], float] = LRUCache(size)  # When each bucket is full again
         self._wrong: LRUCache[tuple[str, bytes], None] = LRUCache(size)
 
     def __len__(self) -> int:

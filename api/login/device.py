@@ -52,8 +52,7 @@ T = TypeVar("T")
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 
-oauth = APIRouter(include_in_schema=False)
-"""What devices use, and the page for people."""
+oauth = APIRouter(include_in_schema=False)  # What devices use, and the page for people
 router = APIRouter(tags=["people"])
 
 _NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}

@@ -34,8 +34,7 @@ from api.guard import LOOPBACK_NAMES
 from service.config.settings import Settings
 
 CALLBACK = "/login/oidc/callback"
-LOGIN_LASTS_S = 600.0
-"""Time in which someone who left for the provider must be back."""
+LOGIN_LASTS_S = 600.0  # Time in which someone who left for the provider must be back
 
 
 class ProviderError(Exception):
@@ -74,8 +73,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    subject: str
-    """`issuer|sub`: the only claim that never means somebody else."""
+    subject: str  # `issuer|sub`: the only claim that never means somebody else
     name: str
     email: str | None
     groups: frozenset[str]

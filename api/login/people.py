@@ -27,8 +27,7 @@ from service.store import Store
 
 _logger = logging.getLogger(__name__)
 
-_RESERVED = frozenset({FIRST_ADMINISTRATOR, LOCAL_ACTOR.user})
-"""Names that a provider's claims cannot choose."""
+_RESERVED = frozenset({FIRST_ADMINISTRATOR, LOCAL_ACTOR.user})  # Names that a provider's claims cannot choose
 _UNUSABLE = re.compile(r"[^A-Za-z0-9._@-]+")
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
 _LONGEST_SUGGESTION = 90

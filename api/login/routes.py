@@ -41,8 +41,7 @@ from service.store.people import Refused
 
 _logger = logging.getLogger(__name__)
 
-pages = APIRouter(include_in_schema=False)
-"""What a browser opens; not for programs."""
+pages = APIRouter(include_in_schema=False)  # What a browser opens; not for programs
 router = APIRouter(tags=["people"])
 
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -64,18 +63,15 @@ SessionId = Annotated[
 class LoginOptions(Serializable):
     """How one can log in here."""
 
-    required: bool
-    """Whether requests must show whom they come from at all."""
-    provider: str | None
-    """Host of the OpenID provider; null = none is set."""
+    required: bool  # Whether requests must show whom they come from at all
+    provider: str | None  # Host of the OpenID provider; null = none is set
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSession(Session):
     """A session, and whether it is the one that asks."""
 
-    current: bool
-    """Whether this request came with it."""
+    current: bool  # Whether this request came with it
 
 
 @pages.get("/login", dependencies=[PUBLIC_ANY_QUERY])

@@ -41,8 +41,7 @@ class CookieJar:
     """The cookies of one kind of connection."""
 
     session: str
-    provider_login: str
-    """Name of the cookie that holds a login at an OpenID provider until it comes back."""
+    provider_login: str  # Name of the cookie that holds a login at an OpenID provider until it comes back
     secure: bool
 
     def put(self, response: Response, name: str, value: str, max_age_s: float) -> None:

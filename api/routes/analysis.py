@@ -125,10 +125,8 @@ Weights = Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0
 class ReportFormat(StrEnum):
     """How a report is written."""
 
-    html = "html"
-    """One self-contained page with plots."""
-    md = "md"
-    """Markdown: the same words and tables."""
+    html = "html"  # One self-contained page with plots
+    md = "md"  # Markdown: the same words and tables
 
 
 @router.get("/{experiment_id}/compare", dependencies=[SEE_ALL], summary="Compare configurations")

@@ -53,8 +53,7 @@ from service.domain.states import ExperimentState, RunState
 from service.store import StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
-across = APIRouter(prefix="/api/v1", tags=["experiments"])
-"""What is not about one experiment or their list."""
+across = APIRouter(prefix="/api/v1", tags=["experiments"])  # What is not about one experiment or their list
 
 
 async def _existing(experiment_id: ExperimentId, store: StoreDep) -> int:

@@ -27,20 +27,16 @@ router = APIRouter(tags=["system"])
 class Health(Serializable):
     """Whether this process answers."""
 
-    status: str
-    """Always `ok`."""
+    status: str  # Always `ok`
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness(Serializable):
     """Whether this process can do its work."""
 
-    ready: bool
-    """Whether requests can be answered now."""
-    database: str
-    """`ok`, or what is wrong."""
-    schedulers_alive: int
-    """Schedulers with a recent heartbeat; 0 does not make the API unready."""
+    ready: bool  # Whether requests can be answered now
+    database: str  # `ok`, or what is wrong
+    schedulers_alive: int  # Schedulers with a recent heartbeat; 0 does not make the API unready
 
 
 @router.get(

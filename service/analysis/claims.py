@@ -55,11 +55,9 @@ UnitScores = Mapping[int, Mapping[str, float]]
 """Scores of the evaluated part's examples by seed, then by the example's id; their mean is the figure."""
 _Scores = Mapping[int, Values]
 
-POWER = 0.8
-"""Chance of a decision that "about N more seeds" aims at."""
+POWER = 0.8  # Chance of a decision that "about N more seeds" aims at
 MOST_SEEDS = 1000
-MOST_PAIRS = 500
-"""Pairs that are tested at once; more is a question no one asked."""
+MOST_PAIRS = 500  # Pairs that are tested at once; more is a question no one asked
 _TESTS: Mapping[tuple[bool, bool], Test] = {
     (True, False): "paired t-test",
     (False, False): "Welch's t-test",

@@ -39,8 +39,7 @@ _ENVIRONMENT = (
     "packages", "python", "platform", "cpu", "cpus", "threads", "device", "gpu", "cuda", "git_commit",
     "git_dirty", "optimizer_library", "precision_implementation", "attention",
 )  # fmt: skip
-_WITHOUT_EFFECT = frozenset({"max_restarts"})
-"""Fields that may be axes and change nothing that is measured."""
+_WITHOUT_EFFECT = frozenset({"max_restarts"})  # Fields that may be axes and change nothing that is measured
 _TIMES = ("total_time_s", "train_time_s")
 _COSTS = ("cost_usd", "train_cost_usd")
 

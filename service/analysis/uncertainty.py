@@ -44,14 +44,11 @@ from service.domain.metrics import figure_of
 Values = npt.NDArray[np.floating[Any]]
 
 _LEAST_P = 1e-140
-_FARTHEST = 14.0
-"""Logarithm of the ratio, relative to the estimate, beyond which an interval has no end."""
-_NO_RATIO = 100.0
-"""Logarithm of a ratio that is none: its square is not a number."""
+_FARTHEST = 14.0  # Logarithm of the ratio, relative to the estimate, beyond which an interval has no end
+_NO_RATIO = 100.0  # Logarithm of a ratio that is none: its square is not a number
 UNKNOWN_EXAMPLES = 100
 """Examples that a share is taken to have where their number is not known, or where it is a share of some."""
-REPEATABILITY = 1e-3
-"""Share of a figure by which two runs of one configuration differ at least."""
+REPEATABILITY = 1e-3  # Share of a figure by which two runs of one configuration differ at least
 _MOST_DECIMALS = 9
 _WHOLE = 1e-9
 

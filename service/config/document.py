@@ -35,20 +35,13 @@ _DECIMAL = re.compile(r"[-+]?[0-9]+")
 _OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _FIRST = frozenset("-+.0123456789")
-_LONGEST_INTEGER = 20
-"""Characters of an integer that may fit into 64 bits, with its sign."""
-MAX_BYTES = 1 << 20
-"""Longest document, in bytes."""
-MAX_DEPTH = 16
-"""Deepest nesting of a document."""
-MAX_NODES = 100_000
-"""Most values in a document, keys included."""
-MAX_PROBLEMS = 20
-"""Most problems that an error lists."""
-MAX_SUGGESTIONS = 5
-"""Most unknown names in an error that are compared with the known ones."""
-_LONGEST_PATH = 200
-"""Characters of a problem's path; a longer one is cut."""
+_LONGEST_INTEGER = 20  # Characters of an integer that may fit into 64 bits, with its sign
+MAX_BYTES = 1 << 20  # Longest document, in bytes
+MAX_DEPTH = 16  # Deepest nesting of a document
+MAX_NODES = 100_000  # Most values in a document, keys included
+MAX_PROBLEMS = 20  # Most problems that an error lists
+MAX_SUGGESTIONS = 5  # Most unknown names in an error that are compared with the known ones
+_LONGEST_PATH = 200  # Characters of a problem's path; a longer one is cut
 _LONGEST_MESSAGE = 2_000
 _PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
 """What may stand before a document: a byte order mark, blank lines and comments."""
@@ -193,12 +186,9 @@ def _one_line(error: yaml.YAMLError) -> str:
 class Problem(Serializable):
     """One thing that is wrong, with the field it is wrong in."""
 
-    type: str
-    """Slug of the problem type, `unknown-key` for instance; `docs/errors.md` lists them."""
-    path: str
-    """Dotted path of the field; empty for the document as a whole."""
-    message: str
-    """One line with value, constraint and fix."""
+    type: str  # Slug of the problem type, `unknown-key` for instance; `docs/errors.md` lists them
+    path: str  # Dotted path of the field; empty for the document as a whole
+    message: str  # One line with value, constraint and fix
 
     def __post_init__(self) -> None:
         # Keys and values of the user's are quoted in both: whatever they hold, it stays one line.

@@ -15,12 +15,9 @@ from service.domain.serialization import Serializable
 class Example(Serializable):
     """A spec to begin with."""
 
-    name: str
-    """Name of its file, without the suffix."""
-    title: str
-    """First sentence of its comment: the question that it answers."""
-    text: str
-    """The spec, with comments."""
+    name: str  # Name of its file, without the suffix
+    title: str  # First sentence of its comment: the question that it answers
+    text: str  # The spec, with comments
 
 
 _SENTENCE = re.compile(r".*?[.?](?=\s|$)", re.DOTALL)

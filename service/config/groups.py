@@ -45,12 +45,10 @@ class GroupTerms(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Memberships:
-    roles: Mapping[str, Role]
-    """Role by project, for projects in which a group of theirs has one."""
+    roles: Mapping[str, Role]  # Role by project, for projects in which a group of theirs has one
     managed: frozenset[str]
     """Projects that the table decides about; a role in one that is not in `roles` ends."""
-    administrator: bool | None
-    """None = the table names no group of administrators, and decides nothing."""
+    administrator: bool | None  # None = the table names no group of administrators, and decides nothing
 
 
 class GroupTable(BaseModel):

@@ -17,8 +17,7 @@ from service.config.document import parse, shortened
 from trainers.config import DevicePricing, DeviceRates, Precision
 from trainers.device_kinds import DEVICE_KINDS
 
-FIGURES = ("memory_gib", "bandwidth_gb_s", "tdp_w", "peak_tflops")
-"""What a data sheet is the source of."""
+FIGURES = ("memory_gib", "bandwidth_gb_s", "tdp_w", "peak_tflops")  # What a data sheet is the source of
 _CUDA_12 = (
     "torch built for CUDA 12.6, since CUDA 13 has no code for compute capability 7.0: build the image with "
     "TORCH_INDEX=https://download.pytorch.org/whl/cu126"

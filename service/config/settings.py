@@ -26,12 +26,9 @@ class LogFormat(StrEnum):
 
 
 class MailSecurity(StrEnum):
-    starttls = "starttls"
-    """Begun on a plain connection; nothing is sent where the server does not offer it."""
-    tls = "tls"
-    """From the first byte."""
-    none = "none"
-    """None: for a server on this machine."""
+    starttls = "starttls"  # Begun on a plain connection; nothing is sent where the server does not offer it
+    tls = "tls"  # From the first byte
+    none = "none"  # None: for a server on this machine
 
 
 class Settings(BaseSettings):

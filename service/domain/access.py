@@ -110,8 +110,7 @@ class Actor:
     address: str | None = None  # Network address of the request; None = not over the network
 
 
-LOCAL_ACTOR: Final = Actor("local")
-"""Code that works with the store directly."""
+LOCAL_ACTOR: Final = Actor("local")  # Code that works with the store directly
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +213,7 @@ def local(user: str = "local") -> Principal:
     return Principal(user, UserKind.local, Scope.admin, administrator=True)
 
 
-LOCAL: Final = local()
-"""The one person on loopback: everything is allowed."""
+LOCAL: Final = local()  # The one person on loopback: everything is allowed
 
 
 def is_user_name(text: str) -> bool:

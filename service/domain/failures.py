@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 
-INFRASTRUCTURE_LIMIT = 20
-"""Attempts that a run may lose to machines before it fails; bounds a crash loop."""
+INFRASTRUCTURE_LIMIT = 20  # Attempts that a run may lose to machines before it fails; bounds a crash loop
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 300.0

@@ -16,8 +16,7 @@ from enum import StrEnum
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT
 
-DISTURBED_PCT = 10.0
-"""Share of a run's time above which neighbours disturb it."""
+DISTURBED_PCT = 10.0  # Share of a run's time above which neighbours disturb it
 
 
 class Neighbour(StrEnum):

@@ -14,8 +14,7 @@ from service.domain.serialization import Serializable
 
 BUDGET_WARNED = "budget.warned"
 BUDGET_REACHED = "budget.reached"
-TEST = "notice.test"
-"""Sent on request to one subscription, whatever its topics."""
+TEST = "notice.test"  # Sent on request to one subscription, whatever its topics
 
 
 class DeliveryState(StrEnum):
@@ -94,5 +93,4 @@ TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.run_preempted: frozenset({Topic.preemption}),
     BUDGET_WARNED: frozenset({Topic.budget}),
     BUDGET_REACHED: frozenset({Topic.budget, Topic.hold}),
-}
-"""The topics of each kind of message. Events of other kinds are told to no one."""
+}  # The topics of each kind of message. Events of other kinds are told to no one

@@ -29,18 +29,12 @@ from service.fairness.state import (
     lane_of,
 )
 
-COVERAGE = 0.9
-"""Part of the starts that are to fall into their interval."""
-REMEMBERED = 500
-"""Latest starts that the calibration rests on."""
-FEWEST = 50
-"""Starts that a calibration needs; `UNCALIBRATED` is used until then."""
-UNCALIBRATED = 4.0
-"""Factor by which an interval is widened either way before there is a calibration."""
-GRAIN_S = 60.0
-"""Waits shorter than this count as equally short."""
-MOST_PASSES = 300
-"""Passes that are played; what has not started by then is not forecast."""
+COVERAGE = 0.9  # Part of the starts that are to fall into their interval
+REMEMBERED = 500  # Latest starts that the calibration rests on
+FEWEST = 50  # Starts that a calibration needs; `UNCALIBRATED` is used until then
+UNCALIBRATED = 4.0  # Factor by which an interval is widened either way before there is a calibration
+GRAIN_S = 60.0  # Waits shorter than this count as equally short
+MOST_PASSES = 300  # Passes that are played; what has not started by then is not forecast
 STEP, LEAST_STEP_S = 1.05, 10.0
 """Least ratio of the times of two passes, and least time between them: the further, the rarer they are."""
 
@@ -118,8 +112,7 @@ class _Job:
     runs: list[_Run]
     waiting: int
     served_s: float | None
-    first_s: float | None = None
-    """When the first of the waiting runs starts."""
+    first_s: float | None = None  # When the first of the waiting runs starts
 
     def claim(self, now_s: float) -> Claimant:
         useful = sum(run.yields_s <= now_s for run in self.runs)

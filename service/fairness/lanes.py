@@ -151,8 +151,7 @@ class UserLane:
 class ProjectLane:
     name: str
     terms: ProjectTerms
-    held: defaultdict[str, float]
-    """Devices in all pools, by hardware."""
+    held: defaultdict[str, float]  # Devices in all pools, by hardware
     opened: Callable[[ProjectLane], None] | None
     rate: float = 0.0
     excess: float = 0.0
@@ -190,10 +189,8 @@ class Bucket:
 
     def __init__(self, user: UserLane, priority: int, devices: float) -> None:
         self.user, self.priority, self.devices = user, priority, devices
-        self._new: list[QueuedDemand] = []
-        """From the situation, as a heap once the first is asked for."""
-        self._old: list[QueuedDemand] = []
-        """From the backlog, in order; those in [_at, _stop) remain."""
+        self._new: list[QueuedDemand] = []  # From the situation, as a heap once the first is asked for
+        self._old: list[QueuedDemand] = []  # From the backlog, in order; those in [_at, _stop) remain
         self._at = self._stop = -1
         self._taken = 0
         self.closed: WaitingReason | None = None
@@ -263,16 +260,12 @@ class LaneState:
     capacity: float
     price: float
     free: float
-    pending: float = 0.0
-    """Devices that become free at a checkpoint, beyond those that a run stopped for."""
-    weight: float = 0.0
-    """Of all projects."""
-    smallest: float = math.inf
-    """Fewest devices that a run holds."""
+    pending: float = 0.0  # Devices that become free at a checkpoint, beyond those that a run stopped for
+    weight: float = 0.0  # Of all projects
+    smallest: float = math.inf  # Fewest devices that a run holds
     reserved_for: int | None = None
     projects: dict[str, ProjectLane] = field(default_factory=dict)
-    yielders: dict[str, list[Yielder]] = field(default_factory=dict)
-    """Running runs that may stop, by project."""
+    yielders: dict[str, list[Yielder]] = field(default_factory=dict)  # Running runs that may stop, by project
     least: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The lowest priority of those, and the lowest price per hour, by project."""
 
@@ -294,10 +287,8 @@ class LaneState:
 class Mode(Enum):
     """By which rule a run takes devices of others."""
 
-    guaranteed = auto()
-    """Its project is guaranteed them."""
-    share = auto()
-    """Its score with them is no higher than theirs without."""
+    guaranteed = auto()  # Its project is guaranteed them
+    share = auto()  # Its score with them is no higher than theirs without
     large = auto()
     """It would still come first after they stop, and needs those of several; equal scores go by name."""
 
@@ -311,14 +302,11 @@ class Lanes:
         for lane, devices in sorted(self.capacity.devices.items()):
             self._add(lane, devices)
         self._usage = situation.usage
-        self.used = by_project(situation.usage, situation.now_s)
-        """USD used lately, by (project, lane)."""
+        self.used = by_project(situation.usage, situation.now_s)  # USD used lately, by (project, lane)
         self._held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         """Devices of projects, by hardware."""
-        self.runs: Counter[tuple[str, str]] = Counter()
-        """Runs that hold devices, by (project, user)."""
-        self.given: dict[int, dict[str, float]] = {}
-        """Devices that experiments hold, by id and hardware."""
+        self.runs: Counter[tuple[str, str]] = Counter()  # Runs that hold devices, by (project, user)
+        self.given: dict[int, dict[str, float]] = {}  # Devices that experiments hold, by id and hardware
         self.started: Counter[tuple[int, Lane, float]] = Counter()
         """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
         self.claimants, self.backlog = situation.claimants, backlog

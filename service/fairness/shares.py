@@ -25,10 +25,8 @@ from service.fairness.state import Lane, Usage, UsageByUser
 HORIZON_H = 12.0
 """Time in which a difference in use is evened out, in hours: one USD more, used for its weight, counts as
 1/HORIZON_H USD per hour more held."""
-LAG_H = 48.0
-"""Most that a node counts as behind the mean, in hours of its share."""
-HALF_LIFE_S = 7 * 86_400.0
-"""Time after which use counts half."""
+LAG_H = 48.0  # Most that a node counts as behind the mean, in hours of its share
+HALF_LIFE_S = 7 * 86_400.0  # Time after which use counts half
 _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 
 

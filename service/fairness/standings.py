@@ -32,8 +32,7 @@ from service.fairness.state import (
     waits_since_s,
 )
 
-_Queued = tuple[float, int, Claimant, Demand]
-"""Age, id; claimant, demand."""
+_Queued = tuple[float, int, Claimant, Demand]  # Age, id; claimant, demand
 _AGE = itemgetter(0, 1)
 _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 """Position, lane, user, what the priority counts as; claimant, demand."""

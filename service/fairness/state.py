@@ -14,23 +14,18 @@ from service.domain.shares import ShareScore
 DEFAULT_WEIGHT = 1.0
 LEAST_PRICE_USD_PER_HOUR = 0.01
 """Price that counts for devices that cost less, so that free devices are shared as well."""
-MOST_AHEAD = 5
-"""Experiments ahead that are listed by id."""
-PATIENCE_S = 1800.0
-"""Time after which a large run that comes first stops others for its devices."""
+MOST_AHEAD = 5  # Experiments ahead that are listed by id
+PATIENCE_S = 1800.0  # Time after which a large run that comes first stops others for its devices
 DRAINED_AFTER_S = 43_200.0
 """Time after which free devices are kept for it also where others' runs end when they end."""
-PROMOTED_AFTER_S = 86_400.0
-"""Time without a start after which low priority counts as normal."""
+PROMOTED_AFTER_S = 86_400.0  # Time without a start after which low priority counts as normal
 PROMOTED_TO = 50  # normal
 OVERDUE_AFTER_S = 172_800.0
 """Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
-USEFUL_S = 1800.0
-"""Least time that a run has worked since it last started before it is preempted."""
+USEFUL_S = 1800.0  # Least time that a run has worked since it last started before it is preempted
 USEFUL_RESTARTS = 50.0
 """The same, as a multiple of the cost of a restart: at most 2% of a run is lost to preemption."""
-ROUNDING = 1e-6
-"""Parts of devices need not add up exactly."""
+ROUNDING = 1e-6  # Parts of devices need not add up exactly
 
 
 class InvalidTerms(ValueError):
@@ -159,8 +154,7 @@ class Usage:
     at_s: float = 0.0
 
 
-UsageByUser = Mapping[tuple[str, str, Lane], Usage]
-"""By project, user and lane."""
+UsageByUser = Mapping[tuple[str, str, Lane], Usage]  # By project, user and lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,26 +171,16 @@ class Situation:
 class WaitingReason(StrEnum):
     """Why a run waits; the first that applies."""
 
-    budget = "budget"
-    """The project's budget is spent: it starts nothing more."""
-    user_cap = "user_cap"
-    """The user has as many runs at a time as the project allows."""
-    ceiling = "ceiling"
-    """The project holds as many devices of the kind as it may."""
-    no_capacity = "no_capacity"
-    """There are not as many devices of the kind as one run needs."""
-    shape = "shape"
-    """Enough devices are free, but not together as the run needs them."""
-    reclaiming = "reclaiming"
-    """Devices are about to become free for it, at another run's checkpoint."""
-    reserved = "reserved"
-    """Free devices are kept for a larger run that has waited long."""
-    share = "share"
-    """Its user or project has its share, or others with less than theirs are ahead."""
-    busy = "busy"
-    """All devices are in use, and no one holds more than their share."""
-    places = "places"
-    """As many experiments run as may at a time; a pass does not know that limit."""
+    budget = "budget"  # The project's budget is spent: it starts nothing more
+    user_cap = "user_cap"  # The user has as many runs at a time as the project allows
+    ceiling = "ceiling"  # The project holds as many devices of the kind as it may
+    no_capacity = "no_capacity"  # There are not as many devices of the kind as one run needs
+    shape = "shape"  # Enough devices are free, but not together as the run needs them
+    reclaiming = "reclaiming"  # Devices are about to become free for it, at another run's checkpoint
+    reserved = "reserved"  # Free devices are kept for a larger run that has waited long
+    share = "share"  # Its user or project has its share, or others with less than theirs are ahead
+    busy = "busy"  # All devices are in use, and no one holds more than their share
+    places = "places"  # As many experiments run as may at a time; a pass does not know that limit
 
 
 @dataclass(frozen=True, slots=True)

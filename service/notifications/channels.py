@@ -26,12 +26,9 @@ class Undeliverable(Exception):
 
 
 class Channel(Protocol):
-    name: str
-    """Word for it in a subscription."""
-    described: str
-    """What a target is, for help texts and errors."""
-    personal: bool
-    """Whether a target is a person's own address: only administrators name others'."""
+    name: str  # Word for it in a subscription
+    described: str  # What a target is, for help texts and errors
+    personal: bool  # Whether a target is a person's own address: only administrators name others'
 
     def check(self, target: str, settings: Settings) -> str:
         """Returns a target as it is stored; raises `BadSubscription`."""

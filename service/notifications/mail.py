@@ -15,12 +15,10 @@ from service.config.settings import MailSecurity, Settings
 from service.notifications.channels import BadSubscription, Undeliverable
 from service.store.notifications import Outgoing
 
-TIMEOUT_S = 10.0
-"""Longest wait for each of the server's answers."""
+TIMEOUT_S = 10.0  # Longest wait for each of the server's answers
 _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
 _LONGEST_ADDRESS = 254
-_PERMANENT = 500
-"""SMTP's replies from here on say that the same message would be refused again."""
+_PERMANENT = 500  # SMTP's replies from here on say that the same message would be refused again
 
 
 class Mail:

@@ -14,8 +14,7 @@ from service.store import Store
 
 CHANNELS: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in (Webhook(), Mail())})
 """All channels, for the command line, the API and the courier."""
-MOST_PER_USER = 100
-"""Subscriptions of one user."""
+MOST_PER_USER = 100  # Subscriptions of one user
 
 
 def subscribe(

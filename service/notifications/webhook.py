@@ -26,14 +26,11 @@ from service.config.settings import Settings
 from service.notifications.channels import BadSubscription, Undeliverable
 from service.store.notifications import Outgoing
 
-TIMEOUT_S = 10.0
-"""Longest attempt, from resolving the name to the last byte of the answer that is read."""
+TIMEOUT_S = 10.0  # Longest attempt, from resolving the name to the last byte of the answer that is read
 LONGEST_URL = 2000
-_READ_BYTES = 300
-"""Bytes of the answer's text that are kept for the log."""
+_READ_BYTES = 300  # Bytes of the answer's text that are kept for the log
 _SECRET_PREFIX = "whsec_"
-_SHORTEST_SECRET = 8
-"""Characters; shorter parts of a URL are words."""
+_SHORTEST_SECRET = 8  # Characters; shorter parts of a URL are words
 _NOT_A_URL = "the target is not a URL; use https://host/path"
 """Without the target: the path of a webhook is often its secret."""
 _GONE = 410

@@ -20,8 +20,7 @@ from service.specs.paths import Roots
 from trainers.config import Task
 from trainers.data.paths import HUB, UnusablePath, find
 
-_FILES = 64
-"""Files of a folder that are compared one by one; of more, only the folders are."""
+_FILES = 64  # Files of a folder that are compared one by one; of more, only the folders are
 _REMEMBERED = 1024
 
 Signature = tuple[object, ...]

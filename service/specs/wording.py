@@ -18,10 +18,8 @@ from trainers.config import Section
 
 UNCOMPARED = "`stillhouse schema` lists the known ones"
 """In place of a suggestion, where a spec has many unknown names."""
-_RENAMED = {"model.student": "model.name"}
-"""Fields that documents may still have under an earlier name."""
-_FOLLOWS = "default_factory_not_called"
-"""A default that depends on a field which has an error itself."""
+_RENAMED = {"model.student": "model.name"}  # Fields that documents may still have under an earlier name
+_FOLLOWS = "default_factory_not_called"  # A default that depends on a field which has an error itself
 _TYPES = {
     "extra_forbidden": "unknown-key",
     "missing": "missing-field",
