@@ -132,7 +132,6 @@ def rule_of(route: RouteContext | APIRoute) -> Rule:
 
 
 def refuse_unruled(app: FastAPI) -> None:
-    """Raises LookupError for a route without a rule."""
     for route in iter_route_contexts(app.routes):
         rule_of(route)
 
@@ -230,7 +229,6 @@ def _named_owner(request: Request) -> str | None:
 
 @lru_cache(maxsize=1)
 def own_name() -> str:
-    """Returns the name of the operating system's user that the service runs as, or `local`."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

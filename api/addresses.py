@@ -36,7 +36,6 @@ def client_address(request: Request) -> str:
 
 
 def from_trusted_proxy(request: Request) -> bool:
-    """Returns whether the peer itself, whatever it forwards, is a trusted proxy."""
     trusted: Networks = request.app.state.trusted_proxies
     return bool(trusted) and request.client is not None and is_among(request.client.host, trusted)
 
@@ -51,7 +50,6 @@ def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def is_among(address: str, networks: Networks) -> bool:
-    """Returns whether an address belongs to one of the networks; text that is no address never does."""
     parsed = _parsed(address)
     return parsed is not None and any(parsed in network for network in networks)
 

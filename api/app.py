@@ -36,13 +36,7 @@ from service.store import Store
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Returns the application over the store that the settings name; migrations must be current.
-
-    Raises:
-        UnusableDatabase: the database cannot be used as it is.
-        LookupError: a route has no rule.
-        ValueError: the settings of provider or proxy contradict each other.
-    """
+    """Returns the application over the store that the settings name; migrations must be current."""
     store = Store.open(settings)
     registry = CollectorRegistry()
 

@@ -147,5 +147,4 @@ def answered(
 
 
 def attached(name: str) -> dict[str, str]:
-    """Returns the header that makes a browser save an answer under a name."""
     return {"Content-Disposition": f'attachment; filename="{name}"'}

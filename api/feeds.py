@@ -33,8 +33,6 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[Place]):
-    """How the thing that is followed stands after a poll."""
-
     place: Place  # How far a follower is that has everything up to here
     end: bytes | None  # The last frame of the stream, once the thing has ended
 
@@ -135,8 +133,6 @@ class _Feed(Generic[SnapshotT]):
 
 
 class Feeds:
-    """The feeds of one application, by what they follow."""
-
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._feeds: dict[Hashable, _Feed[Any]] = {}

@@ -66,11 +66,7 @@ class ClusterView:
         self._clusters = ttl_cache(1, _CLUSTER_MAX_AGE_S, timer)(queue.clusters)
 
     def read(self, pool: str) -> ClusterSnapshot | None:
-        """Returns the snapshot of a pool's cluster; None when no scheduler of `default` ever wrote one.
-
-        Raises:
-            SpecError: no scheduler was ever started for the pool.
-        """
+        """Returns the snapshot of a pool's cluster; None when no scheduler of `default` ever wrote one."""
         snapshots = self._clusters()
         if pool not in snapshots and pool != DEFAULT_POOL:
             self._clusters.cache_clear()  # It may be new.
@@ -87,12 +83,7 @@ class ProjectView:
         self._limits = ttl_cache(1, _PROJECTS_MAX_AGE_S)(store.projects.all_limits)
 
     def refuse(self, caller: Caller, spec: ExperimentSpec) -> None:
-        """Checks whether someone may submit a spec: to its project, with its priority, within its budget.
-
-        Raises:
-            SpecError: there is no such project that they see, it is archived, or its budget is spent.
-            ProblemError: `forbidden`: they see it, and may not submit to it, or not with this priority.
-        """
+        """Checks whether someone may submit a spec: to its project, with its priority, within its budget."""
         project = spec.project
         if caller.principal.restricted_to not in (None, project):
             refuse_submission(caller, project, self._store)
@@ -112,7 +103,6 @@ class ProjectView:
                 raise SpecError([Problem("budget-spent", "project", reason)])
 
     def refuse_priority(self, caller: Caller, project: str, priority: int) -> None:
-        """Raises `forbidden` where someone's role may not use a priority in a project."""
         principal = caller.principal
         if principal.administrator or principal.kind is UserKind.local:
             return
@@ -121,13 +111,11 @@ class ProjectView:
             raise ProblemError("forbidden", reason)
 
     def refuse_queued(self, caller: Caller, spec: ExperimentSpec) -> None:
-        """Raises SpecError where the user would have too many queued runs in the project."""
-        most = self.limits(spec.project).queued_runs_per_user
-        if most is not None:
-            waiting = self._store.projects.queued_runs_of(spec.project, caller.owner)
-            problem = queue_cap_problem(spec.project, caller.owner, waiting, spec.run_count(), most)
-            if problem is not None:
-                raise SpecError([problem])
+        if (most := self.limits(spec.project).queued_runs_per_user) is None:
+            return
+        waiting = self._store.projects.queued_runs_of(spec.project, caller.owner)
+        if problem := queue_cap_problem(spec.project, caller.owner, waiting, spec.run_count(), most):
+            raise SpecError([problem])
 
     def limits(self, project: str) -> ProjectLimits:
         """Returns the limits of a project; none for one that is missing or archived."""
@@ -190,13 +178,7 @@ class Intake:
     async def submit(
         self, text: bytes, caller: Caller, idempotency_key: str | None
     ) -> tuple[Experiment, bool]:
-        """Checks and stores a spec; returns after the commit, with whether it was created now (or replayed).
-
-        Raises:
-            SpecError: with every problem found.
-            ProblemError: `forbidden`: the caller may not submit to the project.
-            StoreError: as `Store.submit`.
-        """
+        """Checks and stores a spec; returns after the commit, with whether it is new (or replayed)."""
         request = _Request(text, caller, idempotency_key, asyncio.get_running_loop().create_future())
         try:
             if len(text) > LIGHT_BYTES:
@@ -250,11 +232,7 @@ class Intake:
             if request.idempotency_key is not None
         }
         found = zip(keyed, self.store.submissions.replays(list(keyed.values())), strict=True)
-        return {
-            position: _replayed(earlier, batch[position])
-            for position, earlier in found
-            if earlier is not None
-        }
+        return {at: _replayed(earlier, batch[at]) for at, earlier in found if earlier is not None}
 
     def _submit_alone(self, request: _Request) -> tuple[Experiment, bool]:
         answer = self._replays([request]).get(0)
@@ -308,7 +286,6 @@ def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Expe
 
 
 def _is_light(spec: ExperimentSpec) -> bool:
-    """Returns whether it has few grid points, one dataset whose rows need no measuring, and no reuse."""
     several = any(name.startswith("task.") for name in spec.search.fields)
     measured = spec.batch.micro_tokens is not None or "batch.micro_tokens" in spec.search.fields
     if several or measured or spec.reuse or spec.run_count() > LIGHT_RUNS:

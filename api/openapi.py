@@ -75,7 +75,11 @@ def _finished(document: dict[str, Any], app: FastAPI) -> dict[str, Any]:
     for answer, example in EXAMPLES.items():
         schemas[answer.__name__]["example"] = example
     schemas["ExperimentSpec"] = _spec_schema(schemas)
-    document = _with_shared_number(document)
+    document = _sharing(document)
+    document["components"]["schemas"]["Number"] = {
+        **NUMBER_SCHEMA,
+        "description": "A number; one that is not finite is a string.",
+    }
     document["components"]["securitySchemes"] = {
         "token": {
             "type": "http",
@@ -120,15 +124,6 @@ def _add(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     return {"$ref": _REFERENCE.format(model=kind.__name__)}
 
 
-def _with_shared_number(document: dict[str, Any]) -> dict[str, Any]:
-    shared: dict[str, Any] = _sharing(document)
-    shared["components"]["schemas"]["Number"] = {
-        **NUMBER_SCHEMA,
-        "description": "A number; one that is not finite is a string.",
-    }
-    return shared
-
-
 def _sharing(value: Any) -> Any:
     if isinstance(value, list):
         return [_sharing(inner) for inner in value]
@@ -154,7 +149,6 @@ def _declare_problems(route: RouteContext, answers: dict[str, Any]) -> None:
 
 
 def _problems_of(route: RouteContext) -> Iterator[str]:
-    """Yields the problems that follow from a route's rule, method, path and parameters."""
     rule, parameters = rule_of(route), set(query_names(route.dependant))
     reads = route.methods == {"GET"}
     yield from EVERYWHERE
@@ -184,7 +178,6 @@ _CHECKS = ("validate_spec", "preview_spec")  # Operations that are no GET and ch
 
 
 def _spec_schema(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Returns the spec's JSON Schema as a component, its definitions among the other components."""
     schema = ExperimentSpec.model_json_schema(ref_template=_REFERENCE.format(model="Spec{model}"))
     definitions = schema.pop("$defs", {})
     schemas.update((f"Spec{name}", definition) for name, definition in definitions.items())

@@ -59,7 +59,6 @@ class Principals:
         self._pending: dict[Hashable, asyncio.Future[Principal]] = {}
 
     async def of_token(self, text: str) -> Principal:
-        """Returns whom a token belongs to, or raises `Refused`."""
         return await self.of_token_hash(hashlib.sha256(text.encode()).hexdigest())
 
     async def of_token_hash(self, sha256: str) -> Principal:
@@ -76,7 +75,6 @@ class Principals:
         return await self._find((user, scope), lambda: self._store.people.principal_of_user(user, scope))
 
     def forget(self) -> None:
-        """Reads everything again: users, members, projects or tokens have changed."""
         self._kept, self._pending = {}, {}
 
     async def _find(self, key: Hashable, read: Callable[[], Principal]) -> Principal:

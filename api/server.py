@@ -36,12 +36,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings, *, listener: socket.socket | None = None) -> None:
-    """Runs the API in this process until SIGINT or SIGTERM, on the `listener` or the settings' address.
-
-    Raises:
-        UnsafeAddress: any address but loopback without a token, or a token that is too short.
-        UnusableDatabase: the database cannot be used as it is.
-    """
+    """Runs the API in this process until SIGINT or SIGTERM, on the `listener` or the settings' address."""
     refuse_unsafe(settings)
     config = uvicorn.Config(
         create_app(settings),

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.access import PUBLIC_ANY_QUERY, SIGNED_IN
+from api.access import PUBLIC_ANY_QUERY, SIGNED_IN, Caller
 from api.addresses import client_address
 from api.bodies import Decision
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
@@ -28,12 +27,12 @@ from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_
 from service.db.errors import Conflict, NotFound
 from service.domain.access import Actor, Scope
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
+from service.store import Store
 from service.store.sessions import Approval, Polled
 
 _ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"
 """No vowels, so no words; no digits, so nothing that looks like another character."""
 _LENGTH = 8
-USER_CODE_PATTERN = f"^[{_ALPHABET}]{{4}}-[{_ALPHABET}]{{4}}$"
 
 
 def new_user_code() -> str:
@@ -47,8 +46,6 @@ def normalised(text: str) -> str:
     letters = "".join(text.upper().split()).replace("-", "")
     return f"{letters[:4]}-{letters[4:]}"
 
-
-T = TypeVar("T")
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 
@@ -164,9 +161,7 @@ def describe_device_login(
     user_code: UserCode, request: Request, user: CurrentUser, store: StoreDep
 ) -> DeviceGrant:
     """What asks, from where, for what; only while it waits for a decision."""
-    return _guessed(
-        request, user.principal.user, lambda: store.sessions.pending_device_login(normalised(user_code))
-    )
+    return _pending(request, user, store, normalised(user_code))
 
 
 @router.post(
@@ -182,34 +177,29 @@ def decide_device_login(
     """The device gets a token of the user who approves, for at most what they may do themselves."""
     principal = user.principal
     code = normalised(user_code)
-    grant = _guessed(request, principal.user, lambda: store.sessions.pending_device_login(code))
+    grant = _pending(request, user, store, code)
     approval = None
     if decision.approve:
-        own_end_s = (
-            store.people.token(principal.token_id).expires_s if principal.token_id is not None else None
-        )
         end_s = grant.created_s + DEVICE_TOKEN_LASTS_S
+        if principal.token_id is not None:
+            own_end_s = store.people.token(principal.token_id).expires_s
+            end_s = end_s if own_end_s is None else min(end_s, own_end_s)
         scope = grant.scope if principal.scope.includes(grant.scope) else principal.scope
         if scope is Scope.admin and not principal.administrator:
             scope = Scope.operate
-        approval = Approval(
-            principal.user,
-            scope,
-            principal.restricted_to,
-            end_s if own_end_s is None else min(end_s, own_end_s),
-        )
+        approval = Approval(principal.user, scope, principal.restricted_to, end_s)
     store.sessions.decide_device_login(code, approval, principal.actor(client_address(request) or None))
     return Response(status_code=204)
 
 
-def _guessed(request: Request, user: str, look: Callable[[], T]) -> T:
+def _pending(request: Request, user: Caller, store: Store, code: str) -> DeviceGrant:
     """Returns what a code names; wrong codes are counted by address and by user."""
     throttle: Throttle = request.app.state.throttle
-    keys = (address_key(request), f"user {user}")
+    keys = (address_key(request), f"user {user.principal.user}")
     for key in keys:
         throttle.refuse(USER_CODE, key)
     try:
-        return look()
+        return store.sessions.pending_device_login(code)
     except NotFound as error:
         for key in keys:
             throttle.take(USER_CODE, key)

@@ -116,12 +116,7 @@ class Provider:
         return str(url), departure
 
     def arrive(self, departure: Departure, query: Mapping[str, str]) -> Person:
-        """Returns whom the provider vouches for, by the parameters that the browser came back with.
-
-        Raises:
-            ProviderUnavailable: the provider does not answer.
-            ProviderError: it refused, or what came back does not belong to this login.
-        """
+        """Returns whom the provider vouches for, by the parameters that the browser came back with."""
         if not hmac.compare_digest(query.get("state", "").encode(), departure.state.encode()):
             raise ProviderError("the state belongs to another login")
         if query.get("iss", self.issuer).rstrip("/") != self.issuer:

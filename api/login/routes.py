@@ -84,7 +84,6 @@ def login_page(
 
 @pages.get("/login/options", dependencies=[PUBLIC, NO_STORE])
 def login_options(request: Request, settings: SettingsDep) -> LoginOptions:
-    """How one can log in here."""
     issuer = settings.oidc_issuer
     return LoginOptions(request.app.state.closed, urlsplit(issuer).hostname if issuer else None)
 

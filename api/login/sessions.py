@@ -38,8 +38,6 @@ _LONGEST_PATH = 2_000
 
 @dataclass(frozen=True, slots=True)
 class CookieJar:
-    """The cookies of one kind of connection."""
-
     session: str
     provider_login: str  # Name of the cookie that holds a login at an OpenID provider until it comes back
     secure: bool

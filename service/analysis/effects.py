@@ -67,12 +67,13 @@ def effects(
             refused.append(f"{axis}: {error}")
             continue
         checks += notes
-        claims, reasons = _claims(axis, grid.axes[axis], family(every))
+        against_first, claims, reasons = _claims(axis, grid.axes[axis], family(every))
         refused += reasons
-        if claims:
-            levels += [_level(axis, grid.axes[axis], claim, at, scale) for at, claim in claims.against_first]
+        if against_first:
+            levels += [_level(axis, grid.axes[axis], claim, at, scale) for at, claim in against_first]
+            seeds = min(min(claim.seeds_a, claim.seeds_b) for claim in claims)
             share = grid.share(grid.means_of(grid.codes[:, position]))
-            terms.append(Term((axis,), claims.seeds, claims.p_value, share))
+            terms.append(Term((axis,), seeds, min(claim.p_value for claim in claims), share))
     if not terms:
         raise AnalysisError(refused[0])
     left_out: list[tuple[str, str]] = []
@@ -94,19 +95,10 @@ def effects(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _AxisClaims:
-    """Claims about the values of one axis, against its first value and by position; falsy without any."""
-
-    against_first: Sequence[tuple[int, Claim]]
-    p_value: float  # The smallest of all pairs of values
-    seeds: int  # The fewest of any pair
-
-    def __bool__(self) -> bool:
-        return bool(self.against_first)
-
-
-def _claims(axis: str, values: Sequence[Any], family: Family) -> tuple[_AxisClaims, list[str]]:
+def _claims(
+    axis: str, values: Sequence[Any], family: Family
+) -> tuple[list[tuple[int, Claim]], list[Claim], list[str]]:
+    """Claims against an axis' first value, by position, and about all pairs; why others have none."""
     labels = [label_of({axis: value}) for value in values]
     of_first: list[tuple[int, Claim]] = []
     every: list[Claim] = []
@@ -122,9 +114,7 @@ def _claims(axis: str, values: Sequence[Any], family: Family) -> tuple[_AxisClai
         every.append(claim)
         if first == 0:
             of_first.append((other, claim))
-    smallest = min((claim.p_value for claim in every), default=1.0)
-    seeds = min((min(claim.seeds_a, claim.seeds_b) for claim in every), default=0)
-    return _AxisClaims(of_first, smallest, seeds), reasons
+    return of_first, every, reasons
 
 
 def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale) -> LevelEffect:

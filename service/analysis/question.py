@@ -327,16 +327,16 @@ class Question(Rows):
         # A figure that no one asked for by name may be missing everywhere; the notes say so.
         present = chosen if metrics else [m for m in chosen if self._has(m.name)] or chosen
         candidates, left_out = self._candidates(present)
-        result = frontier(candidates, {metric.name: metric.better for metric in present})
+        dominated = frontier(candidates, {metric.name: metric.better for metric in present})
         members = [
             FrontierMember(c.label, c.point, {n: v for n, v in c.values.items() if v is not None})
             for c in candidates
         ]
         return FrontierAnswer(
             metrics=tuple(present),
-            members=tuple(member for member in members if member.label in result.members),
-            others=tuple(member for member in members if member.label in result.dominated),
-            dominated=result.dominated,
+            members=tuple(member for member in members if member.label not in dominated),
+            others=tuple(member for member in members if member.label in dominated),
+            dominated=dominated,
             left_out=left_out,
             notes=tuple(self._notes(chosen)),
         )
@@ -357,13 +357,11 @@ class Question(Rows):
         if within is None:
             within = {self.judged_by.name: NO_LOSS}
         target = self._metric(objective, "objective")
+        bounds = {"within": within, "at_most": at_most or {}, "at_least": at_least or {}}
         constraints = [
-            *(self._constraint(name, "within_of_best", bound, "within") for name, bound in within.items()),
-            *(self._constraint(name, "at_most", bound, "at_most") for name, bound in (at_most or {}).items()),
-            *(
-                self._constraint(name, "at_least", bound, "at_least")
-                for name, bound in (at_least or {}).items()
-            ),
+            self._constraint(name, "within_of_best" if parameter == "within" else parameter, bound, parameter)
+            for parameter, of in bounds.items()
+            for name, bound in of.items()
         ]
         metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
         cells = self._cells(metrics)

@@ -36,8 +36,6 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration with its figures by metric name, in the metric's unit."""
-
     label: str
     values: Mapping[str, float | None]
     point: Mapping[str, AxisValue] = field(default_factory=dict, compare=False)
@@ -182,16 +180,8 @@ def _check(criteria: Sequence[Criterion]) -> None:
         raise AnalysisError("a metric has two weights; give each metric one")
 
 
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """The undominated configurations, and for each other one those of them that dominate it."""
-
-    members: tuple[str, ...]
-    dominated: Mapping[str, tuple[str, ...]]
-
-
-def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> Frontier:
-    """Returns the Pareto set over `metrics`; equal configurations are all members."""
+def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> dict[str, tuple[str, ...]]:
+    """Returns what is not in the Pareto set, with its dominators there; equal ones do not dominate."""
     values = matrix(candidates, list(metrics))
     costs = values * np.array([1.0 if better == "lower" else -1.0 for better in metrics.values()])
     on_frontier = np.ones(len(costs), dtype=bool)
@@ -213,4 +203,4 @@ def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> 
         dominated[candidates[row].label] = tuple(
             candidates[other].label for other in member_rows[by].tolist()
         )
-    return Frontier(tuple(candidates[row].label for row in member_rows.tolist()), dominated)
+    return dominated

@@ -23,7 +23,6 @@ def ratio(
     other: Mapping[int, float],
     *,
     better: Better,
-    alpha: float = 0.05,
     resolution: Resolution = _REPEATABLE,
 ) -> Ratio | None:
     """Returns how many times better `other` is, both by seed; None without positive values on both sides."""
@@ -39,7 +38,7 @@ def ratio(
         return Ratio(value, None, None, 0)
     a, b = (np.array(list(side.values())) for side in (over, under))
     least = float(resolution.run_variance(np.concatenate((a, b)), a.mean() - b.mean()))
-    low, high = relative_interval(a, b, least, alpha, paired=pairs > 0)
+    low, high = relative_interval(a, b, least, 0.05, paired=pairs > 0)
     return Ratio(value, 1.0 + low, 1.0 + high, pairs)
 
 

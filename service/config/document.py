@@ -64,7 +64,6 @@ def integer(digits: str) -> int | float:
 
 
 def plain(text: str) -> JsonValue:
-    """Returns the value of a scalar without quotes or tag."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _FIRST:
@@ -233,7 +232,6 @@ def first_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def refusal(kind: str, message: str) -> SpecError:
-    """Returns the error for a document that is refused as a whole."""
     return SpecError([Problem(kind, "", message)])
 
 

@@ -38,7 +38,6 @@ def examples() -> Iterator[Example]:
 
 
 def _title(text: str) -> str:
-    """First sentence of a text's comment, on one line."""
     comment = re.match(r"(?:#.*\n)*", text)
     words = " ".join(line.lstrip("# ") for line in (comment[0] if comment else "").splitlines())
     sentence = _SENTENCE.match(words)

@@ -25,8 +25,6 @@ FILE_NAME = "groups.yaml"
 
 
 class GroupTerms(BaseModel):
-    """What members of one group are."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     projects: Mapping[str, Role] = Field(default_factory=dict)
@@ -52,8 +50,6 @@ class Memberships:
 
 
 class GroupTable(BaseModel):
-    """The whole table."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     claim: str = Field(default="groups", min_length=1, max_length=200)
@@ -75,7 +71,6 @@ class GroupTable(BaseModel):
 
 
 def group_table(data_dir: Path) -> GroupTable:
-    """Returns the installation's table; an empty one if there is no file."""
     path = data_dir / FILE_NAME
     if not path.exists():
         return GroupTable()

@@ -78,13 +78,11 @@ class Hardware(DeviceRates):
         return Precision.bf16 if fast else Precision.fp32
 
     def lacks(self, precision: Precision) -> str | None:
-        """Returns why the device cannot compute in a precision; None when it can."""
         if precision in self.precisions:
             return None
         return f"{self.name} does not support {precision}; it supports {', '.join(self.precisions)}"
 
     def why_not_workers(self, workers: int) -> str | None:
-        """Returns why no group of so many workers can be reserved; None when it can."""
         if not self.topologies or workers in self.topologies:
             return None
         counts = ", ".join(map(str, self.topologies))
@@ -107,7 +105,6 @@ class Hardware(DeviceRates):
 
     @property
     def needs_build(self) -> str | None:
-        """Build that its nodes need instead of the default one; None = the default."""
         return _CUDA_12 if self.accelerator_type == "V100" else None
 
 
@@ -119,7 +116,6 @@ CATALOGUE: Mapping[str, Hardware] = {
 
 
 def find(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware | None:
-    """Returns the entry with a name or alias; None = there is none."""
     aliased = (entry for entry in catalogue.values() if name in entry.aliases)
     return catalogue.get(name) or next(aliased, None)
 

@@ -53,7 +53,6 @@ class AllowedHosts:
         return cls(frozenset(names), tuple(suffixes), tuple(networks))
 
     def takes_name(self, host: str) -> bool:
-        """Returns whether messages may go to a host of this name at all."""
         literal = literal_address(host)
         if literal is not None and self._lists(literal):
             return True
@@ -82,7 +81,6 @@ def is_public(address: Address) -> bool:
 
 
 def literal_address(host: str) -> Address | None:
-    """Returns the address that a host is written as; None = it is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

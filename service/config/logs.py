@@ -59,8 +59,6 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The usual line, with its subject at the end."""
-
     def __init__(self, always: dict[str, str | int]) -> None:
         super().__init__(_TEXT)
         self._always = always

@@ -32,8 +32,6 @@ class MailSecurity(StrEnum):
 
 
 class Settings(BaseSettings):
-    """Configuration of one installation."""
-
     model_config = SettingsConfigDict(
         env_prefix="STILLHOUSE_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
@@ -114,7 +112,6 @@ class Settings(BaseSettings):
         return value
 
     def asks_who(self) -> bool:
-        """Returns whether requests must show whom they come from: a token, a provider or a proxy is set."""
         return self.token is not None or self.oidc_issuer is not None or self.proxy_user_header is not None
 
     def trusted_proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
@@ -139,7 +136,6 @@ class Settings(BaseSettings):
         return Path("/var/tmp") / f"stillhouse-{os.geteuid()}"
 
     def roots(self, kind: str) -> tuple[Path, ...]:
-        """Returns resolved folders of `data` or `model` paths."""
         text: str = getattr(self, f"{kind}_roots")
         return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
 

@@ -22,8 +22,6 @@ TOKEN_PREFIX: Final = "sth_"
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # Of projects and pools
 USER_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
 
-_USER = re.compile(USER_PATTERN)
-
 
 class _Ranked(StrEnum):
     def includes(self, other: _Ranked) -> bool:
@@ -217,4 +215,4 @@ LOCAL: Final = local()  # The one person on loopback: everything is allowed
 
 
 def is_user_name(text: str) -> bool:
-    return _USER.fullmatch(text) is not None
+    return re.fullmatch(USER_PATTERN, text) is not None

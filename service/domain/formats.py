@@ -27,26 +27,15 @@ _SIZES = {
     "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
-    "total_time_s": "time",
-    "train_time_s": "train time",
-    "cost_usd": "cost",
-    "energy_kwh": "energy",
-    "samples_per_s": "samples/s",
-    "tokens_per_s": "tokens/s",
-    "train_loss": "train loss",
-    "validation_loss": "val. loss",
-    "peak_memory_mib": "memory",
-    "weight_memory_mib": "weights",
-    "evaluation_memory_mib": "eval. memory",
-    "example_ms_p50": "ms/example p50",
-    "example_ms_p95": "ms/example p95",
-}
+    "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "energy_kwh": "energy",
+    "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
+    "train_loss": "train loss", "validation_loss": "val. loss",
+    "peak_memory_mib": "memory", "weight_memory_mib": "weights", "evaluation_memory_mib": "eval. memory",
+    "example_ms_p50": "ms/example p50", "example_ms_p95": "ms/example p95",
+}  # fmt: skip
 _SHORT = {
-    "batch.global_size": "batch",
-    "model.name": "model",
-    "optimizer.name": "optimizer",
-    "task.name": "task",
-}
+    "batch.global_size": "batch", "model.name": "model", "optimizer.name": "optimizer", "task.name": "task",
+}  # fmt: skip
 _SECONDS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 

@@ -42,8 +42,6 @@ Until = Literal["its end", "now", "its last heartbeat"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sums over the windows of an attempt."""
-
     covered_s: float = 0.0  # Time that windows of energy cover
     energy_kwh: Mapping[str, float] | None = None  # By provenance
     utilisation_pct: float | None = None  # Mean over the time of its windows; None = unknown

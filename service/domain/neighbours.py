@@ -72,7 +72,6 @@ def _noticed(run: Run) -> list[Neighbour]:
 
 
 def counted(causes: Iterable[Sequence[Neighbour]]) -> dict[str, int]:
-    """Returns how many runs each neighbour disturbed."""
     count = Counter(kind for of_run in causes for kind in of_run)
     return {str(kind): count[kind] for kind in Neighbour if count[kind]}
 

@@ -134,8 +134,6 @@ class Session(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A session that a request belongs to."""
-
     session: Session
     csrf: str  # What a change must carry besides the cookie
     token_sha256: str | None

@@ -41,65 +41,35 @@ class MetricInfo:
 
 
 _ALL = (
-    MetricInfo(
-        "stillhouse_claim_seconds",
-        "Time that claiming an experiment from the queue takes a scheduler.",
-        buckets=_FAST_S,
-    ),
-    MetricInfo(
-        "stillhouse_queue_wait_seconds",
-        "Time that experiments were queued before they were claimed, without delays before a retry.",
-        ("project",),
-        _WAITS_S,
-    ),
-    MetricInfo(
-        "stillhouse_scheduler_pass_seconds", "Time that a pass of a scheduler takes.", buckets=_FAST_S
-    ),
-    MetricInfo(
-        "stillhouse_lease_lapses_total",
-        "Leases that were found lapsed: a driver or its scheduler did not renew them in time.",
-    ),
+    MetricInfo("stillhouse_claim_seconds",
+               "Time that claiming an experiment from the queue takes a scheduler.", (), _FAST_S),
+    MetricInfo("stillhouse_queue_wait_seconds",
+               "Time that experiments were queued before they were claimed, without delays before a retry.",
+               ("project",), _WAITS_S),
+    MetricInfo("stillhouse_scheduler_pass_seconds", "Time that a pass of a scheduler takes.", (), _FAST_S),
+    MetricInfo("stillhouse_lease_lapses_total",
+               "Leases that were found lapsed: a driver or its scheduler did not renew them in time."),
     MetricInfo("stillhouse_adoptions_total", "Lapsed leases that a scheduler took over."),
-    MetricInfo(
-        "stillhouse_silent_drivers_stopped_total",
-        "Jobs that were stopped because their driver stayed silent.",
-    ),
-    MetricInfo(
-        "stillhouse_preemptions_total", "Runs that gave their devices back at a checkpoint.", ("project",)
-    ),
-    MetricInfo(
-        "stillhouse_share_error_ratio",
-        "Part of recent use minus the part entitled to, of projects that have work.",
-        ("project",),
-    ),
-    MetricInfo(
-        "stillhouse_budget_left_ratio",
-        "Part of this month's budget that is left; below 0 it is overspent.",
-        ("project", "unit"),
-    ),
-    MetricInfo(
-        "stillhouse_ray_up", "Whether Ray answered a scheduler's last look at its pool's cluster.", ("pool",)
-    ),
-    MetricInfo(
-        "stillhouse_commit_seconds",
-        "Time of a write to the database, from its begin to its commit.",
-        ("process",),
-        _FAST_S,
-    ),
-    MetricInfo(
-        "stillhouse_recorder_lag_seconds",
-        "Age of the oldest report that an experiment's recorder has not stored in the database yet.",
-    ),
-    MetricInfo(
-        "stillhouse_spool_bytes",
-        "Size of the points that wait for the database on the disk of a recorder's node.",
-    ),
-    MetricInfo(
-        "stillhouse_message_deliveries_total",
-        "Attempts to deliver a message to a subscriber, by channel and outcome.",
-        ("channel", "outcome"),
-    ),
-)
+    MetricInfo("stillhouse_silent_drivers_stopped_total",
+               "Jobs that were stopped because their driver stayed silent."),
+    MetricInfo("stillhouse_preemptions_total",
+               "Runs that gave their devices back at a checkpoint.", ("project",)),
+    MetricInfo("stillhouse_share_error_ratio",
+               "Part of recent use minus the part entitled to, of projects that have work.", ("project",)),
+    MetricInfo("stillhouse_budget_left_ratio",
+               "Part of this month's budget that is left; below 0 it is overspent.", ("project", "unit")),
+    MetricInfo("stillhouse_ray_up",
+               "Whether Ray answered a scheduler's last look at its pool's cluster.", ("pool",)),
+    MetricInfo("stillhouse_commit_seconds",
+               "Time of a write to the database, from its begin to its commit.", ("process",), _FAST_S),
+    MetricInfo("stillhouse_recorder_lag_seconds",
+               "Age of the oldest report that an experiment's recorder has not stored in the database yet."),
+    MetricInfo("stillhouse_spool_bytes",
+               "Size of the points that wait for the database on the disk of a recorder's node."),
+    MetricInfo("stillhouse_message_deliveries_total",
+               "Attempts to deliver a message to a subscriber, by channel and outcome.",
+               ("channel", "outcome")),
+)  # fmt: skip
 FIGURES: Mapping[str, MetricInfo] = MappingProxyType({info.name: info for info in _ALL})
 """By name. A new figure is added here; `/metrics` and its documentation follow."""
 

@@ -7,6 +7,7 @@ a reason. It costs O(1) for each project in each lane, and O(log n) for each run
 from __future__ import annotations
 
 import heapq
+import itertools
 from enum import Enum, auto
 from operator import itemgetter
 
@@ -49,28 +50,20 @@ class _Pass:
         for name in sorted(self._lanes.terms):
             for hardware in sorted(self._lanes.terms[name].guaranteed):
                 self._give_guaranteed(name, hardware)
-        priorities = {
-            priority
-            for state in self._lanes.states.values()
-            for project in state.projects.values()
-            for priority in project.sizes
-        }
-        for priority in sorted(priorities, reverse=True):
-            for _, state in sorted(self._lanes.states.items(), key=itemgetter(0)):
-                self._give_by_share(state, priority)
+        states = self._lanes.states
+        projects = itertools.chain.from_iterable(state.projects.values() for state in states.values())
+        for priority in sorted({size for project in projects for size in project.sizes}, reverse=True):
+            for lane in sorted(states):
+                self._give_by_share(states[lane], priority)
         return Division(
             dict(sorted(self._lanes.given.items())),
             self._preemptions.decided(),
             {
-                lane: max(0.0, state.free) if state.reserved_for is None else 0.0
-                for lane, state in self._lanes.states.items()
+                lane: max(0.0, states[lane].free) if states[lane].reserved_for is None else 0.0
+                for lane in states
                 if lane in self._lanes.capacity.devices
             },
-            {
-                lane: state.reserved_for
-                for lane, state in self._lanes.states.items()
-                if state.reserved_for is not None
-            },
+            {lane: id for lane, state in states.items() if (id := state.reserved_for) is not None},
             self._lanes,
         )
 
@@ -96,10 +89,9 @@ class _Pass:
             self._place(state, bucket, mode=Mode.guaranteed)
         for _, project in places:  # What is beyond the guarantee may still come by share.
             for user in project.users.values():
-                for buckets in user.buckets.values():
-                    for bucket in buckets.values():
-                        if bucket.closed in (WaitingReason.busy, WaitingReason.share):
-                            bucket.closed = None
+                for bucket in itertools.chain.from_iterable(each.values() for each in user.buckets.values()):
+                    if bucket.closed in (WaitingReason.busy, WaitingReason.share):
+                        bucket.closed = None
 
     def _saves(self, state: LaneState, project: ProjectLane) -> bool:
         """Whether the project's next run is a large one beyond its guarantee, which has waited `PATIENCE_S`.

@@ -41,8 +41,6 @@ STEP, LEAST_STEP_S = 1.05, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A forecast duration with its interval."""
-
     low: float
     median: float
     high: float
@@ -74,19 +72,14 @@ def starts(
 ) -> dict[int, Start]:
     """Returns when the next run of each waiting experiment starts, by experiment, before calibration.
 
-    Pools of hardware in which none of the experiments waits stay as they are.
-
-    Args:
-        running: runs that hold devices, by experiment and hardware, those that yield first in front.
-        times: of one run of each experiment.
-        only: experiments to forecast; None = all. The fewer and the nearer, the less is played.
+    Pools of hardware in which none of the experiments waits stay as they are. `running` has the runs that
+    hold devices, by experiment and hardware, those that yield first in front; `times` are of one run each.
+    `only` names the experiments to forecast: the fewer and the nearer, the less is played.
     """
     waiting = {each.id for each in situation.claimants if any(demand.waiting for demand in each.demands)}
     wanted = waiting if only is None else waiting & set(only)
-    played = [
-        _play(situation, running, times, end, wanted)
-        for end in (attrgetter("low"), attrgetter("median"), attrgetter("high"))
-    ]
+    ends = map(attrgetter, ("low", "median", "high"))
+    played = [_play(situation, running, times, end, wanted) for end in ends]
     return {id: Start(*sorted(each.get(id, math.inf) for each in played)) for id in wanted}
 
 
@@ -273,7 +266,6 @@ def duration_in_words(seconds: float) -> str:
 
 
 def _over(waiting: Waiting) -> str:
-    """Returns whose share is used up: the project's where it is, else the user's inside it."""
     if waiting.project_score.held_usd_per_hour > waiting.project_score.entitled_usd_per_hour:
         return f"the project is over its share ({_amounts(waiting.project_score)})"
     return f"its user is over their share of the project ({_amounts(waiting.user_score)})"

@@ -68,11 +68,7 @@ class Backlog:
         return iter(self._claimants.values())
 
     def put(self, claimant: Claimant) -> None:
-        """Adds or replaces an experiment.
-
-        Raises:
-            ValueError: one of its runs has started; it belongs to the situation's claimants.
-        """
+        """Adds or replaces an experiment; ValueError if one of its runs has started."""
         if claimant.served_s is not None or any(demand.running for demand in claimant.demands):
             raise ValueError(f"experiment {claimant.id} has started; pass it among the claimants")
         self.remove(claimant.id)
@@ -129,7 +125,6 @@ class UserLane:
     """Waiting runs by what their priority counts as, and by the devices of one."""
 
     def score(self, more: float = 0.0) -> float:
-        """Returns the score inside the project, for `more` USD per hour above what is held."""
         self.project.open()
         return score_of(self.rate + more, self.excess, 1.0)
 
@@ -166,7 +161,6 @@ class ProjectLane:
             opened(self)
 
     def score(self, more: float = 0.0) -> float:
-        """Returns the score in the lane, for `more` USD per hour above what is held."""
         return score_of(self.rate + more, self.excess, self.terms.weight)
 
     def guaranteed(self, hardware: str) -> float:
@@ -176,7 +170,6 @@ class ProjectLane:
         self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
 
     def heads(self) -> Iterator[tuple[tuple[float, ...], Bucket, QueuedDemand]]:
-        """Yields what its users wait for, with the order of their turns."""
         for user in self.users.values():
             for bucket, entry in user.waiting():
                 yield (-bucket.priority, user.score(), *AGE(entry)), bucket, entry
@@ -276,10 +269,7 @@ class LaneState:
         self.least[name] = min(priority, yielder.priority), min(rate, yielder.rate)
 
     def may_yield(self, name: str, base: int, own: float, mode: Mode) -> bool:
-        """Returns whether a project may have runs to give; False = surely none.
-
-        `base` is the priority of the run that asks, `own` the score that decides among equal priorities.
-        """
+        """Whether it may have runs to give; `base` is the asker's priority, `own` its score among equals."""
         priority, rate = self.least[name]
         return mode is Mode.guaranteed or priority < base or self.projects[name].score(-rate) >= own
 
@@ -394,7 +384,6 @@ class Lanes:
         return 0.0 if usage is None else decayed(usage, self.now_s)
 
     def entitled(self, state: LaneState, project: ProjectLane) -> float:
-        """Returns the price per hour of the devices that a project's weight entitles it to."""
         return state.capacity * state.price * project.terms.weight / state.weight
 
     def priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
@@ -422,7 +411,6 @@ class Lanes:
         self.runs[user.project.name, user.name] += runs
 
     def no_turn(self, state: LaneState, user: UserLane) -> WaitingReason:
-        """Returns why a run that no limit holds back has no devices."""
         project = user.project
         if state.reserved_for is not None:
             return WaitingReason.reserved
@@ -432,7 +420,6 @@ class Lanes:
         return WaitingReason.share if over else WaitingReason.busy
 
     def limit(self, user: UserLane, hardware: str, devices: float) -> WaitingReason | None:
-        """Returns which limit a further run of a user would exceed; None = none."""
         terms = user.project.terms
         if terms.holds is not None:
             return WaitingReason.budget

@@ -27,8 +27,6 @@ _LIMITED = frozenset({WaitingReason.user_cap, WaitingReason.ceiling})
 
 
 class Preemptions:
-    """The preemptions of one pass."""
-
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._taken: defaultdict[tuple[int, str, int], list[Yielder]] = defaultdict(list)

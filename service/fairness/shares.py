@@ -88,7 +88,6 @@ def score_of(held_usd_per_hour: float, excess_usd: float, weight: float) -> floa
 
 
 def decayed(usage: Usage, now_s: float) -> float:
-    """Returns what an amount is now, in USD; a date in the future counts as now."""
     return usage.usd * math.pow(0.5, max(0.0, now_s - usage.at_s) / HALF_LIFE_S)
 
 
@@ -104,7 +103,6 @@ def charged(usage: Usage, now_s: float, usd_per_hour: float, seconds: float) -> 
 def charge(
     usage: UsageByUser, now_s: float, usd_per_hour: Mapping[tuple[str, str, Lane], float], seconds: float
 ) -> UsageByUser:
-    """Returns the use with the devices that users held in the `seconds` until now."""
     new = {
         key: charged(usage.get(key, Usage(0.0, now_s)), now_s, rate, seconds)
         for key, rate in usd_per_hour.items()

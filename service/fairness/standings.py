@@ -40,23 +40,16 @@ _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What a pass decided.
-
-    Attributes:
-        allowances: devices that experiments may hold, by id and hardware; those missing may hold nothing.
-        preemptions: runs that stop at a checkpoint, and for whom.
-        free: devices that stay free, by lane; those kept for a large run are not among them.
-        reserved_for: experiments for which free devices are kept, by lane.
-    """
+    """What a pass decided."""
 
     allowances: Mapping[int, Mapping[str, float]]
-    preemptions: tuple[Preemption, ...]
-    free: Mapping[Lane, float]
-    reserved_for: Mapping[Lane, int]
+    """Devices that experiments may hold, by id and hardware; those missing may hold nothing."""
+    preemptions: tuple[Preemption, ...]  # Runs that stop at a checkpoint, and for whom
+    free: Mapping[Lane, float]  # Devices that stay free, without those kept for a large run
+    reserved_for: Mapping[Lane, int]  # Experiments for which free devices are kept
     _lanes: Lanes
 
     def handovers(self) -> tuple[Handover, ...]:
-        """Returns the experiments that start no more runs, because runs of higher priority come first."""
         by_id = attrgetter("experiment_id", "hardware")
         return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
 

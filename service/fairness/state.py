@@ -11,7 +11,6 @@ from typing import NamedTuple
 from service.domain.access import DEFAULT_POOL
 from service.domain.shares import ShareScore
 
-DEFAULT_WEIGHT = 1.0
 LEAST_PRICE_USD_PER_HOUR = 0.01
 """Price that counts for devices that cost less, so that free devices are shared as well."""
 MOST_AHEAD = 5  # Experiments ahead that are listed by id
@@ -47,33 +46,19 @@ class Capacity:
     prices: Mapping[str, float] = field(default_factory=dict)
 
     def price(self, hardware: str) -> float:
-        """Returns the price that counts for shares, in USD per device and hour."""
         return max(self.prices.get(hardware, 0.0), LEAST_PRICE_USD_PER_HOUR)
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectTerms:
-    """What a project may count on, and its limits.
+    """What a project may count on, and its limits; devices are by hardware kind, over all pools."""
 
-    Attributes:
-        guaranteed: devices by hardware kind, over all pools, that it gets before others; lent out while idle.
-        ceiling: most devices by hardware kind, over all pools; a missing kind has no ceiling.
-        most_priority: highest priority its experiments count with; None = no limit.
-        concurrent_runs_per_user: most runs of one user at a time; None = no limit.
-        queued_runs_per_user: most runs of one user in the queue, checked at submission; None = no limit.
-        holds: why the project starts nothing more (a budget that is spent), in words; None = it does.
-
-    Raises:
-        InvalidTerms: weight not above 0, a negative number, or a guarantee above its ceiling.
-    """
-
-    weight: float = DEFAULT_WEIGHT
-    guaranteed: Mapping[str, float] = field(default_factory=dict)
-    ceiling: Mapping[str, float] = field(default_factory=dict)
-    most_priority: int | None = None
-    concurrent_runs_per_user: int | None = None
-    queued_runs_per_user: int | None = None
-    holds: str | None = None
+    weight: float = 1.0
+    guaranteed: Mapping[str, float] = field(default_factory=dict)  # Before others; lent out while idle
+    ceiling: Mapping[str, float] = field(default_factory=dict)  # A missing kind has none
+    most_priority: int | None = None  # Highest that its experiments count with; None = no limit
+    concurrent_runs_per_user: int | None = None  # None = no limit
+    holds: str | None = None  # Why it starts nothing more (a budget that is spent), in words; None = it does
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
@@ -93,57 +78,41 @@ class ProjectTerms:
                     f"guaranteed.{hardware}: {devices:g} is above the ceiling of {ceiling:g}; lower it, or "
                     f"raise ceiling.{hardware}"
                 )
-        for name in ("concurrent_runs_per_user", "queued_runs_per_user"):
-            cap = getattr(self, name)
-            if cap is not None and cap < 0:
-                raise InvalidTerms(f"{name}: {cap} is below 0; use 0 or more, or leave it out for no limit")
+        if (cap := self.concurrent_runs_per_user) is not None and cap < 0:
+            fix = "use 0 or more, or leave it out for no limit"
+            raise InvalidTerms(f"concurrent_runs_per_user: {cap} is below 0; {fix}")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an experiment holds and wants of one hardware kind, in runs of one size.
-
-    Attributes:
-        devices: that one run needs at once; a part of one where runs share it.
-        waiting: further runs that could start now, within the experiment's own limit.
-        yieldable: running ones that have worked long enough to be preempted (`may_yield`); None = all.
-        next_checkpoint_s: when the first of those has its next checkpoint, Unix seconds; None = at once.
-        room: how many of the waiting the nodes can hold next to what runs; None = not limited by shape.
-    """
+    """What an experiment holds and wants of one hardware kind, in runs of one size."""
 
     hardware: str
-    devices: float
+    devices: float  # What one run needs at once; a part of one where runs share it
     running: int = 0
-    waiting: int = 0
-    yieldable: int | None = None
-    next_checkpoint_s: float | None = None
-    room: int | None = None
+    waiting: int = 0  # Further runs that could start now, within the experiment's own limit
+    yieldable: int | None = None  # Running ones that may be preempted (`may_yield`); None = all
+    next_checkpoint_s: float | None = None  # Of the first of those, Unix seconds; None = at once
+    room: int | None = None  # Waiting ones that the nodes can hold besides; None = not limited by shape
 
     @property
     def startable(self) -> int:
-        """Returns how many of the waiting runs the nodes can hold."""
         return self.waiting if self.room is None else min(self.waiting, self.room)
 
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """An experiment that runs or waits; its use is charged to its project and user.
-
-    Attributes:
-        queued_s: when it joined the queue, Unix seconds.
-        demands: one for each hardware kind and size of run.
-        served_s: when one of its runs last started, Unix seconds; None = none has.
-    """
+    """An experiment that runs or waits; its use is charged to its project and user."""
 
     id: int
     project: str
     user: str
     priority: int
-    queued_s: float
-    demands: tuple[Demand, ...]
+    queued_s: float  # When it joined the queue, Unix seconds
+    demands: tuple[Demand, ...]  # One for each hardware kind and size of run
     preemptible: bool = True
     pool: str = DEFAULT_POOL
-    served_s: float | None = None
+    served_s: float | None = None  # When one of its runs last started, Unix seconds; None = none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +154,13 @@ class WaitingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Runs of one experiment that stop at a checkpoint for another; `devices` is what they hold together.
-
-    `by_s` is when the first of them has its checkpoint, in Unix seconds; None = at once.
-    """
+    """Runs of one experiment that stop at a checkpoint for another."""
 
     experiment_id: int
     hardware: str
     runs: int
-    devices: float
-    by_s: float | None
+    devices: float  # What they hold together
+    by_s: float | None  # When the first of them has its checkpoint, in Unix seconds; None = at once
     for_experiment_id: int
 
 
@@ -210,33 +176,25 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why the next run of one experiment waits.
-
-    Attributes:
-        position: among those that wait for the same lane, from 1.
-        ahead: experiments that come first, at most `MOST_AHEAD`, the next one first.
-        detail: limit or reason in words, where there is one (a budget, a number).
-    """
+    """Why the next run of one experiment waits."""
 
     experiment_id: int
     hardware: str
     devices: float
     reason: WaitingReason
-    position: int
+    position: int  # Among those that wait for the same lane, from 1
     project_score: ShareScore
     user_score: ShareScore
-    ahead: tuple[int, ...]
+    ahead: tuple[int, ...]  # Experiments that come first, at most `MOST_AHEAD`, the next one first
     free_devices: float
-    detail: str | None = None
+    detail: str | None = None  # Limit or reason in words, where there is one (a budget, a number)
 
 
 def may_yield(now_s: float, started_s: float, restart_s: float) -> bool:
-    """Returns whether a run has worked long enough since it last started to be preempted."""
     return now_s - started_s >= max(USEFUL_S, USEFUL_RESTARTS * restart_s)
 
 
 def permitted(priority: int, terms: ProjectTerms) -> int:
-    """Returns a priority, or the highest that a project may use where that is lower."""
     most = terms.most_priority
     return priority if most is None or priority < most else most
 

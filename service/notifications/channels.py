@@ -32,12 +32,9 @@ class Channel(Protocol):
 
     def check(self, target: str, settings: Settings) -> str:
         """Returns a target as it is stored; raises `BadSubscription`."""
-        ...
 
     def new_secret(self) -> str | None:
         """Returns a new secret to sign messages with; None = the channel signs nothing."""
-        ...
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
         """Sends one message; returns the receiver's answer in one line, or raises `Undeliverable`."""
-        ...

@@ -49,8 +49,6 @@ class Round:
 
 
 class Courier:
-    """Delivers the messages of an installation; several may share a database."""
-
     def __init__(self, store: Store, settings: Settings, figures: MetricBuffer | None = None) -> None:
         self._figures = figures or MetricBuffer()
         self._store = store

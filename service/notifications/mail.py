@@ -53,7 +53,6 @@ class Mail:
 
 
 def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
-    """Returns the mail: the message first, then its facts, one per line."""
     content = json.loads(outgoing.body)
     data: dict[str, Any] = content["data"]
     experiment = data.get("experiment")

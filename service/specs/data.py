@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from cachetools import LRUCache
 
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec, nothing
@@ -33,30 +34,9 @@ class _Dataset:
     key: str  # Tells it apart from all others
 
 
-class _Memory:
-    """Results of earlier checks; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: OrderedDict[str, tuple[Signature, Sequence[str]]] = OrderedDict()
-
-    def get(self, dataset: _Dataset) -> Sequence[str] | None:
-        with self._lock:
-            signature, mistakes = self._found.get(dataset.key, (None, ()))
-        if signature is None or signature != _signature(dataset.path)[0]:
-            return None
-        return mistakes
-
-    def keep(self, dataset: _Dataset, signature: Signature, mistakes: Sequence[str]) -> None:
-        """The signature is from before the dataset was read."""
-        with self._lock:
-            self._found[dataset.key] = (signature, mistakes)
-            self._found.move_to_end(dataset.key)
-            while len(self._found) > _REMEMBERED:
-                self._found.popitem(last=False)
-
-
-_MEMORY = _Memory()
+_FOUND: LRUCache[str, tuple[Signature, Sequence[str]]] = LRUCache(_REMEMBERED)
+"""Results of earlier checks, with the signature from before each dataset was read."""
+_LOCK = threading.Lock()
 
 
 class UnreadData(Exception):
@@ -132,19 +112,21 @@ def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ..
 
 
 def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Sequence[str]:
-    known = _MEMORY.get(dataset)
-    if known is not None:
-        return known
+    signature, exact = _signature(dataset.path)
+    with _LOCK:
+        known, mistakes = _FOUND.get(dataset.key, (None, ()))
+    if known == signature:
+        return mistakes
     if not may_read:
         raise UnreadData
     # Imported here: only specs with data at hand pay for the import.
     from trainers.tasks.inspection import mistakes_in
 
-    signature, exact = _signature(dataset.path)
     mistakes = mistakes_in(dataset.path, dataset.task, roots=roots)
     # A file that is fixed must be seen to be; one that breaks is found by the run.
     if exact or not mistakes:
-        _MEMORY.keep(dataset, signature, mistakes)
+        with _LOCK:
+            _FOUND[dataset.key] = (signature, mistakes)
     return mistakes
 
 

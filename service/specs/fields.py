@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -162,10 +163,7 @@ class SpecFields(TrainingSections):
 
     def values_of(self, field: str) -> list[FieldValue]:
         """All listed values of a field over the grid, including that where its axis is left out."""
-        value: Any = self
-        for name in field.split("."):
-            value = getattr(value, name)
-        listed = self.search.fields.get(field, [value])
+        listed = self.search.fields.get(field, [attrgetter(field)(self)])
         values = list(listed) if isinstance(listed, list) else []
         if field not in self.search.otherwise:
             return values

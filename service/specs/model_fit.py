@@ -150,7 +150,6 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
-    """Returns problems about layers that a student does not have, where its size is known."""
     problems: dict[Problem, None] = {}
     for student, layers in dict.fromkeys((model.name, model.layers) for model in models):
         if layers is None or (size := student_flops(student, roots("model"))) is None:

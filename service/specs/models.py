@@ -39,7 +39,6 @@ class Reference:
 
     @property
     def pending(self) -> bool:
-        """It may still succeed."""
         return self.state is not None and self.state not in TERMINAL_RUN_STATES
 
     @property

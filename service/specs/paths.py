@@ -88,8 +88,6 @@ def _problem_of(
 def path_problems(
     spec: ExperimentSpec, roots: Roots, *, before_each: Callable[[], None] = nothing
 ) -> list[Problem]:
-    """Returns the first problems of the paths in a spec, axes included."""
-
     def problem(field: str, text: str) -> Problem | None:
         before_each()
         if field == "task.path":

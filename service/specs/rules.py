@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 
 from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
@@ -102,16 +103,9 @@ def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> It
 
 def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
     """A field that is an axis is judged at each grid point."""
-
-    def value_of(dotted: str) -> object:
-        value: object = spec
-        for name in dotted.split("."):
-            value = getattr(value, name)
-        return value
-
     kind, axes = hardware.kind, spec.search.fields
     for field, served in kind.serves.items():
-        if field not in axes and (value := value_of(field)) not in served:
+        if field not in axes and (value := attrgetter(field)(spec)) not in served:
             yield _invalid(field, prefix + kind.refusal(field, value, hardware.name))
     if "parallel.workers" not in axes:
         for workers in spec.worker_numbers:
@@ -203,8 +197,7 @@ def _distillation_problems(
             try:
                 factors.of_layers(kind, layers)
             except ValueError as error:
-                field = f"distillation.layer_weights.{kind}"
-                yield _invalid(field, f"{prefix}{error}")
+                yield _invalid(f"distillation.layer_weights.{kind}", f"{prefix}{error}")
 
 
 def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:

@@ -213,7 +213,7 @@ def test_a_file_that_is_read_whole_is_left_to_the_run_when_large(
     content = {"train-v2.0.json": '{"data": "wrong' + " " * 2000}
     assert problems(settings, content, {"name": "squad_v2"})
     monkeypatch.setattr(inspection, "LOOK_BYTES", 1000)
-    monkeypatch.setattr(data, "_MEMORY", data._Memory())
+    data._FOUND.clear()
     assert problems(settings, content, {"name": "squad_v2"}) == []
 
 
