@@ -23,7 +23,7 @@ from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.login.sessions import login_instead
 from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, invalid, respond
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
-from service.config.document import MAX_BYTES, Problem, SpecError
+from service.config.document import MAX_BYTES, Problem, SpecError, shortened
 from service.config.logs import about
 from service.db.errors import (
     BadPageToken,
@@ -122,12 +122,10 @@ def _from_invalid_request(error: RequestValidationError) -> ProblemError:
 
 
 def _parameter_problem(entry: dict[str, Any]) -> Problem:
-    path, message, shown = ".".join(map(str, entry["loc"])), str(entry["msg"]), repr(entry.get("input"))
+    path, message = ".".join(map(str, entry["loc"])), str(entry["msg"])
     if entry["type"] == "missing":
         return Problem("missing-field", path, message)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return Problem("invalid-value", path, f"{shown}: {message}")
+    return Problem("invalid-value", path, f"{shortened(repr(entry.get('input')))}: {message}")
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -72,7 +72,8 @@ EXPERIMENT_EVENTS: Mapping[str, Any] = {
     "run": RunProgress,
     "experiment": ExperimentStatus,
     "end": ExperimentStatus,
-}  # Data of each event, by its name
+}
+"""Data of each event, by its name."""
 RUN_EVENTS: Mapping[str, Any] = {
     "run": RunProgress,
     "log": LogLine,
@@ -227,13 +228,8 @@ class Place:
             # Where an attempt continues from is known once it has begun; until then it has no points.
             if attempt.number > place.attempt and attempt.resumed_from_step is not None:
                 ceiling = attempt.resumed_from_step
-                steps = {name: min(step, ceiling) for name, step in (place.steps or {}).items()}
-                place = replace(
-                    place,
-                    attempt=attempt.number,
-                    step=min(place.step, ceiling),
-                    steps=steps if place.steps is not None else None,
-                )
+                steps = place.steps and {name: min(step, ceiling) for name, step in place.steps.items()}
+                place = replace(place, attempt=attempt.number, step=min(place.step, ceiling), steps=steps)
         return place
 
     def with_points(self, fresh: Mapping[str, NewSeries]) -> Place:

@@ -203,13 +203,8 @@ def whoami(request: Request, user: CurrentUser) -> Whoami:
     """The user, how they were recognised, and what limits what they may do."""
     principal = user.principal
     identity: Identity | None = getattr(request.state, "identity", None)
-    if principal.kind is UserKind.local:
-        via, csrf = "open", None
-    elif identity is None:
-        via, csrf = "token", None
-    else:
-        held = held_session(request) if identity.via is Via.session else None
-        via, csrf = str(identity.via), held.csrf if held is not None else None
+    via = "open" if principal.kind is UserKind.local else "token" if identity is None else str(identity.via)
+    held = held_session(request) if via == Via.session else None
     return Whoami(
         user.owner,
         via,
@@ -218,7 +213,7 @@ def whoami(request: Request, user: CurrentUser) -> Whoami:
         {project: role for project, role in principal.roles.items() if principal.reaches(project)},
         principal.restricted_to,
         principal.token_name,
-        csrf,
+        held.csrf if held is not None else None,
     )
 
 

@@ -25,7 +25,8 @@ router = APIRouter(include_in_schema=False)
 _FOLDER: Final = Path(__file__).parent.parent / "static"
 _FILES: Final[Mapping[str, Path]] = {
     str(path.relative_to(_FOLDER)): path for path in _FOLDER.rglob("*") if path.is_file()
-}  # What may be asked for, by name: nothing outside the folder, whatever the name
+}
+"""What may be asked for, by name: nothing outside the folder, whatever the name."""
 _TYPES: Final = {".js": "text/javascript", ".svg": "image/svg+xml"}
 """Where the table of the operating system may say something else."""
 
@@ -116,7 +117,8 @@ window.ui = SwaggerUIBundle({
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)  # Swagger UI writes style attributes; scripts still come from this server alone
+)
+"""Swagger UI writes style attributes; scripts still come from this server alone."""
 
 
 @router.get("/docs", dependencies=[PUBLIC])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,17 +73,15 @@ OCCUPANCY = frozenset(figures[-1] for figures in _FIGURES.values())
 
 def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
     of_time, of_cost, of_energy, of_occupancy = _FIGURES[definitions]
-    return MappingProxyType(
-        {
-            name: (
-                Criterion(of_time, time),
-                Criterion(of_cost, cost),
-                Criterion(of_energy, energy),
-                Criterion(of_occupancy, 0.1, "higher"),
-            )
-            for name, (time, cost, energy) in _WEIGHTS.items()
-        }
-    )
+    return {
+        name: (
+            Criterion(of_time, time),
+            Criterion(of_cost, cost),
+            Criterion(of_energy, energy),
+            Criterion(of_occupancy, 0.1, "higher"),
+        )
+        for name, (time, cost, energy) in _WEIGHTS.items()
+    }
 
 
 STRATEGIES = strategies(Definitions.stillhouse)

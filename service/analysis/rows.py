@@ -173,12 +173,12 @@ class Rows:
     def _resolution(self, metric: str) -> Resolution:
         """By the smallest number of examples that a finished run was judged on."""
         part = "test_examples" if metric.startswith("test_") else "validation_examples"
-        return resolution_of(metric, headline=self.judged_by.name, examples=self._fewest(part))
+        fewest = min(self._known(part).tolist(), default=None)
+        return resolution_of(metric, headline=self.judged_by.name, examples=fewest)
 
-    def _fewest(self, name: str) -> float | None:
+    def _known(self, name: str) -> Column:
         column = self._column(name)
-        known = column[self._is_finished & np.isfinite(column)]
-        return float(known.min()) if len(known) else None
+        return column[self._is_finished & np.isfinite(column)]
 
     def _unit_scores(self, metric: str, sides: Iterable[Side]) -> dict[str, UnitScores]:
         """Scores of each unit by seed; only the test headline has any."""
@@ -284,8 +284,7 @@ class Rows:
 
     def _examples(self, name: str) -> str:
         """Number of examples that finished runs were judged on; the fewest and the most where it differs."""
-        column = self._column(name)
-        known = column[self._is_finished & np.isfinite(column)]
+        known = self._known(name)
         if not len(known):
             return ""
         fewest, most = int(known.min()), int(known.max())

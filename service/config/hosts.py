@@ -21,7 +21,8 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
             "3fff::/20",  # Documentation.
         ),
     )
-)  # What `is_global` of some version of Python takes for public and is not one host on the internet
+)
+"""What `is_global` of some version of Python takes for public and is not one host on the internet."""
 _ISATAP = 0x5EFE
 """Third quarter of an IPv6 address whose last quarter is an IPv4 address, but for the bit `u`."""
 

@@ -66,7 +66,8 @@ MARGINS: Mapping[str, float] = MappingProxyType(
         for name in (own, on_test(own))
         if name is not None
     }
-)  # Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none
+)
+"""Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
 
 
 @dataclass(frozen=True, slots=True)

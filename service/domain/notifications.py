@@ -93,4 +93,5 @@ TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.run_preempted: frozenset({Topic.preemption}),
     BUDGET_WARNED: frozenset({Topic.budget}),
     BUDGET_REACHED: frozenset({Topic.budget, Topic.hold}),
-}  # The topics of each kind of message. Events of other kinds are told to no one
+}
+"""The topics of each kind of message. Events of other kinds are told to no one."""

@@ -19,7 +19,7 @@ from service.domain.grid import REFERENCE_CELL
 from service.specs.experiment import ExperimentSpec, RunPlan
 from service.specs.fields import canonical_json
 from service.specs.models import workspace_of
-from trainers.config import TrainingSections
+from trainers.config import TrainingSections, Workspace
 from trainers.data.paths import HUB
 from trainers.entrypoint import input_identity
 from trainers.errors import TrainingError
@@ -82,14 +82,19 @@ def reusable(
     equal: dict[tuple[str, int], list[Equal]] = {}
     for run in find(set(hashes.values())):
         equal.setdefault((run.config_sha256, run.seed), []).append(run)
-    inputs = _Inputs(settings)
+    workspace = workspace_of(settings)
+    inputs: dict[str, _Inputs] = {}
     runs: dict[int, int] = {}
     refused: dict[int, str] = {}
     for plan in plans:
         if plan.cell == REFERENCE_CELL:
             continue  # It measures the machine during this sweep.
+        spec = plan.spec
         for run in equal.get((hashes[plan.cell], plan.seed), ()):
-            reason = inputs.differ(plan.spec, run)
+            key = canonical_json([spec.task.model_dump(mode="json"), spec.model.name, spec.model.teacher])
+            if key not in inputs:
+                inputs[key] = _inputs_now(spec, workspace)
+            reason = _difference(inputs[key], run)
             if reason is None:
                 runs[plan.index] = run.run_id
                 refused.pop(plan.index, None)
@@ -98,45 +103,36 @@ def reusable(
     return Reuse(runs, refused)
 
 
-class _Inputs:
-    """Fingerprints of the files that runs would read now, each taken once."""
+_Inputs = Mapping[str, str | int | float] | str
+"""Fingerprints of the files that a run would read now, or why they cannot be taken."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._workspace = workspace_of(settings)
-        self._found: dict[str, Mapping[str, str | int | float] | str] = {}
 
-    def differ(self, spec: ExperimentSpec, run: Equal) -> str | None:
-        """Returns why the files are not known to be those that the run read; None = they are."""
-        now = self._now(spec)
-        if isinstance(now, str):
-            return now
-        facts = run.facts or {}
-        then = {**(facts.get("data") or {}), "student.sha256": facts.get("student_sha256")}
-        changed = [
-            words
-            for part, words in _PARTS.items()
-            if (part in ("train", "validation", "test") or f"{part}.sha256" in now)
-            and now.get(f"{part}.sha256") != then.get(f"{part}.sha256")
-        ]
-        if now.get("test.rule") != then.get("test.rule"):
-            changed.append("the rule for the test part")
-        return f"{' and '.join(changed)} changed since" if changed else None
+def _inputs_now(spec: ExperimentSpec, workspace: Workspace) -> _Inputs:
+    if on_hub := next(_on_hub(spec), None):
+        return f"{on_hub} is on the hub, where it may change unnoticed; use a local copy"
+    try:
+        return input_identity(spec, workspace)
+    except TrainingError as error:
+        return f"its files cannot be compared: {error}"
+    except OSError as error:
+        return f"its files cannot be compared: {error.filename}: {error.strerror}"
 
-    def _now(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
-        key = canonical_json([spec.task.model_dump(mode="json"), spec.model.name, spec.model.teacher])
-        if key not in self._found:
-            self._found[key] = self._read(spec)
-        return self._found[key]
 
-    def _read(self, spec: ExperimentSpec) -> Mapping[str, str | int | float] | str:
-        if on_hub := next(_on_hub(spec), None):
-            return f"{on_hub} is on the hub, where it may change unnoticed; use a local copy"
-        try:
-            return input_identity(spec, self._workspace)
-        except TrainingError as error:
-            return f"its files cannot be compared: {error}"
-        except OSError as error:
-            return f"its files cannot be compared: {error.filename}: {error.strerror}"
+def _difference(now: _Inputs, run: Equal) -> str | None:
+    """Returns why the files are not known to be those that the run read; None = they are."""
+    if isinstance(now, str):
+        return now
+    facts = run.facts or {}
+    then = {**(facts.get("data") or {}), "student.sha256": facts.get("student_sha256")}
+    changed = [
+        words
+        for part, words in _PARTS.items()
+        if (part in ("train", "validation", "test") or f"{part}.sha256" in now)
+        and now.get(f"{part}.sha256") != then.get(f"{part}.sha256")
+    ]
+    if now.get("test.rule") != then.get("test.rule"):
+        changed.append("the rule for the test part")
+    return f"{' and '.join(changed)} changed since" if changed else None
 
 
 def _on_hub(sections: TrainingSections) -> Iterator[str]:
