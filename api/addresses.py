@@ -10,8 +10,7 @@ from ipaddress import IPv4Network, IPv6Network
 from fastapi import Request
 
 Networks = Sequence[IPv4Network | IPv6Network]
-_MAX_HOPS = 20
-"""Entries of X-Forwarded-For that are read, from the right: those that proxies of ours have added."""
+_MAX_HOPS = 20  # Entries of X-Forwarded-For that are read, from the right: those of our own proxies
 
 
 def client_address(request: Request) -> str:

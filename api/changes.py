@@ -21,10 +21,8 @@ from service.store.experiments import Followed
 
 MOST_CHANGES: Final = 200
 """Most experiments that are sent at a time; when more have changed, followers read their lists again."""
-MOST_ACTIVE: Final = 1000
-"""Most experiments at work whose costs are sent; those of further ones are read from lists."""
-SLOWLY_S: Final = 5.0
-"""Time, in s, between two looks at what changes all the time: costs, and what the clusters have."""
+MOST_ACTIVE: Final = 1000  # Experiments at work whose costs are sent; those of others are read from lists
+SLOWLY_S: Final = 5.0  # Between two looks at what changes all the time: costs, and what the clusters have
 _WINDOW: Final = 1000  # Most recently changed experiments to remember, so that a new change can be recognised
 
 

@@ -24,8 +24,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     head_timeout_s = 20.0  # Longest wait for a first request, and for the headers of one that has begun
     body_timeout_s = 60.0  # Longest time from the headers of a request to the end of its body
-    stalled_timeout_s = 30.0
-    """Longest time that a client takes nothing of an answer; a stream can then be resumed."""
+    stalled_timeout_s = 30.0  # Longest time that a client takes nothing of an answer; a stream can be resumed
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -36,8 +36,7 @@ ChecksDep = Annotated[Checks, _state("checks")]
 ClusterDep = Annotated[ClusterView, _state("cluster")]
 ProjectsDep = Annotated[ProjectView, _state("projects")]
 ThrottleDep = Annotated[Throttle, _state("throttle")]
-CurrentUser = Annotated[Caller, Depends(current_user)]
-"""Who sent the request, which the rule of its route has let through."""
+CurrentUser = Annotated[Caller, Depends(current_user)]  # Whom the rule of the route has let through
 
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the experiment.", examples=[12])]
 RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]
@@ -65,8 +64,7 @@ async def _runs(filter: Filter = None, order_by: OrderBy = None) -> dict[str, An
     return {"filter": filter, "order_by": order_by}
 
 
-ChosenRuns = Annotated[dict[str, Any], Depends(_runs)]
-"""Filter and order of a list of runs, as arguments of `Store.runs`."""
+ChosenRuns = Annotated[dict[str, Any], Depends(_runs)]  # Filter and order of runs, as for `Store.runs`
 
 
 async def _page(

@@ -25,8 +25,7 @@ PIECE_BYTES = 64 * 1024  # Most bytes that are handed to a connection before it 
 _KEPT_BYTES = 1 << 20  # Size of the newest updates that a feed keeps for followers that are a little behind
 _PING_S = 15.0  # Longest silence of a stream; proxies and clients take a longer one for a dead connection
 _PING = b": ping\n\n"
-_READING_THREADS = 4
-"""Most feeds, and most followers, that read from the store at a time; others wait, requests do not."""
+_READING_THREADS = 4  # Feeds, and followers, that read the store at a time; others wait, requests do not
 
 Place = TypeVar("Place")
 

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_HEAD_BYTES = 64 * 1024  # Most bytes in the names and values of a request's headers
-REQUEST_ID = "X-Request-ID"
-"""Header with the request's id: the client's, or a new one; logs and problems carry it."""
+REQUEST_ID = "X-Request-ID"  # The client's id of the request, or a new one; logs and problems carry it
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

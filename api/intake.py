@@ -47,8 +47,7 @@ from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
 
 _CLUSTER_MAX_AGE_S = 2.0
 _PROJECTS_MAX_AGE_S = 1.0
-HEAVY_AT_A_TIME = 2
-"""Large documents that are checked at a time: each takes a share of the interpreter from every read."""
+HEAVY_AT_A_TIME = 2  # Large documents checked at a time: each takes a share of the interpreter from reads
 LOOKS_AT_A_TIME = 2
 LARGEST_BATCH = 64  # Submissions that one round of the worker takes: bounds how long the first of them waits
 LIGHT_BYTES = 16 * 1024

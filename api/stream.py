@@ -41,8 +41,7 @@ from service.scheduling.queue import Queue
 from service.store import Store
 
 INTERVAL_S = 0.5  # Time between two polls of one experiment or run
-MAX_POINTS = 2000
-"""Most points of a metric that a follower is sent at once; more are thinned as `GET points` thins them."""
+MAX_POINTS = 2000  # Points of a metric that are sent at once; more are thinned as `GET points` thins them
 _EVENTS_PER_READ = 500
 _METRICS_PER_READ = 4
 _FIRST_LINES, _MOST_LINES = 32, 1000

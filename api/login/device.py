@@ -30,8 +30,7 @@ from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POL
 from service.store import Store
 from service.store.sessions import Approval, Polled
 
-_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"
-"""No vowels, so no words; no digits, so nothing that looks like another character."""
+_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"  # No vowels, so no words; no digits, which look like other characters
 _LENGTH = 8
 
 

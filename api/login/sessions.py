@@ -28,8 +28,7 @@ from service.domain.access import Actor
 from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S, OpenSession
 from service.store import Store
 
-CSRF_HEADER = "Stillhouse-CSRF"
-"""What a change made with a cookie carries: another site can send the cookie, but not know this."""
+CSRF_HEADER = "Stillhouse-CSRF"  # Another site can send the cookie with a change, but not know this
 _OWN_PAGES = frozenset({"same-origin", "none"})
 _MAX_AGENT = 200
 _HOME = "/"

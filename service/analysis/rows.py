@@ -39,8 +39,7 @@ from service.domain.states import RunState
 from trainers.data.layouts import SplitRule
 from trainers.metrics import SCORES, on_test
 
-MOST_SCORES = 2_000_000
-"""Scores of units that are held at once; runs beyond them are claimed about over seeds alone."""
+MOST_SCORES = 2_000_000  # Scores of units held at once; runs beyond them are claimed about over seeds alone
 _MOST_DISTURBED = 5  # Named one by one
 
 

@@ -21,8 +21,7 @@ from service.domain.serialization import Serializable
 _Collection: TypeAlias = dict[str, JsonValue] | list[JsonValue]
 
 _TAG = "tag:yaml.org,2002:"
-_SCALARS = {"null": type(None), "bool": bool, "int": int, "float": float}
-"""Types of scalars by tag; `str` takes any text."""
+_SCALARS = {"null": type(None), "bool": bool, "int": int, "float": float}  # By tag; `str` takes any text
 _WORDS: dict[str, JsonValue] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),

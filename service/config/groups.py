@@ -44,8 +44,7 @@ class GroupTerms(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Memberships:
     roles: Mapping[str, Role]  # Role by project, for projects in which a group of theirs has one
-    managed: frozenset[str]
-    """Projects that the table decides about; a role in one that is not in `roles` ends."""
+    managed: frozenset[str]  # Projects that the table decides about; a role in one not in `roles` ends
     administrator: bool | None  # None = the table names no group of administrators, and decides nothing
 
 

@@ -23,8 +23,7 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
     )
 )
 """What `is_global` of some version of Python takes for public and is not one host on the internet."""
-_ISATAP = 0x5EFE
-"""Third quarter of an IPv6 address whose last quarter is an IPv4 address, but for the bit `u`."""
+_ISATAP = 0x5EFE  # Third quarter of an IPv6 address whose last is an IPv4 address, but for the bit `u`
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ class AllowedHosts:
     """Hosts that webhooks may go to, as listed by the operator."""
 
     names: frozenset[str]  # Exact names; their addresses may be private, because the operator named them
-    suffixes: tuple[str, ...]
-    """Endings of names (`.example.com`), or empty for every name: public addresses only."""
+    suffixes: tuple[str, ...]  # Endings of names (`.example.com`), or empty for all: public addresses only
     networks: tuple[Network, ...]  # Addresses that any allowed name may have
 
     @classmethod

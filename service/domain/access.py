@@ -17,8 +17,7 @@ from typing import Final
 DEFAULT_PROJECT: Final = "default"
 """Project of experiments whose spec names none. It always exists, and every new user is a member of it."""
 DEFAULT_POOL: Final = "default"
-TOKEN_PREFIX: Final = "sth_"
-"""What every token begins with, so that scanners of code find one that was published."""
+TOKEN_PREFIX: Final = "sth_"  # Begins every token, so that scanners of code find one that was published
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # Of projects and pools
 USER_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$"
 

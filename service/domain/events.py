@@ -11,13 +11,11 @@ from service.domain.states import ExperimentState, RunState
 class EventKind(StrEnum):
     experiment_submitted = "experiment.submitted"
     experiment_claimed = "experiment.claimed"  # A scheduler took it from the queue
-    experiment_adopted = "experiment.adopted"
-    """A scheduler took over the lease of a driver that did not renew it."""
+    experiment_adopted = "experiment.adopted"  # A scheduler took over a lease that its driver did not renew
     experiment_started = "experiment.started"  # The driver of an attempt is running
     experiment_released = "experiment.released"  # An attempt was lost; the experiment is queued for another
     experiment_yielded = "experiment.yielded"  # It may hold no devices at present; it is queued until it may
-    experiment_suggested = "experiment.suggested"
-    """The search chose the axis values of some runs; `data` has the point."""
+    experiment_suggested = "experiment.suggested"  # The search chose the point of some runs, which `data` has
     experiment_note = "experiment.note"
     experiment_spool_damaged = "experiment.spool_damaged"
     """Points that waited on a node's disk for the database could not be read."""

@@ -36,8 +36,7 @@ def divide(situation: Situation, backlog: Backlog | None = None) -> Division:
 class _Outcome(Enum):
     starts = auto()  # It has its devices, or will have them at others' checkpoints
     waits = auto()  # It finds too few
-    saves = auto()
-    """It is large and has waited: its project takes no others, until it comes first in the lane."""
+    saves = auto()  # It is large and has waited: its project takes no others, until it comes first there
     passed_over = auto()  # It may not start
 
 

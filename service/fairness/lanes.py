@@ -45,8 +45,7 @@ class QueuedDemand(NamedTuple):
     demand: Demand
 
 
-Queues = dict[tuple[int, float], list[QueuedDemand]]
-"""Waiting runs of a user in a lane by age, by priority and devices of one."""
+Queues = dict[tuple[int, float], list[QueuedDemand]]  # A user's waiting runs by age, by priority and size
 AGE = itemgetter(0, 1, 2)
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from service.domain.access import DEFAULT_POOL
 from service.domain.shares import ShareScore
 
-LEAST_PRICE_USD_PER_HOUR = 0.01
-"""Price that counts for devices that cost less, so that free devices are shared as well."""
+LEAST_PRICE_USD_PER_HOUR = 0.01  # Counts for cheaper devices, so that free ones are shared as well
 MOST_AHEAD = 5  # Experiments ahead that are listed by id
 PATIENCE_S = 1800.0  # Time after which a large run that comes first stops others for its devices
 DRAINED_AFTER_S = 43_200.0
@@ -22,8 +21,7 @@ PROMOTED_TO = 50  # normal
 OVERDUE_AFTER_S = 172_800.0
 """Time of waiting after which a user who has held nothing of a lane meanwhile comes first in the project."""
 USEFUL_S = 1800.0  # Least time that a run has worked since it last started before it is preempted
-USEFUL_RESTARTS = 50.0
-"""The same, as a multiple of the cost of a restart: at most 2% of a run is lost to preemption."""
+USEFUL_RESTARTS = 50.0  # The same in costs of a restart: at most 2% of a run is lost to preemption
 ROUNDING = 1e-6  # Parts of devices need not add up exactly
 
 

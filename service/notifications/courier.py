@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 2.0  # Pause between two looks for new messages
 AT_ONCE = 20  # Messages that one courier sends at the same time
-HELD_S = 120.0
-"""How long a message that is being sent is left alone by others: longer than any channel's timeouts."""
+HELD_S = 120.0  # How long a message being sent is left alone by others: longer than any timeout
 FIRST_RETRY_S = 5.0  # Pause after the first failed attempt; each further one is four times as long
 LONGEST_RETRY_S = 6 * 3600.0
 ATTEMPTS = 10  # Attempts before a message is given up, about 20 hours after the first

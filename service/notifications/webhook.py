@@ -31,8 +31,7 @@ LONGEST_URL = 2000
 _READ_BYTES = 300  # Bytes of the answer's text that are kept for the log
 _SECRET_PREFIX = "whsec_"
 _SHORTEST_SECRET = 8  # Characters; shorter parts of a URL are words
-_NOT_A_URL = "the target is not a URL; use https://host/path"
-"""Without the target: the path of a webhook is often its secret."""
+_NOT_A_URL = "the target is not a URL; use https://host/path"  # The target's path may be secret
 _GONE = 410
 _PORTS = {"http": 80, "https": 443}
 

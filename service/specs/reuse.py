@@ -60,8 +60,7 @@ class Equal:
     facts: Mapping[str, Any] | None
 
 
-FindEqual = Callable[[Collection[str]], Sequence[Equal]]
-"""Looks up the succeeded runs with any of these settings, the newest first."""
+FindEqual = Callable[[Collection[str]], Sequence[Equal]]  # Succeeded runs with any of these, newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ def reusable(
     return Reuse(runs, refused)
 
 
-_Inputs = Mapping[str, str | int | float] | str
-"""Fingerprints of the files that a run would read now, or why they cannot be taken."""
+_Inputs = Mapping[str, str | int | float] | str  # Fingerprints of files, or why there are none
 
 
 def _inputs_now(spec: ExperimentSpec, workspace: Workspace) -> _Inputs:

@@ -17,8 +17,7 @@ from service.specs.wording import UNCOMPARED, nearest_axis
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.model_kinds.encoders import ENCODERS
 
-INFEASIBLE = "precision-not-on-hardware"
-"""Type of the problem that a grid over hardware may have in some of its cells."""
+INFEASIBLE = "precision-not-on-hardware"  # Problem that a grid over hardware may have in some of its cells
 _invalid = functools.partial(Problem, "invalid-value")
 _HALVES = frozenset({Precision.fp16, Precision.bf16})
 

@@ -16,8 +16,7 @@ from service.search import protocol as searches
 from service.specs.fields import GridTooLarge, SpecFields
 from trainers.config import Section
 
-UNCOMPARED = "`stillhouse schema` lists the known ones"
-"""In place of a suggestion, where a spec has many unknown names."""
+UNCOMPARED = "`stillhouse schema` lists the known ones"  # Instead of suggestions for many unknown names
 _RENAMED = {"model.student": "model.name"}  # Fields that documents may still have under an earlier name
 _FOLLOWS = "default_factory_not_called"  # A default that depends on a field which has an error itself
 _TYPES = {
