@@ -38,12 +38,7 @@ OIDC = Limit(20, 20.0, "logins through the provider")
 
 
 class Throttle:
-    """Token buckets; thread-safe.
-
-    Args:
-        clock: Seconds that only grow.
-        size: Most buckets in memory; beyond that, the one used longest ago is forgotten.
-    """
+    """Token buckets; thread-safe. Beyond `size` of them, the one used longest ago is forgotten."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, size: int = _MAX_BUCKETS) -> None:
         self._clock = clock

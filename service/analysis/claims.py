@@ -84,9 +84,6 @@ def compare(
         resolution: The figure's steps; None = derived from the metric's name.
         scores: Of each example by seed, for A and for B. Used where they cover the compared seeds, on the
             same examples everywhere, and have the figures as their means.
-
-    Raises:
-        AnalysisError: fewer than two seeds on a side, a value that is not finite, or an invalid margin.
     """
     _check(metric, a, b, margin, alpha)
     steps = resolution_of(metric) if resolution is None else resolution
