@@ -22,23 +22,10 @@ from cuda_ext.errors import (
 from cuda_ext.native import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 
 _OPTIONS = ("no_prox", "maximize")
-_STEPS: dict[str, Callable[[list[TensorBatch], StepInputs], None]] = {
-    "single_unfused": adan_steps.single_unfused,
-    "multi_unfused": adan_steps.multi_unfused,
-    "single_fused": adan_steps.single_fused,
-    "multi_fused": adan_steps.multi_fused,
-}
 _SETTINGS = (
-    "requested_implementation",
-    "fallback_reason",
-    "max_grad_norm",
-    "master_weights",
-    "moments_dtype",
-    "capturable",
-    "_implementation",
-    "_device_types",
-    "_step_supports_amp_scaling",
-)
+    "requested_implementation", "fallback_reason", "max_grad_norm", "master_weights", "moments_dtype",
+    "capturable", "_implementation", "_device_types", "_step_supports_amp_scaling",
+)  # fmt: skip
 
 
 class Adan(torch.optim.Optimizer):
@@ -80,12 +67,12 @@ class Adan(torch.optim.Optimizer):
         moments_dtype: torch.dtype = torch.float32,
         capturable: bool = False,
     ) -> None:
-        if implementation not in ("auto", *IMPLEMENTATIONS):
-            known = ", ".join(("auto", *IMPLEMENTATIONS))
-            raise ConfigurationError(f"implementation is {implementation!r}; choose one of {known}")
-        if master_weights not in adan_state.MASTER_KINDS:
-            known = ", ".join(adan_state.MASTER_KINDS)
-            raise ConfigurationError(f"master_weights is {master_weights!r}; choose one of {known}")
+        for name, value, known in (
+            ("implementation", implementation, ("auto", *IMPLEMENTATIONS)),
+            ("master_weights", master_weights, adan_state.MASTER_KINDS),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"{name} is {value!r}; choose one of {', '.join(known)}")
         if moments_dtype not in (torch.float32, torch.bfloat16):
             raise ConfigurationError(
                 f"moments_dtype is {moments_dtype}; choose torch.float32 or torch.bfloat16"
@@ -104,15 +91,8 @@ class Adan(torch.optim.Optimizer):
         self._device_types: frozenset[str] = frozenset()
         # GradScaler then hands over grad_scale and found_inf as tensors and does not synchronise.
         self._step_supports_amp_scaling = True
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "no_prox": no_prox,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
+        decay = {"weight_decay": weight_decay, "no_prox": no_prox}
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, **decay, "maximize": maximize})
 
     def __getstate__(self) -> dict[str, Any]:
         """The base class keeps groups and state only."""
@@ -160,8 +140,7 @@ class Adan(torch.optim.Optimizer):
             if param.dtype not in FUSED_DTYPES and self.requested_implementation.endswith("_fused"):
                 raise TensorMismatchError(
                     f"a parameter is {param.dtype}, but the fused kernels take float32, bfloat16 and "
-                    "float16; "
-                    "convert it or choose implementation='multi_unfused'"
+                    "float16; convert it or choose implementation='multi_unfused'"
                 )
 
     def _choose_implementation(self) -> None:
@@ -218,7 +197,8 @@ class Adan(torch.optim.Optimizer):
                 return
             inputs = self._inputs(batches)
         with record_function("adan.compute"):
-            _STEPS[self._implementation](batches, inputs)
+            run = adan_steps.fused if self._implementation in UNFUSED_TWIN else adan_steps.unfused
+            run(batches, inputs, multi=self._implementation.startswith("multi"))
 
     def _collect(self) -> list[TensorBatch]:
         batches: dict[tuple[Any, ...], TensorBatch] = {}

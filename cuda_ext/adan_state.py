@@ -18,7 +18,6 @@ from cuda_ext.errors import StateDictError
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Parameters that the kernels take; others, such as float64, keep their state in their own format."""
 
-_PREVIOUS = {torch.float16: torch.bfloat16}
 MASTER_KINDS = ("auto", *MASTERS, "none")
 """`auto` is `fp32` for 16-bit parameters. float32 parameters need none, whatever is asked for."""
 
@@ -41,7 +40,7 @@ def state_dtypes(dtype: torch.dtype, moments: torch.dtype) -> dict[str, torch.dt
         "exp_avg": moments,
         "exp_avg_diff": moments,
         "exp_avg_sq": torch.float32,
-        "g_prev": _PREVIOUS.get(dtype, dtype),
+        "g_prev": torch.bfloat16 if dtype is torch.float16 else dtype,
     }
 
 

@@ -63,11 +63,12 @@ class TensorBatch:
     def of(self, name: str) -> list[Tensor]:
         return [state[name] for state in self.states]
 
-    def of_groups(self, first: int, last: int) -> TensorBatch:
-        if first == 0 and last >= len(self.groups):
-            return self
-        begin, end = sum(self.group_sizes[:first]), sum(self.group_sizes[:last])
-        return self._cut(slice(begin, end), self.groups[first:last], self.group_sizes[first:last])
+    def of_groups(self, count: int) -> Iterator[TensorBatch]:
+        begin = 0
+        for first in range(0, len(self.groups), count):
+            sizes = self.group_sizes[first : first + count]
+            yield self._cut(slice(begin, begin + sum(sizes)), self.groups[first : first + count], sizes)
+            begin += sum(sizes)
 
     def of_tensors(self) -> Iterator[TensorBatch]:
         for group, part in self.per_group():
@@ -102,48 +103,28 @@ def bias_correction(beta: float, step: int) -> float:
     return 1.0 if beta in (0.0, 1.0) else -math.expm1(step * math.log(beta))
 
 
-def multi_fused(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    """One launch per batch and sixteen groups; clipping adds one launch for the norm."""
-    norm = _fused_norm(batches, inputs)
+def fused(batches: list[TensorBatch], inputs: StepInputs, *, multi: bool) -> None:
+    """One launch per tensor, or per batch and sixteen groups; clipping adds one launch for the norm."""
+    norm = None
+    if inputs.max_grad_norm > 0.0:
+        # One norm for all batches: the optimizer refuses clipping over several devices.
+        norm = combined_norm([native.grad_norm(batch.grads) for batch in batches])
     for batch in batches:
-        for first in range(0, len(batch.groups), GROUPS_PER_LAUNCH):
-            _launch(batch.of_groups(first, first + GROUPS_PER_LAUNCH), inputs, norm)
-
-
-def single_fused(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    norm = _fused_norm(batches, inputs)
-    for batch in batches:
-        for part in batch.of_tensors():
+        for part in batch.of_groups(GROUPS_PER_LAUNCH) if multi else batch.of_tensors():
             _launch(part, inputs, norm)
-
-
-def _fused_norm(batches: list[TensorBatch], inputs: StepInputs) -> Tensor | None:
-    """One norm for all batches: the optimizer refuses clipping over several devices."""
-    if inputs.max_grad_norm == 0.0 or not batches:
-        return None
-    return combined_norm([native.grad_norm(batch.grads) for batch in batches])
 
 
 def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None:
     hyper_parameters: list[float] = []
-    flags: list[int] = []
     for group in batch.groups:
-        lr = group["lr"]
-        hyper_parameters += (
-            0.0 if isinstance(lr, Tensor) else lr,
-            *group["betas"],
-            group["eps"],
-            group["weight_decay"],
-        )
-        flags.append(int(group["no_prox"]) + 2 * int(group["maximize"]))
+        lr = 0.0 if isinstance(group["lr"], Tensor) else group["lr"]
+        hyper_parameters += (lr, *group["betas"], group["eps"], group["weight_decay"])
+    flags = [int(group["no_prox"]) + 2 * int(group["maximize"]) for group in batch.groups]
     completing = next((name for name in adan_state.STATE_NAMES if name in batch.states[0]), None)
     torch.ops.stillhouse.adan_(
         batch.params,
         batch.grads,
-        batch.of("exp_avg"),
-        batch.of("exp_avg_diff"),
-        batch.of("exp_avg_sq"),
-        batch.of("g_prev"),
+        *map(batch.of, ("exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")),
         batch.of(completing) if completing else [],
         batch.of("step"),
         batch.group_sizes,
@@ -170,16 +151,8 @@ def _lr_tensors(batch: TensorBatch) -> list[Tensor]:
     ]
 
 
-def multi_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    _unfused(batches, inputs, foreach=True)
-
-
-def single_unfused(batches: list[TensorBatch], inputs: StepInputs) -> None:
-    """Tensor by tensor: about eighteen operations for each parameter."""
-    _unfused(batches, inputs, foreach=False)
-
-
-def _unfused(batches: list[TensorBatch], inputs: StepInputs, *, foreach: bool) -> None:
+def unfused(batches: list[TensorBatch], inputs: StepInputs, *, multi: bool) -> None:
+    """About eighteen operations, for each parameter or for a list of them."""
     # PyTorch operations cannot be skipped on the device: this reads the flag and synchronises.
     if inputs.found_inf is not None and bool(inputs.found_inf.item() != 0.0):
         return
@@ -194,9 +167,9 @@ def _unfused(batches: list[TensorBatch], inputs: StepInputs, *, foreach: bool) -
     for batch in batches:
         for group, part in batch.per_group():
             one_by_one = [slice(i, i + 1) for i in range(part.start, part.stop)]
-            for cut in [part] if foreach else one_by_one:
+            for cut in [part] if multi else one_by_one:
                 _update(group, batch.params[cut], batch.grads[cut], batch.states[cut], factor)
-        native.python_counts["multi_unfused" if foreach else "single_unfused"] += len(batch.params)
+        native.python_counts["multi_unfused" if multi else "single_unfused"] += len(batch.params)
 
 
 def _wide(tensors: list[Tensor]) -> list[Tensor]:

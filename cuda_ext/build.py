@@ -34,7 +34,8 @@ from cuda_ext.errors import BuildError
 SOURCES = Path(__file__).parent / "csrc"
 PACKAGED = Path(__file__).parent / "_built"
 
-_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O3")
+_BINDING = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2")
+_COMMON = (*_BINDING[:-1], "-O3")
 # The loops keep NaN and infinity; only errno and traps, which no one reads, are given up for vector code.
 # Vectors wider than the registers never cross an object's border, which is what GCC would note about them.
 _LOOPS = (*_COMMON, "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
@@ -128,8 +129,10 @@ def cpu_plan() -> Plan:
     cxx = compiler()
     x86 = platform.machine() in ("x86_64", "AMD64")
     sets = _INSTRUCTION_SETS if x86 else {"scalar": ()}
-    binary_sets = sets | ({"avx512": (*sets["avx512"], _VPOPCNTDQ)} if x86 else _arm_sets())
-    binding = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-O2", *_torch_include())
+    # NEON, which every 64-bit ARM has; `scalar` is then compiled without its intrinsics.
+    arm = {"neon": ("-DSTILLHOUSE_NEON",)} if platform.machine() in ("aarch64", "arm64") else {}
+    binary_sets = sets | ({"avx512": (*sets["avx512"], _VPOPCNTDQ)} if x86 else arm)
+    binding = (*_BINDING, *_torch_include())
     units = (
         *(Unit(name, cxx, f"{name}.cpp", (*binding, "-fopenmp")) for name in _BINDINGS),
         Unit("binding", cxx, "binding.cpp", binding),
@@ -146,11 +149,6 @@ def cpu_plan() -> Plan:
         Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),
     )
     return Plan("cpu", units, _torch_link())
-
-
-def _arm_sets() -> dict[str, tuple[str, ...]]:
-    """NEON, which every 64-bit ARM has; `scalar` is then compiled without its intrinsics."""
-    return {"neon": ("-DSTILLHOUSE_NEON",)} if platform.machine() in ("aarch64", "arm64") else {}
 
 
 def wanted_architectures() -> tuple[str, ...]:
@@ -217,14 +215,8 @@ def cuda_units(
     nvcc_path: str, architectures: tuple[str, ...], *extra: str, units: Sequence[str] = CUDA_UNITS
 ) -> tuple[Unit, ...]:
     """The CUDA objects; none includes a torch header, so they compile where torch has no CUDA."""
-    flags = (
-        "-std=c++17",
-        "-O3",
-        "-Xcompiler=-fPIC,-fvisibility=hidden",
-        *_host_compiler(),
-        *_architecture_flags(architectures),
-        *extra,
-    )
+    chosen = (*_host_compiler(), *_architecture_flags(architectures), *extra)
+    flags = ("-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", *chosen)
     return tuple(Unit(name, nvcc_path, f"{name}.cu", flags) for name in units)
 
 
@@ -259,14 +251,7 @@ def cuda_plan(*, variants: bool = False) -> Plan:
     names = [
         "adan_cuda_variants" if variants and name == "adan_cuda_float32" else name for name in CUDA_UNITS
     ]
-    binding_flags = (
-        "-std=c++20",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-O2",
-        *_torch_include(),
-        f"-I{root / 'include'}",
-    )
+    binding_flags = (*_BINDING, *_torch_include(), f"-I{root / 'include'}")
     units = (
         Unit("binding_cuda", compiler(), "binding_cuda.cpp", binding_flags),
         Unit("binary_binding_cuda", compiler(), "binary_binding_cuda.cpp", binding_flags),
@@ -362,9 +347,8 @@ def _compile(plan: Plan, path: Path) -> None:
 
 def compile_unit(unit: Unit, output: Path) -> str:
     """Returns the compiler's output."""
-    return _run(
-        [*shlex.split(unit.compiler), *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)]
-    )
+    command = shlex.split(unit.compiler)
+    return _run([*command, *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)])
 
 
 def assemble_unit(unit: Unit, output: Path) -> str:
@@ -397,17 +381,12 @@ def build_ahead(kind: str, *, in_package: bool = False) -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 1 when nothing could be built, or with `--complete` not everything."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cuda_ext.build", description="Compile Stillhouse's kernels."
-    )
-    parser.add_argument(
-        "--complete",
-        action="store_true",
-        help="fail unless there are kernels for all that this torch computes on",
-    )
-    parser.add_argument(
-        "--in-package", action="store_true", help="next to the package instead of in the user's cache"
-    )
+    parser = argparse.ArgumentParser("python -m cuda_ext.build", description="Compile Stillhouse's kernels.")
+    for flag, text in (
+        ("--complete", "fail unless there are kernels for all that this torch computes on"),
+        ("--in-package", "next to the package instead of in the user's cache"),
+    ):
+        parser.add_argument(flag, action="store_true", help=text)
     options = parser.parse_args(arguments)
     missing = []
     for kind in ("cpu", "cuda"):
@@ -416,9 +395,8 @@ def main(arguments: list[str] | None = None) -> int:
         except BuildError as error:
             print(f"{kind}: not built: {error}")
             missing.append(kind)
-    wanted = ["cpu", *(["cuda"] if torch.version.cuda else [])]
     if options.complete:
-        return 1 if set(missing) & set(wanted) else 0
+        return 1 if "cpu" in missing or ("cuda" in missing and torch.version.cuda) else 0
     return 1 if len(missing) == 2 else 0
 
 

@@ -28,7 +28,10 @@ def require(device_type: str) -> None:
         return
     native.require("cpu")  # the schemas, and the kernels of the CPU
     if "cpu" not in _registered:
-        _register()
+        for name, shapes in _FAKES.items():
+            torch.library.register_fake(f"stillhouse::{name}", shapes)
+        for name, (backward, setup) in _FORMULAS.items():
+            torch.library.register_autograd(f"stillhouse::{name}", backward, setup_context=setup)
         _registered.add("cpu")
     if device_type == "cuda":
         if importlib.util.find_spec("triton") is None:
@@ -107,10 +110,7 @@ def dropout_add_norm(
 ) -> Tensor:
     """Returns LayerNorm(residual + dropout(x + bias)), (..., H).
 
-    Args:
-        rate: Of dropout; 0 = off.
-        seed: One int64 on the CPU or on the device of x; unset with rate 0.
-        offset: Distinguishes masks of one seed.
+    The seed is one int64 on the CPU or on the device of x; `offset` distinguishes masks of one seed.
     """
     seed = _NO_SEED if seed is None else seed
     out: Tensor = torch.ops.stillhouse.dropout_add_norm(
@@ -179,19 +179,17 @@ def segment_attention(
 
 
 _NO_SEED = torch.zeros((), dtype=torch.int64)
-_WIDE = {torch.float64: torch.float64}
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    return _WIDE.get(tensor.dtype, torch.float32)
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _register() -> None:
-    fake, autograd = torch.library.register_fake, torch.library.register_autograd
-    for name, shapes in _FAKES.items():
-        fake(f"stillhouse::{name}", shapes)
-    for name, (backward, setup) in _FORMULAS.items():
-        autograd(f"stillhouse::{name}", backward, setup_context=setup)
+def _keep(ctx: Any, output: Any, *tensors: Tensor) -> None:
+    """Of an operator's outputs only the first has a gradient; None stands for one of zeros."""
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
 
 
 def _gelu_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -205,11 +203,8 @@ def _gelu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
     _x, bias, _residual, weight, _norm_bias, _eps, ctx.rate, seed, ctx.offset = inputs
-    _out, summed, mean, rstd = output
-    ctx.mark_non_differentiable(summed, mean, rstd)
-    ctx.set_materialize_grads(False)
     ctx.bias_dtype = bias.dtype
-    ctx.save_for_backward(summed, mean, rstd, weight, seed)
+    _keep(ctx, output, *output[1:], weight, seed)
 
 
 def _norm_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -226,10 +221,7 @@ def _norm_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
 
 def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tables, weight, _bias, _eps, ctx.rate, seed, ctx.offset, ctx.padding = inputs
-    _out, mean, rstd = output
-    ctx.mark_non_differentiable(mean, rstd)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tables, mean, rstd, weight, seed)
+    _keep(ctx, output, *tables, *output[1:], weight, seed)
 
 
 def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -242,9 +234,7 @@ def _embed_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
 
 def _loss_setup(ctx: Any, inputs: Any, output: Any) -> None:
     logits, labels, ctx.ignore_index = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(logits, labels, output[1])
+    _keep(ctx, output, logits, labels, output[1])
 
 
 def _loss_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -257,10 +247,7 @@ def _loss_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
 
 def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
     *given, edges, ctx.scale, ctx.rate, seed, ctx.offset = inputs
-    out, statistics = output
-    ctx.mark_non_differentiable(statistics)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*given, out, statistics, edges, seed)
+    _keep(ctx, output, *given, *output, edges, seed)
 
 
 def _attention_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

@@ -13,9 +13,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,20 +34,6 @@ WIDTHS = (384, 768, 1024, 3072)  # Widths of rows: MiniLM, BERT-base, BERT-large
 REGISTER_LIMIT = 128  # Registers per thread with which 16 warps fit on a multiprocessor
 
 _USED = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+).* LOCAL:(?P<local>\d+)")
-
-
-@dataclass(frozen=True)
-class _Absent:
-    target: Any
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> str:
-        return str(self.target)  # by which Triton keeps what it has compiled
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
 
 
 @contextmanager
@@ -73,7 +58,13 @@ def compilation(target: str) -> Iterator[list[tuple[str, Any]]]:
         return compiled
 
     before = driver._active
-    driver.set_active(_Absent(GPUTarget("cuda", TARGETS[target], 32)))
+    gpu = GPUTarget("cuda", TARGETS[target], 32)
+    absent = SimpleNamespace(
+        get_current_target=lambda: gpu,
+        get_current_device=lambda: str(gpu),  # by which Triton keeps what it has compiled
+        get_current_stream=lambda device: 0,
+    )
+    driver.set_active(absent)
     JITFunction.run = compile_only
     try:
         yield launches
@@ -89,11 +80,8 @@ def launch_all(*, rows: int, width: int, dtype: torch.dtype, seed: Tensor, offse
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    x, row, parameter = (
-        empty(rows, width),
-        empty(rows, dtype=torch.float32),
-        empty(width, dtype=torch.float32),
-    )
+    x = empty(rows, width)
+    row, parameter = empty(rows, dtype=torch.float32), empty(width, dtype=torch.float32)
     ids, table, types = empty(rows, dtype=torch.int64), empty(512, width), empty(2, width)
     drawn = (0.1, seed, offset)
     kernels.bias_gelu(x, parameter)

@@ -88,12 +88,6 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _row_sums(x: Tensor, columns: int) -> Tensor:
-    """One line of sums per program over its rows of x (..., H); one line in all on the CPU."""
-    programs = 1 if x.is_cpu else programs_of(x)
-    return x.new_empty((programs, columns), dtype=torch.promote_types(x.dtype, torch.float32))
-
-
 class _Projections(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +186,9 @@ class _AfterAttention(torch.autograd.Function):
         stored, of_x, of_residual = ctx.dtypes
         width, inner_width = hidden.shape[-1], argument.shape[-1]
         # Of the first LayerNorm and the bias before it, of the inner bias, and of the second LayerNorm.
-        sums = _row_sums(hidden, 6 * width + inner_width)
+        # One line per program over its rows; one in all on the CPU.
+        lines = (1 if hidden.is_cpu else programs_of(hidden), 6 * width + inner_width)
+        sums = hidden.new_empty(lines, dtype=torch.promote_types(hidden.dtype, torch.float32))
         first_sums, inner_sums, second_sums = torch.split(sums, [3 * width, inner_width, 3 * width], -1)
 
         grad_product, grad_hidden = _ops.dropout_add_norm_backward_sums(
@@ -272,10 +268,6 @@ def _norm_sums(
     return grad_x, grad_residual
 
 
-def _column_totals(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    return sums.sum(0).to(dtype)
-
-
 def _joint_gradient(grads: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     joint = torch.cat(tuple(grads), -1)
     return joint, joint.sum(0, dtype=torch.promote_types(joint.dtype, torch.float32)).to(dtype)
@@ -293,7 +285,11 @@ _PIECES: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         _norm_sums,
         lambda grad, other, summed, *_: (torch.empty_like(summed), torch.empty_like(summed)),
     ),
-    ("column_totals", _column_totals, lambda sums, dtype: sums.new_empty(sums.shape[1:], dtype=dtype)),
+    (
+        "column_totals",
+        lambda sums, dtype: sums.sum(0).to(dtype),
+        lambda sums, dtype: sums.new_empty(sums.shape[1:], dtype=dtype),
+    ),
     ("joint_gradient", _joint_gradient, _fake_joint),
 )
 for _name, _on_cpu, _fake in _PIECES:

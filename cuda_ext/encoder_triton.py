@@ -55,13 +55,9 @@ def _kept(seed, offset, row, first, width, below, scale, ROWS: tl.constexpr, PAR
     high = (counter >> 32).to(tl.uint32)
     zero = low * 0
     offset = tl.core.to_tensor(offset).to(tl.int64)
-    a, b, c, d = tl.philox(
-        seed,
-        low,
-        high,
-        zero + (offset & 0xFFFFFFFF).to(tl.uint32),
-        zero + ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32),
-    )
+    third = zero + (offset & 0xFFFFFFFF).to(tl.uint32)
+    fourth = zero + ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, low, high, third, fourth)
     lower = tl.join(tl.join(a & 0xFFFF, c & 0xFFFF), tl.join(b & 0xFFFF, d & 0xFFFF))
     upper = tl.join(tl.join(a >> 16, c >> 16), tl.join(b >> 16, d >> 16))
     bits = tl.reshape(tl.join(lower, upper), (ROWS, PART)).to(tl.int32)
@@ -279,17 +275,9 @@ def dropout_add_norm_backward_kernel(
 
 @triton.jit
 def _embedded(
-    ids_ptr,
-    types_ptr,
-    positions_ptr,
-    words_ptr,
-    position_table_ptr,
-    type_table_ptr,
-    row,
-    rows,
-    columns,
+    ids_ptr, types_ptr, positions_ptr, words_ptr, position_table_ptr, type_table_ptr, row, rows, columns,
     width,
-):
+):  # fmt: skip
     there = row < rows
     inside = there & (columns < width)
     word = tl.load(ids_ptr + row, mask=there, other=0) * width + columns

@@ -104,10 +104,9 @@ def grad_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _register_fakes() -> None:
-    torch.library.register_fake("stillhouse::adan_", lambda *_arguments: None)
-    torch.library.register_fake(
-        "stillhouse::grad_norm", lambda grads: grads[0].new_empty((), dtype=torch.float32)
-    )
+    fake = torch.library.register_fake
+    fake("stillhouse::adan_", lambda *_arguments: None)
+    fake("stillhouse::grad_norm", lambda grads: grads[0].new_empty((), dtype=torch.float32))
 
 
 @dataclass(frozen=True)
@@ -134,15 +133,12 @@ def availability(*, compile_now: bool = True) -> tuple[Availability, ...]:
     """
     rows = []
     for device in ("cpu", "cuda"):
-        fused_row = _fused(device, compile_now)
+        fused, unfused = _fused(device, compile_now), (True, "PyTorch operations")
+        if device == "cuda" and not torch.cuda.is_available():
+            unfused = False, "no CUDA device is visible"
         for implementation in IMPLEMENTATIONS:
-            if implementation in UNFUSED_TWIN:
-                available, reason = fused_row
-            elif device == "cuda" and not torch.cuda.is_available():
-                available, reason = False, "no CUDA device is visible"
-            else:
-                available, reason = True, "PyTorch operations"
-            rows.append(Availability(implementation, device, available, reason))
+            row = fused if implementation in UNFUSED_TWIN else unfused
+            rows.append(Availability(implementation, device, *row))
     return tuple(rows)
 
 

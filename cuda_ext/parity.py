@@ -38,9 +38,7 @@ class ReferenceState:
 
     def __post_init__(self) -> None:
         self.theta = self.theta.detach().to(torch.float64).clone()
-        self.m = torch.zeros_like(self.theta)
-        self.v = torch.zeros_like(self.theta)
-        self.n = torch.zeros_like(self.theta)
+        self.m, self.v, self.n = (torch.zeros_like(self.theta) for _ in range(3))
 
 
 def clip_coefficient(gradients: Sequence[Tensor], max_grad_norm: float) -> float:
@@ -124,19 +122,16 @@ def measure_parity(
     steps: int = 10,
     seed: int = 0,
     shapes: Sequence[tuple[int, ...]] = DEFAULT_SHAPES,
-    lr: float = 1e-3,
-    betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
-    no_prox: bool = False,
     max_grad_norm: float = 0.0,
     master_weights: str = "auto",
     moments_dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> ParityRecord:
     """Runs an implementation next to the float64 reference and returns their distance at the end.
 
     Both start from the same values and take the same gradients, drawn on the CPU from `seed`. `shapes` are
-    those of the parameters, `dtype` that of parameters and gradients; further arguments are `Adan`'s.
+    those of the parameters, `dtype` that of parameters and gradients; `options` are `reference_step`'s, other
+    arguments `Adan`'s.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -146,13 +141,7 @@ def measure_parity(
     begin = [draw(shape, 0.1) for shape in shapes]
     params = [torch.nn.Parameter(value.to(device, copy=True)) for value in begin]
     states = [ReferenceState(value) for value in begin]
-    hyper: dict[str, Any] = {
-        "lr": lr,
-        "betas": betas,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "no_prox": no_prox,
-    }
+    hyper = {"lr": 1e-3, "weight_decay": 0.01, **options}
     optimizer = Adan(
         params,
         **hyper,
@@ -219,15 +208,11 @@ def _bounds(
     short = dtype is not torch.float32
     if short and master_weights == "none":
         return 1.0, 1.5  # movements below half a unit of the storage are lost; only the order of size is left
-    if torch.bfloat16 in (moments_dtype, *_rounded(dtype, max_grad_norm)):
+    previous = adan_state.state_dtypes(dtype, torch.float32)["g_prev"]
+    rounds = previous is not dtype or max_grad_norm != 0.0  # stored as it came, a gradient is exact
+    if torch.bfloat16 in (moments_dtype, previous if rounds else None):
         return 1e-2, 5e-2  # m and v, or g_prev, carry 8 bits
     return (1.0 + _ROUNDINGS_PER_STEP * steps) * _UNIT, 1e-2
-
-
-def _rounded(dtype: torch.dtype, max_grad_norm: float) -> tuple[torch.dtype, ...]:
-    """Formats that the previous gradient is rounded to: stored as it came, it is exact."""
-    stored = adan_state.state_dtypes(dtype, torch.float32)["g_prev"]
-    return () if stored is dtype and max_grad_norm == 0.0 else (stored,)
 
 
 def _capability(implementation: str, device: torch.device) -> str:
