@@ -245,7 +245,7 @@ def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[Sav
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             size, saved_s = None, None
         is_best = best is not None and best.path == path
-        problem = manifest.glance(path)
+        problem = manifest.verify(path, every_byte=False)
         checkpoints.append(
             SavedCheckpoint(checkpoint.attempt, checkpoint.step, is_best, saved_s, size, problem, str(path))
         )

@@ -169,7 +169,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
         path = _newest(folder)
     if path is None:
         raise NoModel(_why_none(run, which, folder))
-    problem = manifest.glance(path)
+    problem = manifest.verify(path, every_byte=False)
     if problem is not None:
         raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
     return path
@@ -181,7 +181,7 @@ def _newest(folder: Path) -> Path | None:
     except OSError:
         return None
     paths = (checkpoint.path(folder) for checkpoint in saved)
-    return next((path for path in paths if manifest.glance(path) is None), None)
+    return next((path for path in paths if manifest.verify(path, every_byte=False) is None), None)
 
 
 def _why_none(run: Run, which: Which, folder: Path) -> str:

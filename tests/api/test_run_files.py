@@ -18,6 +18,7 @@ from service.store import RecordBatch
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints import manifest
+from trainers.checkpoints.store import CheckpointStore
 
 API = "/api/v1"
 
@@ -51,9 +52,7 @@ def test_checkpoints_are_listed_newest_first_with_what_is_wrong(
     folder = checkpoints_folder(settings, experiment.id, run.id)
     for attempt, step in ((1, 10), (1, 20), (2, 15)):
         save(folder, attempt, step)
-    mark = manifest.best_mark(folder, manifest.CheckpointId(1, 20), "accuracy", 0.9)
-    assert mark is not None
-    (manifest.attempt_folder(folder, 1) / manifest.BEST).write_text(mark)
+    assert CheckpointStore(folder, 9).mark_best(manifest.CheckpointId(1, 20), "accuracy", 0.9)
     (manifest.CheckpointId(1, 10).path(folder) / "weights").write_bytes(b"short")
     found = client.get(f"{API}/runs/{run.id}/checkpoints").json()["items"]
     assert [(one["attempt"], one["step"], one["best"]) for one in found] == [

@@ -62,7 +62,6 @@ def attempt_folder(folder: Path, attempt: int) -> Path:
 
 
 def attempt_number(path: Path) -> int | None:
-    """Returns the attempt whose folder a path is; None = it is not one."""
     match = _ATTEMPT.match(path.name)
     return None if match is None else int(match[1])
 
@@ -74,7 +73,7 @@ def attempts_in(folder: Path, last: int | None = None) -> list[int]:
 
 
 def checkpoints_in(folder: Path, last: int | None = None) -> list[CheckpointId]:
-    """Returns what looks like checkpoints, the newest first; `glance` and `verify` look closer."""
+    """Returns what looks like checkpoints, the newest first; `verify` looks closer."""
     found = [
         CheckpointId(attempt, int(match[1]))
         for attempt in attempts_in(folder, last)
@@ -90,12 +89,10 @@ def newest_file(folder: Path, name: str) -> Path | None:
 
 
 def kernel_trace(folder: Path, rank: int) -> Path:
-    """Returns where an attempt's folder has the kernel trace of a worker's profiled steps."""
     return folder / f"kernels-{rank}.json.gz"
 
 
 def kernel_traces(folder: Path) -> dict[int, Path]:
-    """Returns the kernel traces of the newest attempt that has any, by rank."""
     for attempt in attempts_in(folder):
         own = attempt_folder(folder, attempt)
         if ranks := sorted(int(match[1]) for match in _matches(own, _KERNELS)):
@@ -109,16 +106,6 @@ def _matches(folder: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [match for match in map(pattern.match, names) if match]
-
-
-def verify(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint, in words, or None. Reads every byte."""
-    return _problem(path, every_byte=True)
-
-
-def glance(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint, by its manifest and the sizes of its files alone."""
-    return _problem(path, every_byte=False)
 
 
 def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
@@ -173,20 +160,8 @@ def read_best(folder: Path) -> Best | None:
     return best if same and marker.get("format") == FORMAT else None
 
 
-def best_mark(folder: Path, checkpoint: CheckpointId, metric: str, score: float) -> str | None:
-    """Returns the content of the file that marks a checkpoint as the best; None = there is no checkpoint."""
-    try:
-        manifest_sha256 = digest(checkpoint.path(folder) / MANIFEST)
-    except FileNotFoundError:
-        return None
-    marker = {
-        "format": FORMAT, "attempt": checkpoint.attempt, "step": checkpoint.step, "metric": metric,
-        "score": score, "manifest_sha256": manifest_sha256,
-    }  # fmt: skip
-    return json.dumps(marker)
-
-
-def _problem(path: Path, *, every_byte: bool) -> str | None:
+def verify(path: Path, *, every_byte: bool = True) -> str | None:
+    """Returns what is wrong with a checkpoint, in words, or None; without `every_byte` by sizes alone."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:

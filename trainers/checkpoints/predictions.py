@@ -29,10 +29,7 @@ MOST_CONFUSED = 200  # Most labels whose confusions are kept: a matrix of ten th
 class LabelCounts:
     """How often each label was true, predicted, and both: the basis of figures by label.
 
-    Attributes:
-        true, predicted, hits: C counts each.
-        confusion: C rows of C counts by true and predicted label; empty where a unit may have several labels,
-            or there are more than `MOST_CONFUSED`.
+    The confusion, by true and predicted label, is empty for several labels a unit, or over `MOST_CONFUSED`.
     """
 
     labels: Sequence[str]
@@ -130,7 +127,6 @@ def write(
 
 
 def read_record(file: Path) -> Record:
-    """Returns the record of a predictions file, or raises NoPredictions."""
     with _opened(file) as opened:
         metadata = opened.schema_arrow.metadata or {}
     try:
@@ -154,7 +150,6 @@ def read(file: Path) -> Iterator[Prediction]:
 
 
 def unit_scores(file: Path) -> dict[str, float]:
-    """Returns the score of each unit by name, or raises NoPredictions."""
     with _opened(file) as opened:
         try:
             table = opened.read(columns=["unit", "score"])

@@ -46,20 +46,13 @@ class Snapshot:
 class CheckpointStore:
     """The checkpoints of one run, as one attempt sees them: its own and those of earlier attempts.
 
-    Args:
-        folder: Folder of this run, shared by its attempts and workers.
-        keep: Number of newest checkpoints kept, besides the best.
-        fence: Checked again before anything takes its final name.
+    `keep` of the newest stay, besides the best. The fence is checked before anything takes its final name.
     """
 
     def __init__(self, folder: Path, keep: int, fence: Fence | None = None) -> None:
         self._folder, self._keep, self._fence = folder, keep, fence or OnlyAttempt()
-        self._own = manifest.attempt_folder(folder, self._fence.attempt)
+        self.own_folder = manifest.attempt_folder(folder, self._fence.attempt)
         self._rejected: set[CheckpointId] = set()  # Those that did not verify
-
-    @property
-    def own_folder(self) -> Path:
-        return self._own
 
     def id(self, step: int) -> CheckpointId:
         return CheckpointId(self._fence.attempt, step)
@@ -96,16 +89,14 @@ class CheckpointStore:
             if final.exists():  # of this attempt, and it did not verify
                 shutil.rmtree(final)
             os.rename(draft, final)
-            sync(self._own)
-        except CheckpointError:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
+            sync(self.own_folder)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint of step {step} cannot be written to {self._folder} ({_reason(error)}); "
                 "free space or make the folder writable: the run will resume from the previous checkpoint"
             ) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)  # Renamed, unless something went wrong.
         self._rejected.discard(self.id(step))
         self._prune(step)
         return final
@@ -129,27 +120,33 @@ class CheckpointStore:
 
         After a CheckpointError (no space, no permission, a later attempt) the previous mark is intact.
         """
-        mark = manifest.best_mark(self._folder, checkpoint, metric, score)
-        if mark is None:
+        try:
+            manifest_sha256 = manifest.digest(checkpoint.path(self._folder) / MANIFEST)
+        except FileNotFoundError:
             return False
-        self._write_mark(mark)
+        self._write_mark(
+            {
+                "format": FORMAT, "attempt": checkpoint.attempt, "step": checkpoint.step, "metric": metric,
+                "score": score, "manifest_sha256": manifest_sha256,
+            }
+        )  # fmt: skip
         return True
 
     def forget_best(self) -> None:
         """Unmarks the best checkpoint, whatever earlier attempts marked; raises CheckpointError."""
         if manifest.newest_file(self._folder, BEST) is not None:
-            self._write_mark(json.dumps({"format": FORMAT}))
+            self._write_mark({"format": FORMAT})
 
-    def _write_mark(self, content: str) -> None:
-        mark = self._own / BEST
+    def _write_mark(self, content: Mapping[str, Any]) -> None:
+        mark = self.own_folder / BEST
         draft = mark.with_name(BEST + DRAFT)
         try:
             self._make_own_folder()
-            draft.write_text(content, encoding="utf-8")
+            draft.write_text(json.dumps(content), encoding="utf-8")
             sync(draft)
             self._ask_fence(BEST)
             os.rename(draft, mark)
-            sync(self._own)
+            sync(self.own_folder)
         except OSError as error:
             raise CheckpointError(
                 f"{mark} cannot be written ({_reason(error)}); free space or make the folder writable"
@@ -158,8 +155,8 @@ class CheckpointStore:
             draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
 
     def _make_own_folder(self) -> None:
-        if not self._own.is_dir():
-            self._own.mkdir(parents=True, exist_ok=True)
+        if not self.own_folder.is_dir():
+            self.own_folder.mkdir(parents=True, exist_ok=True)
             sync(self._folder)
 
     def _ask_fence(self, what: str) -> None:
@@ -236,24 +233,20 @@ class HostCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._backend = device, kind_of(device).backend
-        self._memory: dict[tuple[str, str], torch.Tensor] = {}
+        self._memory: dict[str, dict[str, torch.Tensor]] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
         """Returns a snapshot that no later step changes; the previous one becomes invalid."""
         before, self._memory = self._memory, {}
         for file, tensors in snapshot.tensors.items():
+            places = self._memory[file] = {}
             for name, tensor in tensors.items():
-                place = before.get((file, name))
+                place = before.get(file, {}).get(name)
                 if place is None or place.shape != tensor.shape or place.dtype != tensor.dtype:
                     place = self._backend.host_memory(tensor.shape, tensor.dtype)
-                place.copy_(tensor.detach(), non_blocking=True)
-                self._memory[file, name] = place
+                places[name] = place.copy_(tensor.detach(), non_blocking=True)
         self._backend.synchronize(self._device)
-        copied = {
-            file: {name: self._memory[file, name] for name in tensors}
-            for file, tensors in snapshot.tensors.items()
-        }
-        return Snapshot(copied, snapshot.state)
+        return Snapshot(self._memory, snapshot.state)
 
 
 class CheckpointWriter:
