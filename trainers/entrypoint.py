@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 _MESSAGE_LIMIT = 1000
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_GONE = (ConnectionError, TimeoutError, EOFError, KeyboardInterrupt, SystemExit)
+# A disk is full or fails, or may not be written.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def train(
@@ -53,23 +55,23 @@ def train(
     Raises:
         TrainingError: Everything foreseen, with its failure class.
     """
-    clock = clock or Clock()
+    train_one = partial(_train_one, stop=stop, clock=clock or Clock(), fence=fence)
     if config.stages is not None:
         from trainers.loop import stages
 
-        return stages.train(config, sink, stop, clock=clock, fence=fence, train_one=_train_one)
-    return _train_one(config, sink, stop, clock=clock, fence=fence)[0]
+        return stages.train(config, sink, fence, train_one)
+    return train_one(config, sink, None, True)[0]
 
 
 def _train_one(
     config: RunConfig,
     sink: Sink,
-    stop: Stop,
+    before: Ended | None,
+    last: bool,
     *,
+    stop: Stop,
     clock: Clock,
     fence: Fence | None,
-    before: Ended | None = None,
-    last: bool = True,
 ) -> tuple[TrainingOutcome, Trainer]:
     began_s = time.perf_counter()
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
@@ -134,14 +136,8 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
     """Returns hashes and sizes of the files that a run would read, named as in its record under `data`.
 
     Besides `teacher.sha256` there is `student.sha256`, the record's `student_sha256`. Presets and runs
-    never change and have none. Imports no torch; reads files that no run has read before.
-
-    Args:
-        sections: Of a run without axes; nothing in them refers to the hub.
-
-    Raises:
-        TrainingError: Files are missing or have no known layout.
-        OSError: A file cannot be read.
+    never change and have none. The sections have no axes and refer to nothing on the hub. Imports no torch;
+    reads files that no run has read before, and raises TrainingError or OSError.
     """
     from trainers.data.sources import open_source, source_identity
     from trainers.models import origin
@@ -161,22 +157,21 @@ _ready: dict[str, Mapping[str, float]] = {}  # By device, what `make_ready` took
 
 
 def make_ready(device: str) -> Mapping[str, float]:
-    """Does a fresh process's one-off work, so that no run's figures include it.
+    """Does a fresh process's one-off work, so that no run's figures include it; returns seconds by part.
 
     `train` calls this too; a worker that calls it before its first run is ready when the run is opened.
-
-    Returns:
-        Seconds by part: `imports`, `kernels`, `first_step`; all 0 if the process was ready.
     """
     if device in _ready:
         return dict.fromkeys(_ready[device], 0.0)
     marks = [time.perf_counter()]
     preload()
     marks.append(time.perf_counter())
+    from cuda_ext import native
     from trainers.loop import readiness
 
     kind = DEVICE_KINDS[device]
-    readiness.load_kernels(kind)
+    if kind.kernels is not None:
+        native.why_unavailable(kind.kernels)  # loads them, compiled unless cached
     marks.append(time.perf_counter())
     if kind.backend.available():  # without a device `train` says what is missing
         readiness.first_step(kind)
@@ -210,14 +205,8 @@ def preload() -> None:
 def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
     """Measures a step of a run on this machine: its layers, the cost of an exchange, a data-parallel step.
 
-    Args:
-        config: Of any strategy; nothing is written to its folder of checkpoints.
-        workers: Processes that compute at once, on CPU; 1 = this one, on the run's device.
-        check: With several workers, also trains a data-parallel run of them.
-
-    Raises:
-        TrainingError: Everything foreseen.
-        GroupError: A worker failed.
+    Several workers are processes that compute at once, on CPU; `check` also trains a data-parallel run of
+    them. Nothing is written to the run's folder of checkpoints. Raises TrainingError and GroupError.
     """
     from trainers.profiling.step_costs import measure
 
@@ -225,12 +214,7 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
 
 
 def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
-    """Measures a step of a run on the workers of an open process group; each of them calls this.
-
-    Args:
-        shared: Folder that all workers see, for the run of the check.
-        check: Also trains a data-parallel run and times its steps.
-    """
+    """The same on the workers of an open process group, which all call this and see the folder `shared`."""
     from trainers.profiling.step_costs import Group, measure_group
 
     return measure_group(Group(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
@@ -251,7 +235,9 @@ def model_shape(config: RunConfig) -> ModelShape:
 
 def classify(error: BaseException) -> tuple[FailureClass, str]:
     """Returns the failure class of any exception, and one line for people."""
-    return _failure_class(error), _line(error)
+    text = " ".join(str(error).split())
+    line = text if isinstance(error, TrainingError) else f"{type(error).__name__}: {text}".rstrip(": ")
+    return _failure_class(error), line if len(line) <= _MESSAGE_LIMIT else line[: _MESSAGE_LIMIT - 1] + "…"
 
 
 def _failure_class(error: BaseException) -> FailureClass:
@@ -261,24 +247,7 @@ def _failure_class(error: BaseException) -> FailureClass:
     torch = sys.modules.get("torch")
     if out_of_memory(error) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return FailureClass.out_of_memory
-    if torch is not None and isinstance(error, torch.distributed.DistError):
-        return FailureClass.infrastructure
-    if isinstance(error, RuntimeError) and any(words in text for words in _CONNECTION):
-        return FailureClass.infrastructure
-    if isinstance(error, ConnectionError | TimeoutError | EOFError):
-        return FailureClass.infrastructure
-    if isinstance(error, OSError):
-        return (
-            FailureClass.infrastructure
-            if error.errno in (*_FULL, errno.EIO, *_NOT_ALLOWED)
-            else FailureClass.bug
-        )
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        return FailureClass.infrastructure
-    return FailureClass.bug
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    named = text if isinstance(error, TrainingError) else f"{type(error).__name__}: {text}".rstrip(": ")
-    return named if len(named) <= _MESSAGE_LIMIT else named[: _MESSAGE_LIMIT - 1] + "…"
+    gone = isinstance(error, _GONE) or (torch is not None and isinstance(error, torch.distributed.DistError))
+    unconnected = isinstance(error, RuntimeError) and any(words in text for words in _CONNECTION)
+    of_disk = isinstance(error, OSError) and error.errno in _OF_DISKS
+    return FailureClass.infrastructure if gone or unconnected or of_disk else FailureClass.bug

@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from trainers.reporting import Better, Figure, Provenance, Share
+from trainers.reporting import Better as Better
+from trainers.reporting import Figure as Figure
+from trainers.reporting import Provenance
 from trainers.tasks import TASKS
 from trainers.tasks.info import Score, TaskInfo
 from trainers.telemetry.timeline import Phase
-
-__all__ = [
-    "DECLARED",
-    "EVERY_DEVICE",
-    "FIGURES",
-    "POINTS",
-    "SCORES",
-    "TEST_SCORES",
-    "Better",
-    "Figure",
-    "Share",
-    "on_test",
-]
 
 _S, _PCT = "s", "%"
 EVERY_DEVICE = "mean over the run's devices"

@@ -64,14 +64,6 @@ Payload = Callable[[Sequence[int], int, ExchangeFields], float]
 """Bytes of the all-reduce that sends as much as a tensor's exchange: (shape, bytes per element, fields)."""
 
 
-def _whole(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
-    return float(math.prod(shape) * element_bytes)
-
-
-def _half(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
-    return 2.0 * math.prod(shape)
-
-
 def _factors(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
     """Two thin factors of a matrix if they have less than half its elements, else the tensor."""
     elements = math.prod(shape)
@@ -82,18 +74,12 @@ def _factors(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -
     return float(elements * element_bytes)
 
 
-def _signs(shape: Sequence[int], element_bytes: int, fields: ExchangeFields) -> float:
-    return math.prod(shape) / SIGN_CHUNK * SIGN_MESSAGE_BYTES
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionInfo:
     """How a bucket of gradients is exchanged after the warm-up.
 
-    Attributes:
-        exchange: Returns the `trainers.parallel.exchange.GradientExchange` for a run, its trained module, its
-            optimizer and the steps of its warm-up.
-        passes: Bytes of memory traffic per byte of gradients, to compress and to decompress.
+    `exchange` makes a `trainers.parallel.exchange.GradientExchange` of a run, its trained module, its
+    optimizer and the steps of its warm-up.
     """
 
     name: str  # Value of `parallel.compression`
@@ -103,7 +89,7 @@ class CompressionInfo:
     messages: int = 1  # Collectives of one bucket
     waits: bool = False  # The backward pass stands still until a bucket is reduced
     answers_last: bool = False  # The second half of every bucket's exchange begins with the last bucket
-    passes: tuple[float, float] = (0.0, 0.0)
+    passes: tuple[float, float] = (0.0, 0.0)  # Memory traffic per byte, to compress and to decompress
     after_passes: bool = True  # Can exchange all gradients after the passes, as `model.cuda_graphs` does
     rounds: bool = False  # Does nothing to gradients that are in half precision already
     freezes_second_moment: bool = False  # Needs an optimizer that can do so
@@ -112,15 +98,15 @@ class CompressionInfo:
 NONE = CompressionInfo(
     name="none",
     summary="all of them",
-    exchange=Deferred("trainers.parallel.exchange:whole"),
-    payload=_whole,
+    exchange=Deferred("trainers.parallel.exchange:GradientExchange"),
+    payload=lambda shape, element_bytes, fields: float(math.prod(shape) * element_bytes),
 )
 FP16, BF16 = (
     CompressionInfo(
         name=name,
         summary=f"rounded to {name}",
-        exchange=Deferred(f"trainers.parallel.exchange:{name}"),
-        payload=_half,
+        exchange=Deferred("trainers.parallel.exchange:HalfExchange"),
+        payload=lambda shape, element_bytes, fields: 2.0 * math.prod(shape),
         passes=(1.5, 1.5),  # Reads fp32 and writes half, and back.
         rounds=True,
     )
@@ -129,7 +115,7 @@ FP16, BF16 = (
 POWERSGD = CompressionInfo(
     name="powersgd",
     summary="low-rank factors of each matrix",
-    exchange=Deferred("trainers.parallel.compression.power_sgd:exchange"),
+    exchange=Deferred("trainers.parallel.compression.power_sgd:PowerSgdExchange"),
     payload=_factors,
     messages=3,  # Tensors sent whole, then P, then Q.
     waits=True,
@@ -139,8 +125,8 @@ POWERSGD = CompressionInfo(
 ONEBIT = CompressionInfo(
     name="onebit",
     summary="1-bit Adan",
-    exchange=Deferred("trainers.parallel.compression.one_bit:exchange"),
-    payload=_signs,
+    exchange=Deferred("trainers.parallel.compression.one_bit:OneBitExchange"),
+    payload=lambda shape, element_bytes, fields: math.prod(shape) / SIGN_CHUNK * SIGN_MESSAGE_BYTES,
     messages=2,  # An all-to-all and an all-gather.
     answers_last=True,
     passes=(5.0, 3.0),  # The error and the denominators are read, the new error is written.

@@ -34,8 +34,13 @@ def reset_process(config: RunConfig) -> None:
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
-    torch.set_num_threads(_threads(config))
-    _deterministic(config.deterministic)
+    reserved = config.rates.devices_per_worker if config.rates.kind.counted_in_cpus else 1
+    torch.set_num_threads(reserved if config.threads is None else config.threads)
+    torch.use_deterministic_algorithms(config.deterministic)
+    # Nothing reads memory that was not written, so filling it would only cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = config.deterministic
     seed_all(config.seed, rank=0)
     with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
         libc = ctypes.CDLL("libc.so.6")
@@ -74,17 +79,3 @@ def environment_restored() -> Iterator[None]:
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-
-
-def _threads(config: RunConfig) -> int:
-    if config.threads is not None:
-        return config.threads
-    return config.rates.devices_per_worker if config.rates.kind.counted_in_cpus else 1
-
-
-def _deterministic(wanted: bool) -> None:
-    torch.use_deterministic_algorithms(wanted)
-    # Nothing reads memory that was not written, so filling it would only cost time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = wanted

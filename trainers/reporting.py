@@ -27,18 +27,15 @@ Share = Literal["all", "some"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that a run reports.
-
-    Attributes:
-        share: A mean over values between 0 and 1 for each unit of the evaluated part: over `all` of
-            them, or over `some`, such as the questions that have an answer; None = not such a mean.
-    """
+    """A figure that a run reports."""
 
     unit: str  # Empty for words
     provenance: Provenance | None = Provenance.counter  # None = recorded by the run (energy)
     scope: str = "run"
     better: Better | None = None  # Winning direction; None = neither, or it depends on the question
     share: Share | None = None
+    """A mean of values between 0 and 1 of each unit of the evaluated part: over `all` of them, or over
+    `some`, such as the questions that have an answer; None = not such a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +97,26 @@ class Fence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnlyAttempt:
-    """A fence where there is no other attempt at the same time."""
-
     attempt: int = 1
 
     def holds(self) -> bool:
         return True
 
 
-class Sink(Protocol):
-    """Where a run's facts go. No method blocks the loop or raises for a slow receiver."""
+class Sink:
+    """Where a run's facts go; the base class drops them. No method blocks the loop or raises."""
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
-        """Called once, before the first step.
+        """Called once, before the first step; resumed from step 0 = from the beginning.
 
-        Args:
-            total_steps: Optimizer updates of the whole run.
-            resumed_from_step: Step of the restored checkpoint; 0 = from the beginning.
-            facts: For reproducibility: versions, commit, data fingerprint, parameters, threads, ...
+        The facts are for reproducibility: versions, commit, data fingerprint, parameters, threads, ...
         """
-        ...
 
     def points(self, points: Sequence[Point]) -> None:
         """Metric values; (name, step) is unique within an attempt."""
-        ...
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
         """Phase is `preparing`, `training`, `validating`, `saving` or `testing`."""
-        ...
 
     def measurement(self, measurement: Measurement) -> None: ...
 
@@ -135,48 +124,28 @@ class Sink(Protocol):
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
         """A checkpoint is complete on disk (manifest renamed into place)."""
-        ...
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything reported is acknowledged; False when time ran out."""
-        ...
-
-
-class NullSink:
-    def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None: ...
-
-    def points(self, points: Sequence[Point]) -> None: ...
-
-    def progress(self, *, step: int, total_steps: int, phase: str) -> None: ...
-
-    def measurement(self, measurement: Measurement) -> None: ...
-
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None: ...
-
-    def checkpoint(self, *, step: int, path: str, verified: bool) -> None: ...
-
-    def flush(self, timeout_s: float) -> bool:
         return True
 
 
-class NeverStop:
-    """A stop that never comes."""
+class NullSink(Sink):
+    """A sink without a receiver."""
 
+
+class NeverStop:
     def requested(self) -> StopReason | None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """How a call of `train` ended; returned on every rank, figures on rank 0.
-
-    Attributes:
-        summary: Final figures by name with unit (`accuracy`, `total_time_s`, ...), see `docs/metrics.md`.
-    """
+    """How a call of `train` ended; returned on every rank, figures on rank 0."""
 
     status: Literal["completed", "stopped"]  # `completed` when the whole length was trained, else `stopped`
     stop_reason: StopReason | None  # Set when stopped
     step: int  # The last finished step
     total_steps: int  # Steps of the whole run
-    summary: Mapping[str, float | int | str | None]
+    summary: Mapping[str, float | int | str | None]  # Final figures by name, see `docs/metrics.md`
     checkpoint: str | None  # Path of the last verified checkpoint, if any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -31,11 +31,8 @@ UNDERFLOW_EVERY_STEPS = 32
 class LossScale:
     """The scale, equal on all workers. The base class is for runs that need none: always 1."""
 
+    dynamic: ClassVar[bool] = False
     value: float = 1.0
-
-    @property
-    def dynamic(self) -> bool:
-        return False
 
     def back_off(self) -> bool:
         """Lowers the scale after non-finite gradients; returns False if the scale cannot be the reason."""
@@ -53,13 +50,9 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """The scale of fp16 (Micikevicius et al., arXiv 1710.03740, section 3.2)."""
 
+    dynamic: ClassVar[bool] = True
     growth_steps: int = 2000  # Applied steps in a row after which the scale doubles
     clean_steps: int = 0  # Applied steps since the last change
-
-    @property
-    @override
-    def dynamic(self) -> bool:
-        return True
 
     @override
     def back_off(self) -> bool:
@@ -103,12 +96,7 @@ class DeviceLossScale:
         self._clean = torch.full_like(self._clean, self._scale.clean_steps)
 
     def step(self, loss_finite: torch.Tensor, finite: torch.Tensor) -> None:
-        """Changes the scale as `applied` or `back_off` does, without the host.
-
-        Args:
-            loss_finite: If False, the scale is not the reason and stays.
-            finite: Whether loss and gradients are.
-        """
+        """Changes the scale as `applied` or `back_off` does; of a loss not finite it is not the reason."""
         clean = self._clean + 1.0
         grows = clean >= self._scale.growth_steps
         applied = torch.where(grows, (self.value * _FACTOR).clamp(max=MAXIMUM), self.value)
@@ -202,10 +190,7 @@ def counts_underflow(step: int, log_every_steps: int) -> bool:
 class Update:
     """The optimizer of a run and what happens to its gradients first.
 
-    Args:
-        half: Half precision that gradients pass through; None = none.
-        max_grad_norm: Limit of the global L2 norm; 0 = no clipping.
-        counted: Parameters that count in this worker's part of the norm; None = all.
+    They pass through `half`, if not None; `counted` are the parameters of this worker's part of the norm.
     """
 
     def __init__(
@@ -260,10 +245,6 @@ class Update:
         norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
         whole: torch.Tensor = torch.stack(list(norms)).double().square().sum()
         return whole
-
-    def restart(self) -> None:
-        """Resets the optimizer: its moments come from a different loss."""
-        restart(self.optimizer)
 
     def apply(self, norm: float, rate: float) -> float:
         """Takes one step; returns what clipping divided gradients by. `norm` is without the loss scale."""

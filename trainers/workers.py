@@ -16,19 +16,13 @@ T = TypeVar("T")
 
 
 class Workers:
-    """A single worker: every exchange is with itself.
-
-    Attributes:
-        replica, replicas: Index of this worker's copy of the model, and the number of copies;
-            they share the examples of a step.
-        stage, stages: Index of this worker's part of its replica's layers, and the number of parts.
-    """
+    """A single worker: every exchange is with itself."""
 
     rank = 0
     world = 1
-    replica = 0
-    replicas = 1
-    stage = 0
+    replica = 0  # Index of this worker's copy of the model
+    replicas = 1  # Number of copies, which share the examples of a step
+    stage = 0  # Index of this worker's part of its replica's layers
     stages = 1
 
     @property
@@ -42,10 +36,7 @@ class Workers:
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         """Sums over all workers, the same on each; waits for all.
 
-        Device scalars arrive in one transfer, for which the host waits.
-
-        Args:
-            values: This worker's share, equally many on each; tensors are scalars.
+        Each has equally many values; device scalars arrive in one transfer, for which the host waits.
         """
         there = [value.double() for value in values if isinstance(value, torch.Tensor)]
         found = iter(torch.stack(there).tolist() if there else ())

@@ -25,7 +25,7 @@ from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, Reco
 from service.workers.neighbour_watch import watcher
 from trainers.config import Parallel
 from trainers.errors import FailureClass, PipelineError
-from trainers.reporting import Measurement, NullSink, Point, StopReason, TrainingOutcome
+from trainers.reporting import Measurement, NullSink, Point, Sink, StopReason, TrainingOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ _WORST_FIRST = (
 )
 
 
-class RecorderSink:
+class RecorderSink(Sink):
     """Reports one attempt at one run to the recorder; a `Sink`, a `Stop` and a `Fence`.
 
     The training loop only appends to lists. A thread sends them, one report at a time, repeats a report until

@@ -7,7 +7,7 @@ import pytest
 from service.config.document import SpecError
 from service.specs.experiment import json_schema, validate
 from trainers.entrypoint import train
-from trainers.parallel.replica import Replica, Setup
+from trainers.parallel.replica import Replica
 from trainers.parallel_kinds import STRATEGIES, StrategyInfo
 from trainers.reporting import NeverStop
 
@@ -25,13 +25,9 @@ class TwiceReplica(Replica):
         return super().gradients(batch, loss_of, scale)
 
 
-def replicate(setup: Setup) -> Replica:
-    return TwiceReplica(setup.student, setup.module, **setup.place)
-
-
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    twice = StrategyInfo(name="twice", summary="gradients twice", replicate=replicate, several=False)
+    twice = StrategyInfo(name="twice", summary="gradients twice", replicate=TwiceReplica, several=False)
     monkeypatch.setitem(STRATEGIES, twice.name, twice)
 
 

@@ -21,8 +21,6 @@ STEP = 2.0**-16
 class CoarseExchange(GradientExchange):
     """Gradients rounded to whole multiples of a step."""
 
-    name = "coarse"
-
     def start(self, bucket: Any) -> Any:
         bucket.buffer().div_(STEP).round_().mul_(STEP)
         return super().start(bucket)
@@ -31,7 +29,7 @@ class CoarseExchange(GradientExchange):
 COARSE = CompressionInfo(
     name="coarse",
     summary="rounded to multiples",
-    exchange=lambda config, module, optimizer, warmup_steps: CoarseExchange(),
+    exchange=CoarseExchange,
     payload=lambda shape, element_bytes, fields: float(math.prod(shape)),
     passes=(2.0, 1.0),
     after_passes=False,

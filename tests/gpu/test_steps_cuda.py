@@ -174,11 +174,7 @@ def test_replayed_passes_have_the_losses_of_launched_ones(
     changes: dict[str, Any] = {"model": model, "precision": precision, "length": {"steps": 20}}
     _, replayed = ended(configure("imdb", "replayed", **changes))
     assert recorded
-    monkeypatch.setattr(
-        parallel,
-        "RecordedReplica",
-        lambda student, module, *, noise, accumulates, **place: Replica(student, module, **place),
-    )
+    monkeypatch.setattr(parallel, "RecordedReplica", Replica)
     _, launched = ended(configure("imdb", "launched", **changes))
     assert replayed == pytest.approx(launched, rel=1e-4 if precision == "fp32" else 2e-2)
 

@@ -12,7 +12,7 @@ from tests.trainers.replayed_device import ReplayedDevice, write_trace
 from trainers.config import Telemetry
 from trainers.device_kinds import kind_of
 from trainers.device_kinds.counters import Device
-from trainers.telemetry.profiling import profiler_for
+from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.sampling import Sampler
 from trainers.telemetry.timeline import Phase, timeline_for
 
@@ -76,7 +76,7 @@ def test_what_is_sampled_here_replays(device: Device, tmp_path: Path) -> None:
 def test_the_profiled_window_sees_kernels() -> None:
     where = torch.device(CUDA, torch.cuda.current_device())
     timeline = timeline_for(where, time.perf_counter())
-    profiler = profiler_for(Telemetry(profile_steps=3), 3, where, timeline, alone=True)
+    profiler = StepProfiler(Telemetry(profile_steps=3), 3, where, timeline, alone=True)
     a = torch.randn(2048, 2048, device=where)
     for step in range(3):
         with profiler.around(step):

@@ -16,7 +16,7 @@ from trainers.entrypoint import train
 from trainers.reporting import NeverStop
 from trainers.telemetry import profiling
 from trainers.telemetry.kernels import COUNTERS, KERNEL_FIGURES, Uncounted, kernels_of, with_counters
-from trainers.telemetry.profiling import profiler_for
+from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Timeline
 
 
@@ -120,7 +120,7 @@ def test_counters_are_read_in_one_step_after_the_window(monkeypatch):
     monkeypatch.setattr(profiling, "profile", lambda **options: Recording(windows, **options))
     monkeypatch.setattr(kind_of(torch.device("cpu")).backend, "counts_kernels", True, raising=False)
     wanted = Telemetry(profile_steps=1, kernel_counters=True)
-    profiler = profiler_for(wanted, 4, torch.device("cpu"), Timeline(time.perf_counter()), alone=True)
+    profiler = StepProfiler(wanted, 4, torch.device("cpu"), Timeline(time.perf_counter()), alone=True)
     seen = []
     for step in range(4):
         with profiler.around(step):
@@ -137,7 +137,7 @@ def test_counters_are_read_in_one_step_after_the_window(monkeypatch):
 def test_several_workers_are_not_counted_and_the_reason_is_named(monkeypatch):
     monkeypatch.setattr(kind_of(torch.device("cpu")).backend, "counts_kernels", True, raising=False)
     wanted = Telemetry(profile_steps=1, kernel_counters=True)
-    profiler = profiler_for(wanted, 1, torch.device("cpu"), Timeline(time.perf_counter()), alone=False)
+    profiler = StepProfiler(wanted, 1, torch.device("cpu"), Timeline(time.perf_counter()), alone=False)
     with profiler.around(0):
         torch.ones(2).sum()
     assert "exchange would wait for the other workers" in profiler.take().uncounted

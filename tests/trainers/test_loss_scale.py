@@ -19,6 +19,7 @@ from trainers.update import (
     Update,
     learning_rate,
     loss_scale_for,
+    restart,
 )
 
 CPU = torch.device("cpu")
@@ -329,7 +330,7 @@ def test_a_new_loss_begins_with_moments_of_0() -> None:
     optimizer = torch.optim.SGD([*module.parameters()], momentum=0.9)
     update = Update(module, optimizer, LossScale(), None, 0.0)
     update.apply(1.0, 0.1)
-    update.restart()
+    restart(update.optimizer)
     assert optimizer.state[module.weight]["momentum_buffer"].item() == 0.0
 
 

@@ -49,7 +49,7 @@ def test_every_phase_is_the_runs_own_or_overhead() -> None:
 
 def test_both_sides_of_a_boundary_are_told_whole(hand: Hand) -> None:
     timeline, told = Timeline(hand.now_s), []
-    timeline.bounded_by(lambda *side: told.append(side))
+    timeline.boundary = lambda *side: told.append(side)
     hand.on(1.0)
     timeline.enter(Phase.setup)
     hand.on(2.0)

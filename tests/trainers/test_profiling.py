@@ -14,7 +14,7 @@ import torch
 from trainers.config.sections import Telemetry
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop, Provenance
-from trainers.telemetry.profiling import TorchProfiler, profiler_for, read_trace
+from trainers.telemetry.profiling import StepProfiler, read_trace
 from trainers.telemetry.timeline import Phase, Timeline
 
 
@@ -86,8 +86,7 @@ def test_operators_of_different_threads_do_not_nest():
 
 def test_a_live_trace_names_the_operators_that_ran():
     timeline = Timeline(time.perf_counter())
-    profiler = profiler_for(Telemetry(profile_steps=2), 100, torch.device("cpu"), timeline, alone=True)
-    assert isinstance(profiler, TorchProfiler)
+    profiler = StepProfiler(Telemetry(profile_steps=2), 100, torch.device("cpu"), timeline, alone=True)
     a = torch.randn(256, 256)
     for step in range(9, 14):
         with profiler.around(step):
@@ -105,7 +104,8 @@ def test_a_live_trace_names_the_operators_that_ran():
 
 
 def test_an_error_in_the_window_ends_the_profiler():
-    profiler = TorchProfiler(5, 5, torch.device("cpu"), Timeline(time.perf_counter()))
+    timeline = Timeline(time.perf_counter())
+    profiler = StepProfiler(Telemetry(profile_steps=5), 5, torch.device("cpu"), timeline, alone=True)
     with pytest.raises(ValueError, match="in a step"), profiler.around(0):
         raise ValueError("in a step")
     profiler.close()

@@ -91,7 +91,7 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
     recorded = ended(configure, tmp_path / "recorded", **changes)
     assert tape.recorded >= 2 * 2
     assert tape.replayed >= STEPS
-    monkeypatch.setattr(strategies, "RecordedReplica", _plain)
+    monkeypatch.setattr(strategies, "RecordedReplica", Replica)
     replayed = tape.replayed
     plain = ended(configure, tmp_path / "plain", **changes)
     assert tape.replayed == replayed
@@ -99,10 +99,6 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
         assert recorded.series(name) == plain.series(name)
     assert len(recorded.series("loss")) == STEPS
     require_equal_weights(recorded.facts["weights"], plain.facts["weights"])
-
-
-def _plain(student: Any, module: Any, *, noise: Any, accumulates: bool, **place: Any) -> Replica:
-    return Replica(student, module, **place)
 
 
 @pytest.mark.parametrize("task", REPEATED)

@@ -13,7 +13,7 @@ from trainers.device_kinds import CUDA
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.memory import PeakMemory
 from trainers.telemetry.timeline import Phase, Timeline, timeline_for
-from trainers.telemetry.tracing import SpanTracer
+from trainers.telemetry.tracing import StepTracer
 from trainers.telemetry.usage import cost_usd, modelled_energy_j, rated_power_w
 
 RATES = DevicePricing(
@@ -201,7 +201,7 @@ def test_a_gpus_timeline_settles_what_has_passed_while_the_host_is_a_step_ahead(
 
 def test_a_trace_of_a_gpus_step_begins_with_the_step(clocks: Clocks) -> None:
     timeline = timeline_for(torch.device("cuda"), 100.0)
-    tracer = SpanTracer(1, 1, timeline)
+    tracer = StepTracer(1, 1, timeline)
     for step in range(2):
         with tracer.around(step):
             gpu_step(timeline, clocks)

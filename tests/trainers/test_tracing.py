@@ -18,7 +18,7 @@ from trainers.entrypoint import train
 from trainers.reporting import NeverStop
 from trainers.telemetry import tracing
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
-from trainers.telemetry.tracing import SpanTracer, TraceSpan, WorkerTrace, aligned, chrome_trace, tracer_for
+from trainers.telemetry.tracing import StepTracer, TraceSpan, WorkerTrace, aligned, chrome_trace, tracer_for
 from trainers.workers import Workers
 
 NS = 1e-3
@@ -112,7 +112,7 @@ def test_spans_sum_to_the_seconds_of_the_phases(monkeypatch: pytest.MonkeyPatch)
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     timeline = Timeline(now[0])
-    tracer = SpanTracer(1, 2, timeline)
+    tracer = StepTracer(1, 2, timeline)
     before: dict[str, float] = {}
     for step in range(3):
         if step == 1:

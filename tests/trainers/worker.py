@@ -111,13 +111,8 @@ def on_tape(*, replays: bool) -> Tape:
     DEVICE_KINDS["taped"] = replace(CPU, name="taped", host_dropout=False, load=cache(Backend))
     Backend.recorder = lambda self, device: tape  # type: ignore[method-assign]
 
-    def launches(*built: Any, accumulates: bool, **settings: Any) -> DistributedReplica:
-        return DistributedReplica(
-            *built, bucket_mib=25, fixed_buckets=False, static_graph=not accumulates, **settings
-        )
-
     if not replays:
-        strategies.RecordedDistributedReplica = launches  # type: ignore[misc, assignment]
+        strategies.RecordedDistributedReplica = DistributedReplica  # type: ignore[misc, assignment]
     return tape
 
 

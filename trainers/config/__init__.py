@@ -8,21 +8,8 @@ from __future__ import annotations
 
 from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
-from trainers.config.parallel import (
-    MAX_WORKERS,
-    MICRO_BATCHES_PER_STAGE,
-    Parallel,
-    require_layers,
-)
-from trainers.config.sections import (
-    Batch,
-    Checkpointing,
-    Evaluation,
-    Length,
-    Numerics,
-    Precision,
-    Telemetry,
-)
+from trainers.config.parallel import MAX_WORKERS, MICRO_BATCHES_PER_STAGE, Parallel, require_layers
+from trainers.config.sections import Batch, Checkpointing, Evaluation, Length, Numerics, Precision, Telemetry
 from trainers.config.task import MAX_LENGTH, Task
 from trainers.config.training import (
     SHARERS,

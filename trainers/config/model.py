@@ -48,7 +48,7 @@ class Model(Section):
         return (self.dropout if self.attention_dropout is None else self.attention_dropout) > 0.0
 
     @model_validator(mode="after")
-    def _recorded(self) -> Model:
+    def _served(self) -> Model:
         if self.cuda_graphs and not ENCODERS[self.encoder].packs:
             packing = " or ".join(info.name for info in ENCODERS.values() if info.packs)
             raise ValueError(
@@ -59,10 +59,6 @@ class Model(Section):
             raise ValueError(
                 "cuda_graphs records no teacher; set model.cuda_graphs: false, or remove model.teacher"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _compiles(self) -> Model:
         if self.compile and not ENCODERS[self.encoder].compiles:
             raise ValueError(
                 f"compile does not work with encoder {self.encoder}; set model.compile: false, "
@@ -87,11 +83,7 @@ class LayerWeights(Section):
     """Factor of the divergence of the logits, besides `soft_weight`, which also sets the task's share."""
 
     def of_layers(self, kind: Literal["hidden", "relation"], layers: int) -> tuple[float, ...]:
-        """Returns the factor of each of the student's layers.
-
-        Raises:
-            ValueError: Their number differs from that of the layers.
-        """
+        """Returns the factor of each of the student's layers; ValueError if they are not as many."""
         factors: tuple[float, ...] = getattr(self, kind)
         if len(factors) == 1:
             return factors * layers

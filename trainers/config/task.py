@@ -78,11 +78,7 @@ class Task(Section):
         return any(isinstance(column, int) for column in self.columns.values())
 
     def own(self, fields: type[Own]) -> Own:
-        """Returns the task's own fields, with their defaults where the spec leaves them out.
-
-        Raises:
-            RuntimeError: The task was registered too late for the section to have its fields.
-        """
+        """Returns the task's own fields, with their defaults where the spec leaves them out."""
         declared = self.info.own_fields
         try:
             values = tuple((name, getattr(self, name)) for name in declared.model_fields)
@@ -144,11 +140,7 @@ for _info in TASKS.values():
 
 
 def _composed_fields() -> dict[str, Any]:
-    """Returns the tasks' own fields as fields of the section, each unset unless a spec sets it.
-
-    Raises:
-        ValueError: Two fields have the same name but differ.
-    """
+    """Returns the tasks' own fields as fields of the section, each unset unless a spec sets it."""
     composed: dict[str, Any] = {}
     for name, owners in _OWNERS.items():
         field, *others = (TASKS[owner].own_fields.model_fields[name] for owner in owners)

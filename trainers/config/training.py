@@ -212,11 +212,7 @@ class TrainingSections(Section):
         return {**sections, "precision": sections["precision"] if self._is_resolved else Precision.fp32}
 
     def stage_sections(self, number: int) -> dict[str, Any]:
-        """Returns the sections of a stage (from 1) as plain values, without `stages`.
-
-        Raises:
-            ValueError: They contradict each other.
-        """
+        """Returns the sections of a stage (from 1) as plain values; ValueError if they contradict."""
         assert self.stages is not None
         own = {name: getattr(self, name) for name in TrainingSections.model_fields if name != "stages"}
         plain = {
@@ -285,7 +281,7 @@ class TrainingSections(Section):
         return optimizer.info.states.size_bytes(self.stored, masters, optimizer.moments)
 
     @model_validator(mode="after")
-    def _masters(self) -> TrainingSections:
+    def _optimizer_fits(self) -> TrainingSections:
         kind, plain = self.optimizer.masters, self.optimizer.info.plain_masters
         if kind not in (None, plain) and self.stored not in self.optimizer.info.masters[kind]:
             wanted = self.optimizer.info.masters[kind][0]
@@ -294,10 +290,6 @@ class TrainingSections(Section):
                 f"in {self.stored}; set precision: {wanted} with numerics.parameters: half, "
                 f"or optimizer.masters: {plain}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_ends(self) -> TrainingSections:
         warmup, steps = self.optimizer.warmup_steps, self.length.steps
         if warmup is not None and steps and warmup >= steps:
             raise ValueError(

@@ -7,22 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from trainers.device_kinds.kind import DeviceKind
+from trainers.device_kinds.kind import DeviceKind as DeviceKind
 from trainers.registry import Deferred, by_name, entries_of
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = [
-    "CPU",
-    "CUDA",
-    "DEVICE_KINDS",
-    "DeviceKind",
-    "free_caches",
-    "has_bf16_units",
-    "kind_of",
-    "trained_on",
-]
 
 BF16_UNITS = frozenset({"amx_bf16", "bf16"})
 """Flags of processors whose bf16 products are faster than fp32: Intel's AMX, and Arm's BFMMLA.
@@ -98,12 +87,10 @@ DEVICE_KINDS: dict[str, DeviceKind] = by_name(CPU, CUDA, *entries_of("trainers.d
 
 
 def kind_of(device: torch.device) -> DeviceKind:
-    """The kind of a torch device: the first one of its type."""
     return next(kind for kind in DEVICE_KINDS.values() if kind.torch_type == device.type)
 
 
 def trained_on() -> list[DeviceKind]:
-    """Returns the kinds that torch knows in this installation."""
     return [kind for kind in DEVICE_KINDS.values() if kind.installed]
 
 

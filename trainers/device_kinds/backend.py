@@ -135,12 +135,10 @@ class Backend:
 
 
 def _resident_peak_kib() -> float:
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 return float(line.split()[1])
-    except OSError:
-        pass
     import resource
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

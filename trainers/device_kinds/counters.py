@@ -84,7 +84,7 @@ class NvmlDevice(Device):
         self.exclusive = not self._mig
         # Not the instance's own: the counters are the board's.
         self.identity = str(nvml.nvmlDeviceGetUUID(self._board))
-        self._has_energy = self._counter_j() is not None
+        self._has_energy = self._milli("nvmlDeviceGetTotalEnergyConsumption") is not None
         self._readers: dict[str, Callable[[], float]] = {
             name: read for name, read in self._reads().items() if self._try(read) is not None
         }
@@ -96,11 +96,11 @@ class NvmlDevice(Device):
 
     @override
     def energy_j(self) -> float | None:
-        return self._counter_j() if self._has_energy else None
+        return self._milli("nvmlDeviceGetTotalEnergyConsumption") if self._has_energy else None
 
     @override
     def power_limit_w(self) -> float | None:
-        return self._watts(lambda: self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._board))
+        return self._milli("nvmlDeviceGetEnforcedPowerLimit")
 
     @override
     def sample(self) -> Sample | None:
@@ -133,9 +133,10 @@ class NvmlDevice(Device):
             "gpu_other_pids": others,
         }
 
-    def _counter_j(self) -> float | None:
-        millijoules = self._try(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._board))
-        return None if millijoules is None else millijoules / 1000.0
+    def _milli(self, function: str) -> float | None:
+        """A reading of the board in watts or joules, of which NVML has thousandths."""
+        thousandths = self._try(lambda: getattr(self._nvml, function)(self._board))
+        return None if thousandths is None else thousandths / 1000.0
 
     def _reads(self) -> dict[str, Callable[[], float]]:
         nvml, board, handle = self._nvml, self._board, self._handle
@@ -153,10 +154,6 @@ class NvmlDevice(Device):
 
     def _reasons(self) -> int:
         return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._board))
-
-    def _watts(self, read: Callable[[], int]) -> float | None:
-        milliwatts = self._try(read)
-        return None if milliwatts is None else milliwatts / 1000.0
 
     def _try(self, read: Callable[[], Any]) -> Any:
         """Returns the result of a call, or None where the driver or the permissions refuse it."""

@@ -46,10 +46,8 @@ class CudaGraphs(Recorder):
 
 
 class CudaBackend(Backend):
-    def __init__(self) -> None:
-        self._records = False
-
     counts_kernels = True
+    _records = False
 
     @override
     def available(self) -> bool:

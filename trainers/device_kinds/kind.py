@@ -14,42 +14,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """A kind of device; `name` is the value of `device` in the hardware catalogue and in a run's rates.
-
-    Attributes:
-        requires: Package that adds it to torch, an optional extra of the kind's name; None = torch has it.
-        static_shapes: Operations are compiled for each new shape, so all batches of a run have one.
-        serves: Supported values of spec fields that it does not support in full.
-        counted_in_cpus: A device is one CPU, and a worker occupies several; else a worker occupies one
-            device.
-        ray_scaling: Arguments of Ray Train's `ScalingConfig`, such as `use_gpu`.
-        caution: Returns why a supported precision is slower than fp32 on this machine, if known.
-        emulates_halves: Half precisions without fast instructions are computed in fp32, on rounded operands.
-        teacher_precisions: Values of `distillation.teacher_precision`, the preferred one of `auto` first.
-    """
+    """A kind of device; `name` is the value of `device` in the hardware catalogue and in a run's rates."""
 
     name: str
     summary: str
     noun: str
     torch_type: str
     load: Callable[[], Backend]
-    requires: str | None = None
+    requires: str | None = None  # Package that adds it to torch, an optional extra of the kind's name
     proven: bool = True  # A run has trained on such a device; else previews warn
-    static_shapes: bool = False
-    serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    static_shapes: bool = False  # Operations are compiled for each new shape: all batches of a run have one
+    serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # Of spec fields, where not all
     fused_steps: bool = True
-    counted_in_cpus: bool = False
+    counted_in_cpus: bool = False  # A device is one CPU and a worker occupies several, else one device
     ray_resource: str | None = None
-    ray_scaling: Mapping[str, bool] = field(default_factory=dict)
+    ray_scaling: Mapping[str, bool] = field(default_factory=dict)  # For Ray Train's `ScalingConfig`
     process_group: str = "gloo"
     link_gb_s: float
     behind_host: bool = False  # Computes asynchronously, so phases are timed by events on its stream
     nvml: bool = False
     searches_micro_batch: bool = False  # `auto` searches for the largest micro-batch that fits in memory
     width_multiple: int = 1  # Batches are padded to a multiple of this many tokens
-    caution: Callable[[str], str | None] = lambda precision: None
-    emulates_halves: bool = False
-    teacher_precisions: tuple[str, ...] = ("fp32",)
+    caution: Callable[[str], str | None] = lambda precision: None  # Why one is slower than fp32 here
+    emulates_halves: bool = False  # Those without fast instructions are computed in fp32, on rounded operands
+    teacher_precisions: tuple[str, ...] = ("fp32",)  # The preferred one of `auto` first
     autocast_widens_norms: bool = False
     host_dropout: bool = False
     kernels: str | None = None  # Device type of the kernels in `cuda_ext`; None = there are none

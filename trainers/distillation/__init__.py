@@ -63,10 +63,7 @@ def set_up(
 ) -> Distilled:
     """Finds and checks the teacher, and computes what can be cached; `BadSpecError` if it does not fit.
 
-    Args:
-        student: On its device; its arithmetic is prepared by the caller.
-        multiple: Batch widths are rounded up to a multiple of this.
-        computes_loss: Whether this worker computes losses: only then it needs the teacher.
+    The student is on its device; its arithmetic is prepared by the caller.
     """
     section = config.distillation
     is_used = section.looks_inside or section.soft_weight > 0.0
@@ -76,23 +73,25 @@ def set_up(
         return Distilled(student, Objective(task), data.transform)
 
     source = Teacher(config.model.teacher, config, task, data, device, report)
-    _warn_of_small_teacher(source, student, config, warn)
-    comparison = plan.comparison(section, student.shape, source.shape)
+    own, shape = student.shape, source.shape
+    as_large = shape.layers <= own.layers and shape.hidden <= own.hidden
+    if as_large and not ENCODERS[config.model.encoder].quantises:
+        warn(
+            f"model.teacher {source.folder} is no larger than its student ({shape.layers} layers of width "
+            f"{shape.hidden}, and {own.layers} of {own.hidden}); is this the intended model?"
+        )
+    comparison = plan.comparison(section, own, shape)
     # Before the teacher is loaded, which draws random numbers and which a cache may spare.
     projected = ProjectedStudent(
-        student, source.shape.hidden, levels=comparison.levels, relations=comparison.related
+        student, shape.hidden, levels=comparison.levels, relations=comparison.related
     ).to(device)
     arithmetic.prepare(projected.projections)
 
     # Logits can be cached where inputs never change; it pays where no step, or only those of a first stage,
     # needs the teacher all the same.
     inside_in_all_steps = section.looks_inside and not section.hidden_first_fraction
-    cached = (
-        section.cache_logits
-        and data.transform is None
-        and section.soft_weight > 0.0
-        and not inside_in_all_steps
-    )
+    cacheable = data.transform is None and section.soft_weight > 0.0 and not inside_in_all_steps
+    cached = section.cache_logits and cacheable
     transform = data.transform
     if cached:
         root = Path(config.workspace.cache) / "teacher-logits"
@@ -109,18 +108,6 @@ def set_up(
         _facts(source, config, comparison, cached=cached),
         source.format.precision,
     )
-
-
-def _warn_of_small_teacher(
-    source: Teacher, student: Student, config: RunConfig, warn: Callable[[str], None]
-) -> None:
-    own, shape = student.shape, source.shape
-    as_large = shape.layers <= own.layers and shape.hidden <= own.hidden
-    if as_large and not ENCODERS[config.model.encoder].quantises:
-        warn(
-            f"model.teacher {source.folder} is no larger than its student ({shape.layers} layers of width "
-            f"{shape.hidden}, and {own.layers} of {own.hidden}); is this the intended model?"
-        )
 
 
 def _facts(

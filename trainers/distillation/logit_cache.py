@@ -64,40 +64,29 @@ def cached_logits(
     def build(folder: Path) -> None:
         shape = (len(data.train.tokens) if per_token else len(data.train), count)
         logits = np.lib.format.open_memmap(folder / _FILE, mode="w+", dtype=np.float32, shape=shape)
-        _fill(logits, teacher, device, multiple, report)
+        began_s, done, total = time.monotonic(), 0, len(data.train)
+        progress = Pace(report, "teacher's logits:", total, "examples")
+        report(f"computing the teacher's logits for {total} examples, once for this teacher and this data")
+        model = teacher.load()
+        for rows in _by_length(data.train.lengths):
+            batch = collate(data.train, rows, data.pad_id, multiple).to(device)
+            of_batch = model(batch, with_hidden=False).logits
+            require_finite(of_batch, teacher)
+            values = of_batch.cpu().numpy()
+            if per_token:
+                for i, row in enumerate(rows):
+                    start, end = data.train.offsets[row], data.train.offsets[row + 1]
+                    logits[start:end] = values[i, : end - start]
+            else:
+                logits[rows] = values
+            done += len(rows)
+            progress(done)
+        report(f"teacher's logits: all {total} examples in {time.monotonic() - began_s:.1f} s")
         logits.flush()
 
     key = digest_of([_LAYOUT, teacher.sha256, teacher.format.name, repr(data.head), _digest(data.train)])
     logits = np.load(cached_folder(root, key, build) / _FILE, mmap_mode="r")
     return CachedLogits(logits, data.train.offsets if per_token else None)
-
-
-def _fill(
-    logits: npt.NDArray[np.float32],
-    teacher: Teacher,
-    device: torch.device,
-    multiple: int,
-    report: Callable[[str], None],
-) -> None:
-    data, began_s, done = teacher.data, time.monotonic(), 0
-    total = len(data.train)
-    progress = Pace(report, "teacher's logits:", total, "examples")
-    report(f"computing the teacher's logits for {total} examples, once for this teacher and this data")
-    model = teacher.load()
-    for rows in _by_length(data.train.lengths):
-        batch = collate(data.train, rows, data.pad_id, multiple).to(device)
-        of_batch = model(batch, with_hidden=False).logits
-        require_finite(of_batch, teacher)
-        values = of_batch.cpu().numpy()
-        if data.head.reads == "text":
-            logits[rows] = values
-        else:
-            for i, row in enumerate(rows):
-                start, end = data.train.offsets[row], data.train.offsets[row + 1]
-                logits[start:end] = values[i, : end - start]
-        done += len(rows)
-        progress(done)
-    report(f"teacher's logits: all {total} examples in {time.monotonic() - began_s:.1f} s")
 
 
 def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:

@@ -36,7 +36,7 @@ def soft_spans(
     """`soft_targets` of a span's first and last token, (B, S, 2) logits, over the real tokens; their mean."""
     first_and_last = (logits.float().transpose(1, 2) / temperature for logits in (student, teacher))
     if mask is not None:
-        first_and_last = (_only_real(logits, mask[:, None]) for logits in first_and_last)
+        first_and_last = (logits.masked_fill(~mask[:, None], _NOTHING) for logits in first_and_last)
     return temperature**2 * _divergence(*first_and_last).mean(-1).sum()
 
 
@@ -94,7 +94,7 @@ def _related(states: torch.Tensor, heads: int, mask: torch.Tensor | None) -> tor
     examples, length, width = states.shape
     split = states.float().view(examples, length, heads, width // heads).transpose(1, 2)
     scores = split @ split.transpose(2, 3) / math.sqrt(width // heads)
-    return scores if mask is None else _only_real(scores, mask[:, None, None, :])
+    return scores if mask is None else scores.masked_fill(~mask[:, None, None, :], _NOTHING)
 
 
 def _divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -102,10 +102,6 @@ def _divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     log_student = functional.log_softmax(student, dim=-1)
     log_teacher = functional.log_softmax(teacher, dim=-1)
     return functional.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(-1)
-
-
-def _only_real(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return logits.masked_fill(~mask, _NOTHING)
 
 
 def _mean_of_real(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

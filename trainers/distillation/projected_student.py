@@ -45,11 +45,9 @@ class RelationTap:
 class ProjectedStudent(nn.Module):
     """A student whose hidden states come in its teacher's width; evaluation and model folders use it alone.
 
-    Args:
-        levels: Hidden states that are compared, see `Comparison.levels`. If widths differ each has a linear
-            map of its own (FitNets, arXiv 1412.6550; TinyBERT, arXiv 1909.10351, equation 8), which is
-            trained with the student and discarded with the run.
-        relations: Layers whose queries, keys and values are compared, 0-based.
+    If widths differ, each of the compared `levels` of hidden states has a linear map of its own (FitNets,
+    arXiv 1412.6550; TinyBERT, arXiv 1909.10351, equation 8), which is trained with the student and discarded
+    with the run. `relations` are the layers whose queries, keys and values are compared, 0-based.
     """
 
     def __init__(
@@ -76,15 +74,11 @@ class ProjectedStudent(nn.Module):
             relations = tuple(map(batch.unpacked, self._tap.take()))
             self._tap.open = False  # an evaluation calls the student alone, and never takes
         if not self.with_hidden:
-            return Output(self._with_unused_projections(output.logits))
+            # Data-parallel workers wait for every parameter's gradient: those of projections are zeros.
+            unused = (0.0 * projection.sum() for projection in self.projections.parameters())
+            return Output(sum(unused, output.logits))
         hidden = tuple(
             self.projections[str(level)](state) if str(level) in self.projections else state
             for level, state in enumerate(output.hidden)
         )
         return Output(output.logits, hidden, relations)
-
-    def _with_unused_projections(self, logits: torch.Tensor) -> torch.Tensor:
-        """Returns the logits. Data-parallel workers wait for every parameter's gradient: these get zeros."""
-        for projection in self.projections.parameters():
-            logits = logits + 0.0 * projection.sum()
-        return logits

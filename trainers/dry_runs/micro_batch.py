@@ -301,14 +301,13 @@ def fits(attempt: Callable[[], None]) -> bool:
     """Returns whether something runs without running out of memory; what it held is free afterwards."""
     try:
         attempt()
+        enough = True
     except (RuntimeError, MemoryError) as error:
         # cuBLAS and cuDNN allocate by themselves, and refuse in words of their own.
         if not (isinstance(error, torch.OutOfMemoryError) or out_of_memory(error)):
             raise
         # The traceback holds the frames that hold the tensors: leave it before freeing.
         enough = False
-    else:
-        enough = True
     gc.collect()
     free_caches()
     return enough
@@ -318,16 +317,12 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
     backend = kind_of(device).backend
     name, memory = backend.name(device), backend.memory_bytes(device)
     fields = config.model_dump(mode="json", include={"model", "distillation", "precision", "numerics"})
+    own_fields = config.task.own(OwnFields).model_dump(mode="json")
+    of_optimizer = {"name", "implementation", "masters", "moments"}
     fields |= {
         "shape": {name: str(value) for name, value in shape.items()},
-        "task": [
-            config.task.name,
-            config.task.max_length,
-            config.task.own(OwnFields).model_dump(mode="json"),
-        ],
-        "optimizer": config.optimizer.model_dump(
-            mode="json", include={"name", "implementation", "masters", "moments"}
-        ),
+        "task": [config.task.name, config.task.max_length, own_fields],
+        "optimizer": config.optimizer.model_dump(mode="json", include=of_optimizer),
         "share": config.share,
         "parallel": config.parallel.model_dump(mode="json", exclude={"stage_timeout_s"}),
         "device": [name, memory, torch.__version__],

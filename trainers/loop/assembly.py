@@ -25,7 +25,7 @@ from trainers.loop import snapshot
 from trainers.loop.evaluation import Evaluator, FinalTest
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
-from trainers.loop.run_parts import RunCheckpoints, RunData, RunParts, RunTelemetry, TrainedModel
+from trainers.loop.run_parts import RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.loop.run_worker import RunWorker
 from trainers.loop.snapshot import ModelState
 from trainers.loop.stages import Ended
@@ -45,8 +45,8 @@ from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
-from trainers.telemetry.instruments import Instruments, OverheadMeter
-from trainers.telemetry.profiling import profiler_for
+from trainers.telemetry.instruments import Instruments, overhead_meter
+from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
 from trainers.telemetry.usage import Usage
@@ -70,20 +70,16 @@ def assemble(
 ) -> Trainer:
     """Returns a trainer at the run's newest checkpoint, or at its beginning.
 
-    Args:
-        clock: When the attempt was opened and the run submitted.
-        began_s: `time.perf_counter()` at the beginning of the worker's part.
-        fence: None = there is only one attempt at a time.
-        before: Result of the previous stage; None = the run has no stages, or this is the first.
-        last: Whether the run ends with this training.
+    The worker's part began at `began_s` of `time.perf_counter()`. `before` is the previous stage, if there
+    is one; the run ends with the `last`.
     """
-    worker = RunWorker.of(config, sink, began_s, instruments)
+    worker = RunWorker(config, sink, began_s, instruments)
     timeline = worker.timeline
     heartbeat = Heartbeat()
     if worker.workers.rank == 0:
         heartbeat = HeartbeatFile(Path(config.workspace.checkpoints), clock.opened_s)
     instruments.attach(worker.device, alive=heartbeat.beat)
-    timeline.bounded_by(OverheadMeter(instruments, worker.sink))
+    timeline.boundary = overhead_meter(instruments, worker.sink)
     timeline.enter(Phase.setup)
     checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep, fence)
     with counted_by(lambda: timeline.within(Phase.preparation)):
@@ -377,31 +373,21 @@ class RunBuilder:
     def replicate(self) -> None:
         """Wraps the model after its weights are restored, so that replicas begin equal."""
         config, worker = self.config, self.worker
-        source = source_for(
-            wanted=config.telemetry.gradient_noise and config.trains,
-            optimizer=self.built.optimizer,
-            module=self.distilled.module,
-            replicas=worker.workers.replicas,
-            whole_model=worker.workers.stages == 1,
-            # Micro-batches of a number of tokens are no equal parts of a step.
-            accumulation=config.accumulation if config.batch.micro_tokens is None else 1,
-            device=worker.device,
-        )
+        optimizer, module = self.built.optimizer, self.distilled.module
+        source = source_for(config, worker.workers, optimizer, module, worker.device)
         self.noise = GradientNoise(source, config.batch.global_size / config.batch.base_size)
         setup = Setup(
             config,
             self.student,
-            self.distilled.module,
+            module,
             self.partition,
-            self.built.optimizer,
+            optimizer,
             source,
             self.total_steps,
-            place={
-                "workers": worker.workers,
-                "device": worker.device,
-                "arithmetic": worker.arithmetic,
-                "timeline": worker.timeline,
-            },
+            worker.workers,
+            worker.device,
+            worker.arithmetic,
+            worker.timeline,
         )
         self.replica: Replica = config.parallel.strategy_info.replicate(setup)
         if not config.trains:
@@ -467,6 +453,29 @@ class RunBuilder:
             self.replica.counted(),
             latent,
         )
+        wanted = config.telemetry
+        telemetry = RunTelemetry(
+            timeline=worker.timeline,
+            noise=self.noise,
+            figures=RunFigures(
+                config,
+                worker.instruments,
+                flop_count_of(self.student.model.config, self.prepared.head),
+                teacher_precision=self.distilled.teacher_precision,
+                first=worker.workers.first,
+                timeline=worker.timeline,
+                truncated_pct=100.0 * float(self.prepared.train.cut.mean()),
+            ),
+            profiler=StepProfiler(
+                wanted, self.total_steps, worker.device, worker.timeline, alone=worker.workers.world == 1
+            ),
+            tracer=tracer_for(
+                wanted.trace_steps,
+                profiled_steps=wanted.profile_steps,
+                steps_left=self.total_steps - self.progress.step,
+                timeline=worker.timeline,
+            ),
+        )
         # A run that does not train needs a checkpoint if the file of its model is not all of it, or if
         # predictions of the test part name its weights.
         keeps_untrained = (
@@ -484,36 +493,13 @@ class RunBuilder:
             model=TrainedModel(
                 self.state, self.distilled.objective, self.replica, update, latent, self.parameters
             ),
-            telemetry=self._telemetry(),
-            checkpoints=RunCheckpoints(self.checkpoints, self.newest, keeps_untrained),
+            telemetry=telemetry,
+            store=self.checkpoints,
+            resumed_from=self.newest,
+            keep_untrained=keeps_untrained,
             forget_micro_size=self.forget_micro_size,
         )
         trainer = Trainer(parts, worker.sink, stop)
         if self.saved is not None:
             trainer.continue_from(self.saved)
         return trainer
-
-    def _telemetry(self) -> RunTelemetry:
-        worker, wanted = self.worker, self.config.telemetry
-        return RunTelemetry(
-            timeline=worker.timeline,
-            noise=self.noise,
-            figures=RunFigures(
-                self.config,
-                worker.instruments,
-                flop_count_of(self.student.model.config, self.prepared.head),
-                teacher_precision=self.distilled.teacher_precision,
-                first=worker.workers.first,
-                timeline=worker.timeline,
-                truncated_pct=100.0 * float(self.prepared.train.cut.mean()),
-            ),
-            profiler=profiler_for(
-                wanted, self.total_steps, worker.device, worker.timeline, alone=worker.workers.world == 1
-            ),
-            tracer=tracer_for(
-                wanted.trace_steps,
-                profiled_steps=wanted.profile_steps,
-                steps_left=self.total_steps - self.progress.step,
-                timeline=worker.timeline,
-            ),
-        )

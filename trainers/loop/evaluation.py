@@ -60,11 +60,7 @@ class _Share:
 class Evaluator:
     """Scores a model on one part, `validation` or `test`.
 
-    Args:
-        batch_size: Examples per forward pass on one worker.
-        multiple: Batch widths are rounded up to a multiple of this.
-        peak_within: Starts to record memory; returns a function that gives the peak in MiB.
-        warn: Called once if predictions are NaN.
+    `peak_within` starts to record memory, and returns a function that gives the peak in MiB.
     """
 
     def __init__(
@@ -111,9 +107,7 @@ class Evaluator:
     def observe(self, replica: Replica, abandon: Callable[[], bool]) -> Observed | None:
         """Returns the observations of the whole part, the same on every worker; None when abandoned.
 
-        Args:
-            replica: In evaluation mode meanwhile; draws no random numbers.
-            abandon: Polled before each batch; returns the same on every worker.
+        `abandon` is polled before each batch and returns the same on every worker. Draws no random numbers.
         """
         peak_mib = self._peak_within()
         with self._evaluating(replica):
@@ -148,7 +142,13 @@ class Evaluator:
         found = self._scoring.score(_numbers(observed.rows), carried)
         if self._undefined(observed, carried):
             found = dict.fromkeys(found, float("nan"))
-            self._warn_of(observed)
+        if observed.lost and not self._warned:
+            self._warned = True
+            self._warn(
+                f"{self._part}: predictions of {observed.lost} of {len(observed.rows)} examples are NaN, so "
+                "every score of the part is NaN; evaluate in fp32 (numerics.evaluation), or lower "
+                "optimizer.learning_rate"
+            )
         scores = {"validation_loss": observed.loss, **found}
         declared = self._task.info.scores
         if "sequence_ms" in declared:
@@ -167,15 +167,6 @@ class Evaluator:
     def _undefined(self, observed: Observed, carried: Mapping[str, float] | None) -> bool:
         tuned = (carried[name] for name, score in self._task.info.scores.items() if carried and score.tuned)
         return observed.lost > 0 or any(map(math.isnan, tuned))
-
-    def _warn_of(self, observed: Observed) -> None:
-        if observed.lost and not self._warned:
-            self._warned = True
-            self._warn(
-                f"{self._part}: predictions of {observed.lost} of {len(observed.rows)} examples are NaN, so "
-                "every score of the part is NaN; evaluate in fp32 (numerics.evaluation), or lower "
-                "optimizer.learning_rate"
-            )
 
     @torch.no_grad()
     def _forward_all(self, replica: Replica, abandon: Callable[[], bool]) -> _Share | None:
@@ -264,13 +255,8 @@ class FinalTest:
     """The test part of a run, and the record of its figures.
 
     It is scored with the weights of the best checkpoint and the thresholds of that checkpoint's evaluation,
-    after every choice has been made.
-
-    Args:
-        units: File with the names of its units.
-        folder: Checkpoint folder of the run.
-        own_folder: Checkpoint folder of this attempt.
-        identity: Identity of the run's data.
+    after every choice has been made. `units` is the file with the names of its units; the folders are those
+    of the run's checkpoints and of this attempt's.
     """
 
     def __init__(
@@ -297,10 +283,7 @@ class FinalTest:
         """Returns the figures on the test part by name, the same on every worker; None when abandoned.
 
         They come from the record if an earlier attempt scored the same weights on the same data. Otherwise
-        the model has the weights of the best checkpoint afterwards.
-
-        Raises:
-            CheckpointError: On every worker; the best checkpoint cannot be read, or the record not written.
+        the model has the weights of the best checkpoint afterwards. CheckpointErrors are on all workers.
         """
         best = CheckpointId(progress.best_attempt, progress.best_step).path(self._folder)
         weights_sha256 = self._workers.on_first(lambda: self._digest(best))

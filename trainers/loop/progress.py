@@ -12,34 +12,26 @@ from trainers.telemetry.usage import Usage
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of a run over all attempts up to now.
-
-    Attributes:
-        samples, tokens, padded_tokens: Over all workers; padded ones include padding.
-        epoch_loss, epoch_samples: Sums over the current epoch.
-        costs: Time per example and memory of the last evaluation.
-        best_scores: All scores of the best evaluation, thresholds included.
-        timed_samples, timed_tokens: Of steps that count in the rates; others were profiled.
-    """
+    """Counters of a run over all attempts and workers up to now."""
 
     step: int = 0  # Finished optimizer updates
     evaluated_step: int = -1  # Step of the last evaluation; -1 = none yet
     samples: int = 0
     tokens: int = 0
-    padded_tokens: int = 0
-    epoch_loss: float = 0.0
+    padded_tokens: int = 0  # Padding included
+    epoch_loss: float = 0.0  # Sum over the current epoch
     epoch_samples: int = 0
     scores: dict[str, float] = field(default_factory=dict)
-    costs: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)  # Time per example, memory of the last evaluation
     best: float | None = None  # Headline metric of the best evaluation; None = none yet
     best_step: int = -1
     best_attempt: int = 0  # Attempt that saved the checkpoint of the best step
-    best_scores: dict[str, float] = field(default_factory=dict)
+    best_scores: dict[str, float] = field(default_factory=dict)  # Thresholds included
     skipped_steps: int = 0  # Steps that were not applied because of non-finite numbers
     not_finite_in_a_row: int = 0  # Skipped steps since the last applied one that no loss scale explains
     roll_backs: int = 0  # Returns to a checkpoint; the data order changes with each
     loss_scale: dict[str, float] = field(default_factory=dict)  # State of the dynamic loss scale
-    timed_samples: int = 0
+    timed_samples: int = 0  # Of steps that count in the rates; others were profiled
     timed_tokens: int = 0
     bytes_sent: float = 0.0  # Gradient bytes sent by rank 0
     hidden_communication_s: float = 0.0  # Time in which gradients were in flight while rank 0 computed

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from cuda_ext import native
 from trainers.data.batches import Prefetcher, collate
 from trainers.data.tokens import TokenSet
 from trainers.device_kinds import DeviceKind
@@ -18,12 +17,6 @@ from trainers.models import dropout, student
 from trainers.models.origin import Preset
 
 _EXAMPLES, _LENGTH, _VOCABULARY = 8, 32, 128
-
-
-def load_kernels(kind: DeviceKind) -> None:
-    """Loads our own kernels, compiling them unless cached; reports no failure."""
-    if kind.kernels is not None:
-        native.why_unavailable(kind.kernels)
 
 
 def first_step(kind: DeviceKind) -> None:
@@ -40,7 +33,10 @@ def first_step(kind: DeviceKind) -> None:
         ).to(device)
         if kind.host_dropout:
             dropout.install(model)
-        tokens = _tokens()
+        # Of different lengths, so that attention has a mask.
+        offsets = np.cumsum([0, *range(_LENGTH - _EXAMPLES + 1, _LENGTH + 1)])
+        ids = np.arange(offsets[-1]) % _VOCABULARY
+        tokens = TokenSet(ids.astype(np.uint16), offsets, np.arange(_EXAMPLES) % 2)
         batches = Prefetcher(lambda step: collate(tokens, np.arange(_EXAMPLES), 0, 8), 0, 1)
         batch = batches.next().to(device)
         batches.close()
@@ -52,11 +48,3 @@ def first_step(kind: DeviceKind) -> None:
         model.eval()
         with torch.no_grad():
             model(batch).logits.cpu()
-
-
-def _tokens() -> TokenSet:
-    """Examples of different lengths, so that attention has a mask."""
-    lengths = np.arange(_LENGTH - _EXAMPLES + 1, _LENGTH + 1)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.arange(offsets[-1]) % _VOCABULARY
-    return TokenSet(ids.astype(np.uint16), offsets, np.arange(_EXAMPLES) % 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from trainers.config import Precision, RunConfig
 from trainers.loop.progress import Progress
@@ -13,7 +13,7 @@ from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, OVERHEAD_TIME, Instruments
 from trainers.telemetry.kernels import KERNEL_FIGURES
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
-from trainers.telemetry.usage import J_PER_KWH, Usage, Window
+from trainers.telemetry.usage import J_PER_KWH, Usage
 from trainers.workers import Workers
 
 _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
@@ -48,11 +48,7 @@ _MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
 class RunFigures:
     """Counts of one worker over its attempt, and the summary of the whole run.
 
-    Args:
-        teacher_precision: None = no teacher.
-        first: Whether this worker counts the model's arithmetic for its replica.
-        timeline: None = one that begins now.
-        truncated_pct: Share of the training examples that were cut.
+    The `first` worker of a replica counts its model's arithmetic.
     """
 
     def __init__(
@@ -109,19 +105,16 @@ class RunFigures:
         progress.usage.teacher_flops += sum(teacher_flops)
         self._unsaid.add(windows)
         devices = self._config.rates.devices_per_worker * len(windows)
-        said = list(self._of_overhead(overhead, devices))
+        of_overhead, said = Usage(), []
+        of_overhead.add(overhead)
+        if of_overhead.device_s:
+            said.append(self._window_energy(of_overhead, OVERHEAD_SCOPE, of_overhead.device_s / devices))
         window_s = self._unsaid.device_s / devices
         if not last and window_s < max(_LEAST_WINDOW_S, _WINDOW_SHARE * self._said_s):
             return said
         usage, self._unsaid = self._unsaid, Usage()
         self._said_s += window_s
         return [*said, *self._of_window(usage, window_s)]
-
-    def _of_overhead(self, windows: Sequence[Window], devices: int) -> Iterator[Measurement]:
-        usage = Usage()
-        usage.add(windows)
-        if usage.device_s:
-            yield self._window_energy(usage, OVERHEAD_SCOPE, usage.device_s / devices)
 
     def _window_energy(self, usage: Usage, scope: str, window_s: float) -> Measurement:
         joules, provenance = self._energy(usage)
@@ -222,26 +215,20 @@ class RunFigures:
         return self._instruments.device.exclusive and not self._config.rates.shared
 
     def _rates(self, progress: Progress, training_s: float) -> dict[str, float]:
-        return {
+        usage, flops = progress.usage, progress.usage.flops + progress.usage.teacher_flops
+        rates = {
             "samples_per_s": progress.timed_samples / training_s if training_s else 0.0,
             "tokens_per_s": progress.timed_tokens / training_s if training_s else 0.0,
             "padding_pct": progress.padding_pct,
-            **self._speed(progress, training_s),
+            "achieved_tflops": flops / training_s / _TERA if training_s else 0.0,
         }
-
-    def _speed(self, progress: Progress, training_s: float) -> dict[str, float]:
-        usage, rates = progress.usage, self._config.rates
-        if not training_s:
-            return {"achieved_tflops": 0.0}
-        achieved = (usage.flops + usage.teacher_flops) / training_s / _TERA
-        speed = {"achieved_tflops": achieved}
-        if usage.teacher_flops:
-            speed["teacher_tflops"] = usage.teacher_flops / training_s / _TERA
+        if usage.teacher_flops and training_s:
+            rates["teacher_tflops"] = usage.teacher_flops / training_s / _TERA
         at_peak_s = self._at_peak_s(usage)
-        if at_peak_s is not None:
-            devices = rates.devices_per_worker * self._config.parallel.workers
-            speed["mfu_pct"] = 100.0 * at_peak_s / (training_s * devices)
-        return speed
+        if at_peak_s is not None and training_s:
+            devices = self._config.rates.devices_per_worker * self._config.parallel.workers
+            rates["mfu_pct"] = 100.0 * at_peak_s / (training_s * devices)
+        return rates
 
     def _at_peak_s(self, usage: Usage) -> float | None:
         """Returns the time of the arithmetic at the devices' published peaks, in seconds.

@@ -59,13 +59,6 @@ class RunTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCheckpoints:
-    store: CheckpointStore
-    resumed_from: Path | None  # None = the attempt starts the run
-    keep_untrained: bool  # Whether a run that does not train writes the model that it evaluates
-
-
-@dataclass(frozen=True, slots=True)
 class RunParts:
     """All parts of a run on one worker; a step that runs out of memory calls `forget_micro_size`."""
 
@@ -77,5 +70,7 @@ class RunParts:
     data: RunData
     model: TrainedModel
     telemetry: RunTelemetry
-    checkpoints: RunCheckpoints
+    store: CheckpointStore
+    resumed_from: Path | None  # Checkpoint; None = the attempt starts the run
+    keep_untrained: bool  # Whether a run that does not train writes the model that it evaluates
     forget_micro_size: Callable[[], None]

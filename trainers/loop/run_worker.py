@@ -1,57 +1,31 @@
-"""One worker's place in a run: device, arithmetic and instruments."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-
-import torch
 
 from trainers.config import RunConfig
 from trainers.data.batches import Transform
 from trainers.data.segments import Packing, StaticRow, StaticShape, up_to_multiple
 from trainers.device_kinds.counters import other_device
-from trainers.model_kinds.encoders import ENCODERS, EncoderInfo
-from trainers.models.precision import Arithmetic, Inference, arithmetic_for, inference_for
+from trainers.model_kinds.encoders import ENCODERS
+from trainers.models.precision import arithmetic_for, inference_for
 from trainers.parallel import workers_of
 from trainers.reporting import NullSink, Sink
 from trainers.tasks.base import Prepared
 from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.timeline import Timeline, timeline_for
-from trainers.workers import Workers
+from trainers.telemetry.timeline import timeline_for
 
 
-@dataclass(frozen=True, slots=True)
 class RunWorker:
-    config: RunConfig
-    sink: Sink  # The null sink on all workers but rank 0
-    workers: Workers
-    device: torch.device
-    timeline: Timeline
-    instruments: Instruments
-    arithmetic: Arithmetic
-    inference: Inference
-    multiple: int  # Batch widths are rounded up to a multiple of this
+    """One worker's place in a run; `sink` is the null sink on all but rank 0."""
 
-    @classmethod
-    def of(cls, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> RunWorker:
-        workers, rates = workers_of(config), config.rates
-        device = rates.kind.backend.device(rates.hardware)
-        arithmetic = arithmetic_for(config.precision, device, config.numerics)
-        return cls(
-            config,
-            sink if workers.rank == 0 else NullSink(),
-            workers,
-            device,
-            timeline_for(device, began_s),
-            instruments,
-            arithmetic,
-            inference_for(config.numerics, arithmetic, device),
-            multiple=rates.kind.width_multiple,
-        )
-
-    @property
-    def encoder(self) -> EncoderInfo:
-        return ENCODERS[self.config.model.encoder]
+    def __init__(self, config: RunConfig, sink: Sink, began_s: float, instruments: Instruments) -> None:
+        self.config, self.instruments, kind = config, instruments, config.rates.kind
+        self.workers = workers_of(config)
+        self.sink: Sink = sink if self.workers.rank == 0 else NullSink()
+        self.device = kind.backend.device(config.rates.hardware)
+        self.arithmetic = arithmetic_for(config.precision, self.device, config.numerics)
+        self.timeline = timeline_for(self.device, began_s)
+        self.inference = inference_for(config.numerics, self.arithmetic, self.device)
+        self.encoder = ENCODERS[config.model.encoder]
+        self.multiple = kind.width_multiple  # Batch widths are rounded up to a multiple of this
 
     def laid_out(self, transform: Transform | None, prepared: Prepared, rows: int) -> Transform | None:
         """Returns a transform that ends with the layout of encoder and device, for at most so many `rows`."""

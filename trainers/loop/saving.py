@@ -22,22 +22,17 @@ from trainers.telemetry.timeline import Phase
 class Saving:
     """The checkpoints of one attempt. Every worker takes part; rank 0 writes them in a thread.
 
-    A checkpoint counts once `end` has returned.
-
-    Attributes:
-        checkpoint: The newest that counts; None = none.
-        step: Step of the newest, complete or in flight.
-        due: Whether the interval in seconds has passed, agreed by all workers.
-        whole: Whether the one in flight is written, agreed by all workers.
+    A checkpoint counts once `end` has returned. All workers agree whether one is `due` by the interval in
+    seconds, and whether the one in flight is written `whole`.
     """
 
     def __init__(self, parts: RunParts, sink: Sink) -> None:
         self._parts, self._sink = parts, sink
-        self._writer = CheckpointWriter(parts.checkpoints.store, parts.device)
+        self._writer = CheckpointWriter(parts.store, parts.device)
         self._began_at_s = time.monotonic()
         self._in_flight = False
-        self.checkpoint: Path | None = parts.checkpoints.resumed_from
-        self.step = parts.progress.step
+        self.checkpoint: Path | None = parts.resumed_from  # The newest that counts
+        self.step = parts.progress.step  # Of the newest, complete or in flight
         self.due = self.whole = False
 
     @property
@@ -56,16 +51,13 @@ class Saving:
         return CheckpointId(progress.best_attempt, progress.best_step)
 
     def votes(self) -> tuple[bool, bool]:
-        """Returns this worker's part of `due` and `whole`; `agree` takes the sums.
+        """Returns this worker's part of `due` and `whole`.
 
         Clocks differ: only rank 0's decides when a checkpoint is due, and never while one is in flight.
         """
         every_s, rank = self._parts.config.checkpoint.every_s, self._parts.workers.rank
         late = rank == 0 and 0.0 < every_s <= time.monotonic() - self._began_at_s
         return late and not self._writer.busy, self._writer.done
-
-    def agree(self, *, due: bool, whole: bool) -> None:
-        self.due, self.whole = due, whole
 
     def begin(self) -> None:
         """Begins a checkpoint of this step; returns once it is copied."""
@@ -88,7 +80,7 @@ class Saving:
         self._in_flight = self.whole = False
         self._parts.telemetry.timeline.enter(Phase.checkpoint)
         self._parts.workers.on_first(self._count_written)
-        self.checkpoint = self._parts.checkpoints.store.path(self.step)
+        self.checkpoint = self._parts.store.path(self.step)
 
     def keep_last(self) -> None:
         """Finishes the checkpoint being written when the run fails for an unrelated reason."""
@@ -109,11 +101,11 @@ class Saving:
         assert score is not None
         headline = parts.data.task.info.headline
         parts.telemetry.timeline.enter(Phase.checkpoint)
-        parts.workers.on_first(lambda: parts.checkpoints.store.mark_best(best, headline, score))
+        parts.workers.on_first(lambda: parts.store.mark_best(best, headline, score))
 
     def newest(self) -> Path:
         """Returns the newest readable checkpoint, the same on every worker."""
-        store = self._parts.checkpoints.store
+        store = self._parts.store
 
         def verified() -> Path:
             path = store.newest(lambda line: self._sink.log("warning", line))
@@ -122,9 +114,6 @@ class Saving:
             return path
 
         return self._parts.workers.on_first(verified)
-
-    def go_back_to(self, step: int, path: Path) -> None:
-        self.step, self.checkpoint = step, path
 
     def _snapshot(self, tensors: Tensors, random_states: list[dict[str, Any]]) -> Snapshot:
         """Returns everything that a resumed run needs to continue as if never interrupted.

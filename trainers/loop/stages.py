@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from trainers.config import RunConfig
 from trainers.data.cache import sync
 from trainers.errors import CheckpointError
-from trainers.reporting import Clock, Fence, Measurement, OnlyAttempt, Point, Sink, Stop, TrainingOutcome
+from trainers.reporting import Fence, Measurement, OnlyAttempt, Point, Sink, TrainingOutcome
 
 RECORD = "stage.json"  # What a stage that has ended leaves in its folder
 _FOLDER = "stages"
@@ -65,26 +65,15 @@ class Ended:
             raise CheckpointError(f"{file} cannot be read ({error})") from error
 
 
-class TrainOne(Protocol):
-    def __call__(
-        self,
-        config: RunConfig,
-        sink: Sink,
-        stop: Stop,
-        *,
-        clock: Clock,
-        fence: Fence | None,
-        before: Ended | None,
-        last: bool,
-    ) -> tuple[TrainingOutcome, Any]: ...
+TrainOne = Callable[[RunConfig, Sink, Ended | None, bool], tuple[TrainingOutcome, Any]]
+"""Trains one stage, after the one before; the last argument tells whether it is the last."""
 
 
-def train(
-    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock, fence: Fence | None, train_one: TrainOne
-) -> TrainingOutcome:
+def train(config: RunConfig, sink: Sink, fence: Fence | None, train_one: TrainOne) -> TrainingOutcome:
     assert config.stages is not None
     count = len(config.stages)
-    folders = [_folder(config, number, count) for number in range(1, count + 1)]
+    root = Path(config.workspace.checkpoints)
+    folders = [*(root / _FOLDER / str(number) for number in range(1, count)), root]
     before: Ended | None = None
     done = 0
     counted = StageSink(sink, config)
@@ -94,15 +83,7 @@ def train(
         if ended is None:
             counted.enter(number, done)
             stage = stage_config(config, number, folder, None if before is None else before.checkpoint)
-            outcome, trainer = train_one(
-                stage,
-                counted,
-                stop,
-                clock=clock,
-                fence=fence,
-                before=before,
-                last=last,
-            )
+            outcome, trainer = train_one(stage, counted, before, last)
             if last or outcome.status != "completed":
                 return _whole(outcome, done, counted.total_steps)
             _leave(trainer, outcome, folder, fence or OnlyAttempt(), counted.total_steps)
@@ -124,19 +105,11 @@ def stage_config(config: RunConfig, number: int, folder: Path, start: str | None
         sections["model"] = {**sections["model"], "name": start, "teacher": start, "layers": None}
     workspace = config.workspace
     own = workspace.model_copy(
-        update={
-            "checkpoints": str(folder),
-            "model_roots": (*workspace.model_roots, workspace.checkpoints),
-        }
+        update={"checkpoints": str(folder), "model_roots": (*workspace.model_roots, workspace.checkpoints)}
     )
     return RunConfig.model_validate(
         {**sections, "seed": config.seed, "rates": config.rates.model_dump(), "workspace": own.model_dump()}
     )
-
-
-def _folder(config: RunConfig, number: int, count: int) -> Path:
-    root = Path(config.workspace.checkpoints)
-    return root if number == count else root / _FOLDER / str(number)
 
 
 def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
@@ -161,7 +134,7 @@ def _whole(outcome: TrainingOutcome, done: int, total_steps: int) -> TrainingOut
     return replace(outcome, step=outcome.step + done, total_steps=total_steps, summary=summary)
 
 
-class StageSink:
+class StageSink(Sink):
     """Reports stages as one run: step numbers continue, and points name their stage."""
 
     def __init__(self, sink: Sink, config: RunConfig) -> None:

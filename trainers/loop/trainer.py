@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Never
 
 import numpy as np
 import torch
@@ -27,13 +26,13 @@ from trainers.loop.steps import Launched, Number, StepSums, Transfer, is_finite,
 from trainers.metrics import on_test
 from trainers.models.latent import counts_signs
 from trainers.process import seed_all
-from trainers.reporting import Point, Sink, Stop, StopReason, TrainingOutcome
+from trainers.reporting import Measurement, Point, Sink, Stop, StopReason, TrainingOutcome
 from trainers.telemetry import tracing
 from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.profiling import TOP
 from trainers.telemetry.timeline import Phase
-from trainers.update import counts_underflow, learning_rate
+from trainers.update import counts_underflow, learning_rate, restart
 
 
 class Trainer:
@@ -42,7 +41,7 @@ class Trainer:
     def __init__(self, parts: RunParts, sink: Sink, stop: Stop) -> None:
         self.config, self.workers, self.device = parts.config, parts.workers, parts.device
         self.data, self.model, self.telemetry = parts.data, parts.model, parts.telemetry
-        self.checkpoints, self.progress = parts.checkpoints, parts.progress
+        self.store, self.keep_untrained, self.progress = parts.store, parts.keep_untrained, parts.progress
         self.timeline, self.total_steps = parts.telemetry.timeline, parts.total_steps
         self.forget_micro_size = parts.forget_micro_size
         self.sink, self.stop = sink, stop
@@ -178,7 +177,7 @@ class Trainer:
         stage = objective.stage(step, self.total_steps)
         if step == stage.start:
             # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
-            update.restart()
+            restart(update.optimizer)  # its moments come from a different loss
             noise.source.forget()
         objective.begin_step(step, self.total_steps)
         self.model.latent.begin_step(
@@ -300,10 +299,7 @@ class Trainer:
         self.progress.costs = dict(observed.costs)
         info = self.data.task.info
         self.progress.judge(
-            scores,
-            info.headline,
-            higher_is_better=info.higher_is_better,
-            attempt=self.saving.attempt,
+            scores, info.headline, higher_is_better=info.higher_is_better, attempt=self.saving.attempt
         )
         step = self.progress.step
         if step > self.scored_step:
@@ -337,7 +333,7 @@ class Trainer:
     def _checkpoint_due(self) -> bool:
         progress, every = self.progress, self.config.checkpoint
         if not self.config.trains:
-            return self.checkpoints.keep_untrained and self.saving.nothing_saved
+            return self.keep_untrained and self.saving.nothing_saved
         if progress.step == self.saving.step:
             # A run that may have to go back needs a place to go back to.
             needed = self.stopping is not None or self.config.numerics.not_finite == "roll_back"
@@ -371,8 +367,8 @@ class Trainer:
         if math.isfinite(loss) and self.model.update.scale.back_off():
             progress.skipped_steps += 1
             return True
-        policy = self.config.numerics
-        what = f"step {progress.step + 1}: loss {loss}, gradient norm {grad_norm}"
+        policy, step = self.config.numerics, progress.step + 1
+        what = f"step {step}: loss {loss}, gradient norm {grad_norm}"
         if policy.not_finite == "skip" and progress.not_finite_in_a_row + 1 < policy.not_finite_limit:
             progress.skipped_steps += 1
             progress.not_finite_in_a_row += 1
@@ -381,7 +377,17 @@ class Trainer:
         if policy.not_finite == "roll_back" and progress.roll_backs + 1 < policy.not_finite_limit:
             self.sink.log("warning", f"{what}; rolling back")
             return False
-        self._report_not_finite(loss, grad_norm)
+        self.sink.points([Point("loss", step, loss), Point("grad_norm", step, grad_norm)])
+        advice = "lower optimizer.learning_rate, set optimizer.max_grad_norm, or use precision fp32"
+        if policy.not_finite != "stop":
+            count = "steps in a row" if policy.not_finite == "skip" else "times"
+            advice = (
+                f"that was the last of numerics.not_finite_limit {policy.not_finite_limit} {count}; "
+                "lower optimizer.learning_rate or use precision fp32"
+            )
+        raise NotFiniteError(
+            f"step {step}: loss {loss} and gradient norm {grad_norm} are not both finite; {advice}"
+        )
 
     def roll_back(self) -> None:
         """Continues from the newest checkpoint with another data order and other dropout.
@@ -401,7 +407,7 @@ class Trainer:
         self.continue_from(taken)
         detour = np.random.SeedSequence([self.config.seed, progress.roll_backs]).generate_state(1)
         seed_all(int(detour[0]), rank=self.workers.rank)
-        self.saving.go_back_to(progress.step, path)
+        self.saving.step, self.saving.checkpoint = progress.step, path
         self.sink.log(
             "warning", f"rolled back to step {progress.step}; continuing with a different data order"
         )
@@ -432,7 +438,7 @@ class Trainer:
         )
 
     def _agree(self, sums: StepSums[float]) -> StepSums[float]:
-        self.saving.agree(due=sums.checkpoint_due > 0, whole=sums.checkpoint_whole > 0)
+        self.saving.due, self.saving.whole = sums.checkpoint_due > 0, sums.checkpoint_whole > 0
         self.model.objective.agree(sums.objective)
         return sums
 
@@ -459,7 +465,10 @@ class Trainer:
         self._say("training")
 
     def _measure(self, *, last: bool = False) -> None:
-        for measurement in self.telemetry.figures.update(self.progress, self.workers, last=last):
+        self._send(self.telemetry.figures.update(self.progress, self.workers, last=last))
+
+    def _send(self, measurements: Iterable[Measurement]) -> None:
+        for measurement in measurements:
             self.sink.measurement(measurement)
 
     def _report_profile(self) -> None:
@@ -472,20 +481,17 @@ class Trainer:
             return
         self.progress.usage.profiled |= recorded.profiled.figures()
         try:
-            tracing.write_kernels(self.checkpoints.store.own_folder, [trace for trace, _ in gathered])
+            tracing.write_kernels(self.store.own_folder, [trace for trace, _ in gathered])
         except OSError as error:
             self.sink.log("warning", f"the kernel trace was not saved: {error}")
         if recorded.uncounted is not None:
             self.sink.log("warning", f"kernels have no counters: {recorded.uncounted}")
         window = recorded.start_s, recorded.end_s
-        for measurement in recorded.profiled.measurements(
-            *window, bandwidth_gb_s=self.config.rates.bandwidth_gb_s
-        ):
-            self.sink.measurement(measurement)
+        bandwidth_gb_s = self.config.rates.bandwidth_gb_s
+        self._send(recorded.profiled.measurements(*window, bandwidth_gb_s=bandwidth_gb_s))
         for rank, (_, kernels) in enumerate(gathered[1:], 1):
             for kernel in kernels:
-                for measurement in kernel.measurements(rank, *window):
-                    self.sink.measurement(measurement)
+                self._send(kernel.measurements(rank, *window))
 
     def _report_trace(self) -> None:
         spans = self.telemetry.tracer.take()
@@ -504,28 +510,10 @@ class Trainer:
             "micro_batches": self.config.accumulation,
         }
         try:
-            tracing.write(self.checkpoints.store.own_folder, tracing.chrome_trace(traced, about))
+            tracing.write(self.store.own_folder, tracing.chrome_trace(traced, about))
         except OSError as error:
             self.sink.log("warning", f"the trace was not saved: {error}")
-        for measurement in tracing.measurements(traced):
-            self.sink.measurement(measurement)
-
-    def _report_not_finite(self, loss: float, grad_norm: float) -> Never:
-        step = self.progress.step + 1
-        self.sink.points([Point("loss", step, loss), Point("grad_norm", step, grad_norm)])
-        raise NotFiniteError(
-            f"step {step}: loss {loss} and gradient norm {grad_norm} are not both finite; {self._advice()}"
-        )
-
-    def _advice(self) -> str:
-        policy = self.config.numerics
-        if policy.not_finite == "stop":
-            return "lower optimizer.learning_rate, set optimizer.max_grad_norm, or use precision fp32"
-        what = "steps in a row" if policy.not_finite == "skip" else "times"
-        return (
-            f"that was the last of numerics.not_finite_limit {policy.not_finite_limit} {what}; "
-            "lower optimizer.learning_rate or use precision fp32"
-        )
+        self._send(tracing.measurements(traced))
 
     def _say(self, phase: str) -> None:
         self.sink.progress(step=self.progress.step, total_steps=self.total_steps, phase=phase)
@@ -542,8 +530,7 @@ class Trainer:
         summary["validation_examples"] = self.data.evaluator.units
         if self.data.final_test is not None and self.tested is not None:
             summary |= {**self.tested, "test_examples": self.data.final_test.examples}
-        for measurement in self.telemetry.figures.measurements(summary, progress):
-            self.sink.measurement(measurement)
+        self._send(self.telemetry.figures.measurements(summary, progress))
         summary |= self._judgement()
         return TrainingOutcome(
             status="completed" if done else "stopped",

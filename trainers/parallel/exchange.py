@@ -7,13 +7,16 @@ in the algorithm that sends least, with W workers: an all-reduce of K bytes send
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from typing_extensions import override
+
+from trainers.config import RunConfig
 
 Reduced = torch.futures.Future[torch.Tensor]
 State = Mapping[str, torch.Tensor]
@@ -22,13 +25,12 @@ State = Mapping[str, torch.Tensor]
 class GradientExchange:
     """The mean of gradients over workers in their own format, bucket by bucket."""
 
-    name = "none"  # Name in the spec
     keeps_buckets = False
     """Whether what is kept between steps belongs to places in buckets, whose layout must then not change."""
     faithful = True  # Whether the result of this step is the mean of what workers have, to rounding
     waits = False  # Whether `start` returns only when the bucket is reduced, so that nothing overlaps
 
-    def __init__(self) -> None:
+    def __init__(self, *_run: object) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.bytes_sent = 0.0  # By this worker, so far in this attempt
 
@@ -61,12 +63,10 @@ class GradientExchange:
 class HalfExchange(GradientExchange):
     """The mean of gradients rounded to half precision: half of fp32's bytes."""
 
-    def __init__(self, half: torch.dtype) -> None:
+    def __init__(self, config: RunConfig, *_run: object) -> None:
         super().__init__()
-        self.name = "fp16" if half is torch.float16 else "bf16"
-        self._hook = (
-            default_hooks.fp16_compress_hook if half is torch.float16 else default_hooks.bf16_compress_hook
-        )
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        self._hook = hooks[config.parallel.compression]
 
     @override
     def start(self, bucket: Any) -> Reduced:
@@ -75,13 +75,12 @@ class HalfExchange(GradientExchange):
         return self._hook(group, bucket)
 
 
-def whole(*_run: object) -> GradientExchange:
-    return GradientExchange()
-
-
-def fp16(*_run: object) -> GradientExchange:
-    return HalfExchange(torch.float16)
-
-
-def bf16(*_run: object) -> GradientExchange:
-    return HalfExchange(torch.bfloat16)
+def exchange_for(
+    config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, total_steps: int
+) -> GradientExchange:
+    """Returns the exchange of several data-parallel workers; the warm-up is a share of `total_steps`."""
+    parallel, exchange = config.parallel, config.parallel.compression_info.exchange
+    made: GradientExchange = exchange(
+        config, module, optimizer, math.ceil(parallel.compression_warmup * total_steps)
+    )
+    return made

@@ -11,12 +11,12 @@ step's first backward pass writes it, and the others add to it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -25,10 +25,8 @@ from typing_extensions import override
 from cuda_ext import encoder
 from trainers.data.batches import Batch, StepBatch
 from trainers.device_kinds import kind_of
-from trainers.models.student import Student
-from trainers.parallel.exchange import GradientExchange
-from trainers.parallel.replica import LossOf, Replica
-from trainers.telemetry.gradient_noise import NoiseSource
+from trainers.parallel.exchange import exchange_for
+from trainers.parallel.replica import LossOf, Replica, Setup
 from trainers.telemetry.timeline import Phase, Sent
 
 _MOST_SEEDS = 4096  # Seeds of one pass at most: a fused layer takes three
@@ -60,23 +58,17 @@ class RecordedReplica(Replica):
 
     Shapes of the coming steps are recorded before the first of them. Of any other shape the first micro-batch
     is computed as without recordings, and the second is recorded. Steps whose gradients are looked at one by
-    one are not replayed.
-
-    Args:
-        noise: Looks at gradients by hooks, which a replay does not call.
-        accumulates: Some steps have several micro-batches.
+    one, by hooks that a replay does not call, are not replayed.
     """
 
-    def __init__(
-        self, student: Student, module: nn.Module, *, noise: NoiseSource, accumulates: bool, **place: Any
-    ) -> None:
-        super().__init__(student, module, **place)
-        self._noise, self._accumulates = noise, accumulates
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._noise, self._accumulates = setup.noise, setup.accumulates
         self._recorder = kind_of(self._device).backend.recorder(self._device)
         self._factor = torch.zeros((), dtype=torch.float32, device=self._device)
         self._seeds = _Seeds(self._device)
         self._passes: dict[Hashable, _Passes] = {}
-        self._trained = [p for p in module.parameters() if p.requires_grad]
+        self._trained = self.counted()
         self._sums = _GradientMemory()
         self._first = True
 
@@ -113,15 +105,22 @@ class RecordedReplica(Replica):
         passes.batch.fill(batch)
         self._factor.copy_(factor) if isinstance(factor, torch.Tensor) else self._factor.fill_(factor)
         self._seeds.draw(passes.seeds)
-        if new or self._noise.looks:
-            loss = self._computed(passes, loss_of)
+        replays = not (new or self._noise.looks)
+        if replays and passes.recording is None:
+            with self._timeline.within(Phase.warm_up):
+                passes.recording = self._recorded(passes, loss_of)
+        self._timeline.enter(Phase.forward)
+        if replays and passes.recording is not None:
+            loss = passes.recording.loss
+            passes.recording.forward()
+            self._timeline.enter(Phase.backward)
+            (passes.recording.first if self._first else passes.recording.further)()
         else:
-            if passes.recording is None:
-                with self._timeline.within(Phase.warm_up):
-                    passes.recording = self._recorded(passes, loss_of)
-            loss = self._replayed(passes.recording)
+            loss = self._forwarded(passes, loss_of)
+            self._timeline.enter(Phase.backward)
+            self._recorder.rehearse(partial(self._backward, loss, first=self._first))
         self._first = False
-        return loss
+        return loss.detach()
 
     def _counted(self, batch: Batch, loss_of: LossOf) -> _Passes:
         """Returns the passes of a new shape, after a forward pass that shows how many seeds it takes."""
@@ -135,13 +134,6 @@ class RecordedReplica(Replica):
     def _loss(self, passes: _Passes, loss_of: LossOf) -> torch.Tensor:
         with self._seeds.handed_out(), self._arithmetic.context():
             return loss_of(self._forward(passes.batch), passes.batch)
-
-    def _computed(self, passes: _Passes, loss_of: LossOf) -> torch.Tensor:
-        self._timeline.enter(Phase.forward)
-        loss = self._forwarded(passes, loss_of)
-        self._timeline.enter(Phase.backward)
-        self._recorder.rehearse(partial(self._backward, loss, first=self._first))
-        return loss.detach()
 
     def _forwarded(self, passes: _Passes, loss_of: LossOf) -> torch.Tensor:
         return self._recorder.rehearse(lambda: self._loss(passes, loss_of))
@@ -162,22 +154,16 @@ class RecordedReplica(Replica):
             _, further = self._recorder.record(partial(self._backward, loss, first=False))
         return _Recording(forward, first, further, loss.detach())
 
-    def _replayed(self, recording: _Recording) -> torch.Tensor:
-        self._timeline.enter(Phase.forward)
-        recording.forward()
-        self._timeline.enter(Phase.backward)
-        (recording.first if self._first else recording.further)()
-        return recording.loss
-
 
 class RecordedDistributedReplica(RecordedReplica):
     """A recorded replica of several; gradients are averaged afterwards, by an exchange without state."""
 
     name = "ddp"
 
-    def __init__(self, *built: Any, exchange: GradientExchange, **settings: Any) -> None:
-        super().__init__(*built, **settings)
-        self._exchange, self._bytes_before = exchange, exchange.bytes_sent
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._exchange = exchange_for(setup.config, setup.module, setup.optimizer, setup.total_steps)
+        self._bytes_before = self._exchange.bytes_sent
 
     @override
     def begin_step(self, step: int, loss_scale: float) -> None:
@@ -190,7 +176,9 @@ class RecordedDistributedReplica(RecordedReplica):
         self._timeline.enter(Phase.communication)
         for memory in self._sums.whole:
             self._noise.see(memory)
-        for reduced in [self._exchange.start(_Bucket(memory)) for memory in self._sums.whole]:
+        # As `torch.distributed.GradBucket`: all gradients of a format.
+        buckets = [SimpleNamespace(buffer=lambda memory=memory: memory) for memory in self._sums.whole]
+        for reduced in [self._exchange.start(bucket) for bucket in buckets]:
             reduced.wait()
         return loss_sum
 
@@ -199,16 +187,6 @@ class RecordedDistributedReplica(RecordedReplica):
         before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
         sent = Sent(self._bytes_before - before)
         return lambda: sent
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """All gradients of a format, as an exchange reads `torch.distributed.GradBucket`."""
-
-    memory: torch.Tensor
-
-    def buffer(self) -> torch.Tensor:
-        return self.memory
 
 
 class _GradientMemory:
@@ -261,11 +239,9 @@ class _Seeds:
             seeds = encoder.fresh_seeds(count)
             self._there[:count].copy_(kind_of(self._device).backend.send(seeds, self._device))
 
-    @contextmanager
-    def handed_out(self) -> Iterator[None]:
+    def handed_out(self) -> AbstractContextManager[None]:
         self.taken = 0
-        with encoder.seeds_from(self._take):
-            yield
+        return encoder.seeds_from(self._take)
 
     def _take(self) -> torch.Tensor:
         self.taken += 1

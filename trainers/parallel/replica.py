@@ -18,7 +18,7 @@ from trainers.config import RunConfig
 from trainers.data.batches import Batch, StepBatch
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Output, Student
-from trainers.parallel.exchange import GradientExchange
+from trainers.parallel.exchange import exchange_for
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.telemetry.gradient_noise import NoiseSource
 from trainers.telemetry.timeline import Phase, Sent, Timeline, overlap_for
@@ -27,16 +27,19 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy wraps."""
+    """What a strategy wraps, and on which worker."""
 
     config: RunConfig  # With the resolved micro-batch size
-    student: Student
+    student: Student  # With the same weights on every worker
     module: nn.Module  # Module being trained: the student, or a wrapper around it
     partition: StagePartition | None  # This worker's layers; None = all
     optimizer: torch.optim.Optimizer
     noise: NoiseSource  # Sees gradients before they are averaged
     total_steps: int
-    place: Mapping[str, Any]  # Workers, device, arithmetic and timeline, see `Replica`
+    workers: Workers
+    device: torch.device
+    arithmetic: Arithmetic
+    timeline: Timeline
 
     @property
     def accumulates(self) -> bool:
@@ -62,18 +65,10 @@ class Replica:
     name = "single"
     concludes_late = True  # Whether the host may learn after the next step's passes if a step was applied
 
-    def __init__(
-        self,
-        student: Student,
-        module: nn.Module,
-        *,
-        workers: Workers,
-        device: torch.device,
-        arithmetic: Arithmetic,
-        timeline: Timeline,
-    ) -> None:
-        self.student, self.module = student, module
-        self._workers, self._device, self._arithmetic, self._timeline = workers, device, arithmetic, timeline
+    def __init__(self, setup: Setup) -> None:
+        self.student, self.module = setup.student, setup.module
+        self._workers, self._device = setup.workers, setup.device
+        self._arithmetic, self._timeline = setup.arithmetic, setup.timeline
 
     def prepare(self, steps: Iterable[StepBatch], loss_of: LossOf) -> None:
         """Does one-off work for the coming steps; changes none of their numbers."""
@@ -162,45 +157,32 @@ class DistributedReplica(Replica):
 
     A hook on each gradient bucket starts its exchange. The last bucket is handed over when
     the backward pass has nothing left to compute: from there on time is communication.
-
-    Args:
-        student, module: With the same weights on every worker.
-        noise: Sees this worker's gradients before they are averaged.
-        fixed_buckets: Keep the first bucket layout. With three or more workers the order of
-            a ring's sums depends on the layout, which a resumed run would go through again.
-        static_graph: Every step uses the same parameters in the same way, in one backward pass, and
-            nothing but logits.
     """
 
     name = "ddp"
 
-    def __init__(
-        self,
-        student: Student,
-        module: nn.Module,
-        *,
-        exchange: GradientExchange,
-        noise: NoiseSource,
-        bucket_mib: int,
-        fixed_buckets: bool,
-        static_graph: bool,
-        **place: Any,
-    ) -> None:
-        super().__init__(student, module, **place)
-        fixed_buckets = fixed_buckets or exchange.keeps_buckets
-        self._static_graph = static_graph and not fixed_buckets
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        config = setup.config
+        exchange = exchange_for(config, setup.module, setup.optimizer, setup.total_steps)
+        # With three or more workers the order of a ring's sums depends on the layout of buckets: a resumed
+        # run would otherwise go through the first one again.
+        fixed_buckets = (config.deterministic and config.parallel.workers > 2) or exchange.keeps_buckets
+        # With a teacher the weights of losses, and with them what is used, may change from step to step;
+        # with accumulation a step has backward passes that exchange nothing.
+        self._static_graph = not (fixed_buckets or config.model.teacher is not None or setup.accumulates)
         self._parallel = DistributedDataParallel(
-            _Logits(module) if self._static_graph else module,
+            _Logits(setup.module) if self._static_graph else setup.module,
             device_ids=None if self._device.index is None else [self._device.index],
             gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_mib,
+            bucket_cap_mb=config.parallel.bucket_mib,
             find_unused_parameters=fixed_buckets,
             static_graph=self._static_graph,
             **_NO_SYNC_OF_BUFFERS,  # none changes in training
         )
         # torch compares a hook's annotations by identity, and ours are strings: give it a function without.
         self._parallel.register_comm_hook(None, lambda state, bucket: self._exchange_bucket(state, bucket))
-        self._exchange, self._noise = exchange, noise
+        self._exchange, self._noise = exchange, setup.noise
         # What an exchange keeps between steps has to be put right before the next one.
         self.concludes_late = not exchange.keeps_buckets
         self._overlap = overlap_for(self._device)

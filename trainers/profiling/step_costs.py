@@ -31,7 +31,7 @@ from trainers.errors import BadSpecError
 from trainers.loop.assembly import assemble
 from trainers.loop.trainer import Trainer
 from trainers.models.student import Student
-from trainers.parallel.strategies import exchange_for
+from trainers.parallel.exchange import exchange_for
 from trainers.process import environment_restored, reset_process
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.reporting import Clock, NeverStop, NullSink
@@ -55,9 +55,8 @@ class Group:
     spare_cores = 0
     """Cores that no worker computes on; a worker of a cluster has the cores that it has reserved."""
 
-    @property
-    def workers(self) -> int:
-        return distributed.get_world_size()
+    def __init__(self) -> None:
+        self.workers = distributed.get_world_size()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Returns what a function returns on every worker, by rank; all call it at once."""
@@ -74,7 +73,7 @@ class LocalGroup(Group):
     """
 
     def __init__(self, workers: int, *, limit_s: float = LIMIT_S) -> None:
-        self._workers, self._limit_s = workers, limit_s
+        self.workers, self._limit_s = workers, limit_s
         self.spare_cores = max(0, (os.cpu_count() or 1) - workers)
         # Not forked: a fork of a process that has computed already has torch's threads half there.
         context = multiprocessing.get_context("spawn")
@@ -104,11 +103,6 @@ class LocalGroup(Group):
                 process.kill()
                 process.join()
         self._folder.cleanup()
-
-    @property
-    @override
-    def workers(self) -> int:
-        return self._workers
 
     @override
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:

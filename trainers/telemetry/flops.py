@@ -26,19 +26,14 @@ Shapes = tuple[tuple[int, ...], ...]  # Shapes of parameters, in the order of th
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the arithmetic of a batch depends on.
-
-    Attributes:
-        lengths: Tokens of each example, for attention within a window.
-        passes: Micro-batches, for products that do not depend on their size.
-    """
+    """What the arithmetic of a batch depends on."""
 
     sequences: int = 0  # Examples that count
     tokens: int = 0  # Sum of their lengths
     squares: int = 0  # Sum of their squared lengths: attention compares each token with each
     guessed: int = 0  # Positions to be guessed, for a vocabulary head
-    lengths: tuple[int, ...] = field(default=(), compare=False)
-    passes: int = field(default=1, compare=False)
+    lengths: tuple[int, ...] = field(default=(), compare=False)  # Tokens of each, for attention in a window
+    passes: int = field(default=1, compare=False)  # Micro-batches, for products whatever their size
 
     @classmethod
     def full(cls, examples: int, length: int) -> Tally:

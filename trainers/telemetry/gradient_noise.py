@@ -16,6 +16,8 @@ from torch import nn
 from typing_extensions import override
 
 import cuda_ext
+from trainers.config import RunConfig
+from trainers.workers import Workers
 
 DECAY = 0.999  # Of the averages, per base batch seen
 LEAST_KEPT = 0.99  # Of the averages, per step: steps of many base batches would otherwise hardly be averaged
@@ -28,10 +30,6 @@ percent, and an average over a hundred looks wants them spread over a run rather
 class GradientMoments:
     sqr: float  # The true gradient's squared norm; a single estimate may be negative
     var: float  # The gradient's variance (summed over elements) at the base batch
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.sqr) and math.isfinite(self.var)
 
 
 def from_squares(
@@ -68,7 +66,7 @@ class NoiseScale:
             raise ValueError(f"scale {self.scale} is not a ratio of batches; give one above 0")
 
     def add(self, moments: GradientMoments) -> None:
-        if not moments.finite:
+        if not (math.isfinite(moments.sqr) and math.isfinite(moments.var)):
             return
         keep = max(DECAY**self.scale, LEAST_KEPT)
         self.sqr_sum = keep * self.sqr_sum + (1 - keep) * moments.sqr
@@ -337,21 +335,19 @@ class GradientNoise:
 
 
 def source_for(
-    *,
-    wanted: bool,
+    config: RunConfig,
+    workers: Workers,
     optimizer: torch.optim.Optimizer,
     module: nn.Module,
-    replicas: int,
-    whole_model: bool,
-    accumulation: int,
     device: torch.device,
 ) -> NoiseSource:
-    if not wanted:
-        return NoiseSource()
-    if replicas > 1 and whole_model:
-        return WorkerShares(replicas, device)
-    if accumulation > 1:
-        return MicroBatches(module.parameters(), accumulation, replicas, device)
-    if replicas == 1 and whole_model:
-        return StepsInARow(optimizer, module.parameters())
+    # Micro-batches of a number of tokens are no equal parts of a step.
+    accumulation = config.accumulation if config.batch.micro_tokens is None else 1
+    if config.telemetry.gradient_noise and config.trains:
+        if workers.replicas > 1 and workers.stages == 1:
+            return WorkerShares(workers.replicas, device)
+        if accumulation > 1:
+            return MicroBatches(module.parameters(), accumulation, workers.replicas, device)
+        if workers.world == 1:
+            return StepsInARow(optimizer, module.parameters())
     return NoiseSource()

@@ -12,7 +12,7 @@ from trainers.config import RunConfig
 from trainers.device_kinds.counters import Device
 from trainers.reporting import Measurement, Provenance, Sink
 from trainers.telemetry.sampling import Sampled, Sampler, find_rapl, machine, machine_cpu_s
-from trainers.telemetry.timeline import OVERHEAD, Phase
+from trainers.telemetry.timeline import OVERHEAD, Boundary, Phase
 from trainers.telemetry.usage import Energy, Window, cost_usd, joined, modelled_energy_j, rated_power_w
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Instruments:
         wall_s, cpu_s = self._wall_s - wall_s, self._cpu_s - cpu_s
         sampled = self._sampler.window() if self._sampler else Sampled()
         device_s = wall_s * self._rates.devices_per_worker
+        busy_s = cpu_s if self._rates.kind.counted_in_cpus else device_s
         energy = self._device_energy(device_j, sampled)
         where = machine()
         for kind, joules in self._rapl_j.items():
@@ -121,12 +122,7 @@ class Instruments:
             energy["cpu_share"] = Energy(energy["cpu"].joules * share, Provenance.counter, mine)
         return Window(
             cost_usd=cost_usd(self._rates, wall_s),
-            modelled_j=modelled_energy_j(
-                self._rates,
-                wall_s,
-                cpu_s if self._rates.kind.counted_in_cpus else device_s,
-                limit_w=self._limit_w,
-            ),
+            modelled_j=modelled_energy_j(self._rates, wall_s, busy_s, limit_w=self._limit_w),
             energy=energy,
             cpu_s=cpu_s,
             device_s=device_s,
@@ -150,17 +146,16 @@ class Instruments:
         return {"gpu": Energy(joules, provenance, self.device.identity)}
 
 
-class OverheadMeter:
-    """A timeline's `Boundary`: cuts the instruments' windows and reports overhead as it ends."""
+def overhead_meter(instruments: Instruments, sink: Sink) -> Boundary:
+    """Cuts the instruments' windows and reports overhead as it ends."""
+    epoch_s = time.time() - time.perf_counter()
 
-    def __init__(self, instruments: Instruments, sink: Sink) -> None:
-        self._instruments, self._sink = instruments, sink
-        self._epoch_s = time.time() - time.perf_counter()
-
-    def __call__(self, ended: Phase, began_s: float, ended_s: float) -> None:
-        self._instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
+    def cut(ended: Phase, began_s: float, ended_s: float) -> None:
+        instruments.cut(overhead=ended in OVERHEAD, at_s=ended_s)
         if ended in OVERHEAD:
-            spent_s, window = ended_s - began_s, (self._epoch_s + began_s, self._epoch_s + ended_s)
-            self._sink.measurement(
+            spent_s, window = ended_s - began_s, (epoch_s + began_s, epoch_s + ended_s)
+            sink.measurement(
                 Measurement(OVERHEAD_TIME, spent_s, "s", Provenance.counter, ended.value, *window)
             )
+
+    return cut

@@ -129,17 +129,10 @@ def with_counters(
             if (value := event.get("args", {}).get(metric)) is not None:
                 sums[name][figure] += float(value) * launch["dur"]
                 weights[name][figure] += launch["dur"]
+    means = {
+        name: {figure: sums[name][figure] / weight for figure, weight in of_kernel.items() if weight}
+        for name, of_kernel in weights.items()
+    }
     return tuple(
-        replace(
-            kernel,
-            figures={
-                **kernel.figures,
-                **{
-                    figure: sums[kernel.name][figure] / weight
-                    for figure, weight in weights[kernel.name].items()
-                    if weight
-                },
-            },
-        )
-        for kernel in kernels
+        replace(kernel, figures={**kernel.figures, **means.get(kernel.name, {})}) for kernel in kernels
     )

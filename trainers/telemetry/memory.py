@@ -22,9 +22,9 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._backend = device, kind_of(device).backend
         self._before_mib = 0.0
-        self._begin()
+        self._backend.restart_peak(device)
 
     def peak(self) -> float:
         return max(self._before_mib, self._counted_mib())
@@ -32,22 +32,19 @@ class PeakMemory:
     def within(self) -> Callable[[], float]:
         """Begins a window inside of this one; returns a function that reads its peak, in MiB."""
         self._before_mib = self.peak()
-        self._begin()
+        self._backend.restart_peak(self._device)
         return self._counted_mib
 
     def _counted_mib(self) -> float:
-        return kind_of(self._device).backend.peak_mib(self._device)
+        return self._backend.peak_mib(self._device)
 
     def restart(self) -> float:
         ended = self.peak()
         self._before_mib = 0.0
         gc.collect()
         trim_memory()
-        self._begin()
+        self._backend.restart_peak(self._device)
         return ended
-
-    def _begin(self) -> None:
-        kind_of(self._device).backend.restart_peak(self._device)
 
 
 def weight_mib(model: nn.Module) -> float:

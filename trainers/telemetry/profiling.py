@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
-from typing_extensions import override
 
 from trainers.config.sections import Telemetry
 from trainers.device_kinds import kind_of
@@ -58,20 +57,16 @@ class Recorded:
 class Profiled:
     """Figures of a profiled window; those of kernels are None where no GPU ran any.
 
-    Attributes:
-        kernel_active_ratio: Time in which at least one kernel ran / time from the first operator
-            to the end of the last kernel.
-        sm_occupancy_wall_pct: The same over the whole window: times all kernels' time / the window's.
-        operators_ms: By name, CPU time per step without that of operators inside; the longest first.
+    The window lasts from the first operator to the end of the last kernel.
     """
 
     steps: int
-    kernel_active_ratio: float | None
+    kernel_active_ratio: float | None  # Time in which at least one kernel ran / the window's
     kernel_launches_per_step: float | None  # Calls of the driver that start a kernel or a graph of them
     sm_occupancy_pct: float | None  # Estimated achieved occupancy of the SMs, mean over kernels by their time
-    sm_occupancy_wall_pct: float | None
+    sm_occupancy_wall_pct: float | None  # The same times all kernels' time / the window's
     kernels: tuple[Kernel, ...]  # The one with the most time first
-    operators_ms: tuple[tuple[str, float], ...]
+    operators_ms: tuple[tuple[str, float], ...]  # CPU time per step, without operators inside; longest first
     moved: tuple[Moved, ...] = ()  # Transfers for which the profiler has byte counts; the longest first
 
     def figures(self) -> dict[str, float]:
@@ -199,46 +194,22 @@ def _longest(microseconds: Mapping[str, float], steps: int) -> tuple[tuple[str, 
 
 
 class StepProfiler:
-    """Profiles a window of a run's own steps; the null form profiles none.
+    """Profiles a window of a run's own steps with `torch.profiler`; a short run's window ends with the run.
 
     The steps are ordinary ones, with the same effect on the model: a resumed run passes the
     window by its step numbers. Only their time is kept out of the rates (`Phase.profiling`).
-    """
-
-    active = False
-
-    def covers(self, step: int) -> bool:
-        return False
-
-    def around(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Around one step (0-based), with everything that belongs to it."""
-        return contextlib.nullcontext()
-
-    def take(self) -> Recorded | None:
-        """Returns the record of the window, once, after it has ended."""
-        return None
-
-    def close(self) -> None: ...
-
-
-class TorchProfiler(StepProfiler):
-    """Profiles with `torch.profiler`; a short run's window ends with the run.
 
     Counters are read in the step after the profiled ones: CUPTI runs each kernel alone, and several
     times over the same memory, so that nothing else can be measured meanwhile.
     """
 
+    active = False
+
     def __init__(
-        self,
-        steps: int,
-        total_steps: int,
-        device: torch.device,
-        timeline: Timeline,
-        *,
-        counters: bool = False,
-        alone: bool = True,
+        self, wanted: Telemetry, total_steps: int, device: torch.device, timeline: Timeline, *, alone: bool
     ) -> None:
         self._device, self._timeline = device, timeline
+        steps, counters = wanted.profile_steps, wanted.kernel_counters
         self._uncounted = self._why_uncounted(alone) if counters else None
         self._counts = counters and self._uncounted is None
         self._first = max(0, min(WARM_STEPS, total_steps - steps - self._counts))
@@ -256,7 +227,6 @@ class TorchProfiler(StepProfiler):
             return "counting repeats each kernel, and a repeated exchange would wait for the other workers"
         return None
 
-    @override
     def covers(self, step: int) -> bool:
         return self._first <= step < self._end or self._counts_in(step)
 
@@ -264,8 +234,8 @@ class TorchProfiler(StepProfiler):
         return self._counts and step == self._end and self._trace is not None
 
     @contextlib.contextmanager
-    @override
     def around(self, step: int) -> Iterator[None]:
+        """Around one step (0-based), with everything that belongs to it."""
         if not self.covers(step):
             yield
             return
@@ -276,21 +246,22 @@ class TorchProfiler(StepProfiler):
             self._begin(counts)
         try:
             yield
-            if counts:
-                self._end_counting()
-            else:
+            if counts and (running := self._stop()) is not None:
+                self._conclude(
+                    by_category(json.loads(exported(running))["traceEvents"])["cuda_profiler_range"]
+                )
+            elif not counts:
                 self._covered += 1
                 if step + 1 == self._end:
                     self._end_window()
         finally:
             self.active = self._timeline.profiling = False
 
-    @override
     def close(self) -> None:
         self._stop()
 
-    @override
     def take(self) -> Recorded | None:
+        """Returns the record of the window, once, after it has ended."""
         recorded, self._recorded = self._recorded, None
         return recorded
 
@@ -321,10 +292,6 @@ class TorchProfiler(StepProfiler):
         if not self._counts:
             self._conclude()
 
-    def _end_counting(self) -> None:
-        if (running := self._stop()) is not None:
-            self._conclude(by_category(json.loads(exported(running))["traceEvents"])["cuda_profiler_range"])
-
     def _conclude(self, counted: Sequence[Mapping[str, Any]] = ()) -> None:
         assert self._trace is not None
         (text, ended_s), self._trace = self._trace, None
@@ -348,18 +315,3 @@ def exported(finished: profile) -> str:
         finished.export_chrome_trace(str(file))
         # Names of kernels may have bytes that are not UTF-8.
         return file.read_text(encoding="utf-8", errors="replace")
-
-
-def profiler_for(
-    telemetry: Telemetry, total_steps: int, device: torch.device, timeline: Timeline, *, alone: bool
-) -> StepProfiler:
-    if not telemetry.profile_steps:
-        return StepProfiler()
-    return TorchProfiler(
-        telemetry.profile_steps,
-        total_steps,
-        device,
-        timeline,
-        counters=telemetry.kernel_counters,
-        alone=alone,
-    )

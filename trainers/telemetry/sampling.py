@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from typing_extensions import override
-
 from trainers.device_kinds.counters import SAMPLED, Device, Sample
 
 RING = 4096  # Samples kept: over half an hour at 0.5 s between them
@@ -147,14 +145,6 @@ class Sampler:
         return sample is not None
 
 
-class Rapl:
-    """A machine whose counters cannot be read."""
-
-    def read_j(self) -> dict[str, float]:
-        """Returns joules since this was made, by kind: `cpu` (all packages), `dram`; what is known."""
-        return {}
-
-
 @dataclass(slots=True)
 class _Zone:
     """One counter, which starts again at 0 after `range_uj`."""
@@ -171,21 +161,23 @@ class _Zone:
         self.last_uj = now_uj
 
 
-class PowercapRapl(Rapl):
-    """The counters of this machine.
+class Rapl:
+    """The counters of this machine; without zones none can be read.
 
     A package's counter wraps around after minutes (262 kJ at 200 W: 22). It must be read more
     often than that: the sampling thread does, and every checkpoint.
     """
 
-    def __init__(self, zones: list[_Zone]) -> None:
+    def __init__(self, zones: Sequence[_Zone] = ()) -> None:
         self._zones = zones
         self._lock = threading.Lock()
         self._lost: set[str] = set()
 
-    @override
     def read_j(self) -> dict[str, float]:
-        """A kind whose counter has disappeared is left out for good."""
+        """Returns joules since this was made, by kind: `cpu` (all packages), `dram`; what is known.
+
+        A kind whose counter has disappeared is left out for good.
+        """
         with self._lock:
             for zone in self._zones:
                 try:
@@ -200,7 +192,7 @@ class PowercapRapl(Rapl):
 
 
 def find_rapl(root: Path = POWERCAP) -> Rapl:
-    """Returns the machine's counters; the null form where there are none or they may not be read."""
+    """Returns the machine's counters, as far as there are any and they may be read."""
     zones = []
     try:
         entries = sorted(root.iterdir())
@@ -220,7 +212,7 @@ def find_rapl(root: Path = POWERCAP) -> Rapl:
             file = entry / "energy_uj"
             limit_uj = int((entry / "max_energy_range_uj").read_text(encoding="ascii"))
             zones.append(_Zone(kind, file, limit_uj, int(file.read_text(encoding="ascii"))))
-    return PowercapRapl(zones) if zones else Rapl()
+    return Rapl(zones)
 
 
 def machine_cpu_s(stat: Path = Path("/proc/stat")) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -70,7 +70,7 @@ Boundary = Callable[[Phase, float, float], None]
 which its side of the boundary began and ended."""
 
 
-def _unheard(*_times: object) -> None: ...
+def unheard(*_times: object) -> None: ...
 
 
 class Timeline:
@@ -83,8 +83,8 @@ class Timeline:
         self.profiling = False  # Phases of a step count as `profiling` while this is set
         self.entered = (Phase.warm_up, began_s)
         """The phase that the host is in, and since when by `time.perf_counter()`."""
-        self._listener: Listener = _unheard
-        self._boundary: Boundary = _unheard
+        self.listener: Listener = unheard
+        self.boundary: Boundary = unheard
 
     @property
     def until_s(self) -> float:
@@ -95,14 +95,7 @@ class Timeline:
         self.entered = (phase, time.perf_counter())
         if self.profiling and phase in TRAINING:
             phase = Phase.profiling
-        self._listener(phase, self._begin(phase))
-
-    def heard_by(self, listener: Listener | None) -> None:
-        """Calls the listener for each phase from now on; None = no one."""
-        self._listener = listener or _unheard
-
-    def bounded_by(self, boundary: Boundary) -> None:
-        self._boundary = boundary
+        self.listener(phase, self._begin(phase))
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
@@ -126,7 +119,7 @@ class Timeline:
         self._spent[ended] += now - self._since_s
         self._phase, self._since_s = phase, now
         if phase is not ended and (phase in OVERHEAD or ended in OVERHEAD):
-            self._boundary(ended, self._side_since_s, now)
+            self.boundary(ended, self._side_since_s, now)
             self._side_since_s = now
         return now
 
@@ -171,7 +164,7 @@ class DeviceTimeline(Timeline):
         if phase in TRAINING and not self.profiling:
             self.entered = (phase, time.perf_counter())
             if not self._marks:
-                self._listener(phase, self._begin(phase))
+                self.listener(phase, self._begin(phase))
             self._marks.append((phase, self._mark()))
             return
         self.settle()
@@ -219,7 +212,7 @@ class DeviceTimeline(Timeline):
         at_s, host_s = self._since_s, now - self._since_s
         for number, (phase, part) in enumerate(zip(phases, parts, strict=True)):
             if number:  # the first one was told when it began
-                self._listener(phase, at_s)
+                self.listener(phase, at_s)
             self._spent[phase] += host_s * part / whole
             at_s += host_s * part / whole
         self._phase, self._since_s = phases[-1], now
@@ -254,13 +247,12 @@ class Overlap:
         elapsed_s: Callable[[Any, Any], float] = lambda begin, end: float(end - begin),
     ) -> None:
         self._mark, self._elapsed_s = mark, elapsed_s
-        self._numbers = count()
         self._begins: dict[int, Any] = {}
         self._ends: dict[int, Any] = {}
         self._exposed: Any = None
 
     def begin(self) -> int:
-        number = next(self._numbers)
+        number = len(self._begins)
         self._begins[number] = self._mark()
         return number
 

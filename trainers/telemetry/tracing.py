@@ -12,18 +12,18 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from typing_extensions import override
 
 from trainers.checkpoints.manifest import TRACE, kernel_trace
 from trainers.data.cache import sync
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.profiling import WARM_STEPS
-from trainers.telemetry.timeline import Phase, Timeline
+from trainers.telemetry.timeline import Phase, Timeline, unheard
 from trainers.workers import Workers
 
 _CLOCK_ROUNDS = 9  # Exchanges by which clocks are compared; the bounds of all of them hold at once
@@ -32,17 +32,14 @@ _NUMBERED = (Phase.forward, Phase.backward)  # Phases that a step has one of per
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One phase of one step on one worker.
+    """One phase of one step on one worker, in its `time.perf_counter()`.
 
-    Attributes:
-        micro_batch: 0-based, by the order in the step; None outside forward and backward. On a worker
-            with several model chunks it numbers the passes.
-        begin_s, end_s: `time.perf_counter()` of the worker.
+    Forward and backward are numbered by the order in the step; with several model chunks these are passes.
     """
 
     phase: str
     step: int  # 1-based, as in points
-    micro_batch: int | None
+    micro_batch: int | None  # 0-based
     begin_s: float
     end_s: float
 
@@ -58,22 +55,6 @@ class WorkerTrace:
 
 
 class StepTracer:
-    """Traces a window of a run's steps; the null form traces none."""
-
-    @property
-    def covers_next(self) -> bool:
-        return False
-
-    def around(self, step: int) -> contextlib.AbstractContextManager[None]:
-        """Around one step (0-based), with everything that belongs to it."""
-        return contextlib.nullcontext()
-
-    def take(self) -> tuple[TraceSpan, ...] | None:
-        """Returns the spans of the window, once, after it has ended."""
-        return None
-
-
-class SpanTracer(StepTracer):
     """Traces the steps between the first ones of an attempt, which warm up, and the window's end."""
 
     def __init__(self, skipped: int, steps: int, timeline: Timeline) -> None:
@@ -84,30 +65,29 @@ class SpanTracer(StepTracer):
         self._counts = dict.fromkeys(_NUMBERED, 0)
 
     @property
-    @override
     def covers_next(self) -> bool:
         return not self._skipped and self._left > 0
 
     @contextlib.contextmanager
-    @override
     def around(self, step: int) -> Iterator[None]:
+        """Around one step (0-based), with everything that belongs to it."""
         if not self.covers_next:
             yield
             self._skipped = max(0, self._skipped - 1)
             return
         self._step, self._open, self._counts = step + 1, None, dict.fromkeys(_NUMBERED, 0)
         self._timeline.settle()  # what belongs to the steps before is not told
-        self._timeline.heard_by(self._entered)
+        self._timeline.listener = self._entered
         try:
             yield
             self._timeline.settle()
             self._close(time.perf_counter())
         finally:
-            self._timeline.heard_by(None)
+            self._timeline.listener = unheard
         self._left -= 1
 
-    @override
     def take(self) -> tuple[TraceSpan, ...] | None:
+        """Returns the spans of the window, once, after it has ended."""
         if self._left or not self._spans:
             return None
         spans, self._spans = tuple(self._spans), []
@@ -131,9 +111,7 @@ class SpanTracer(StepTracer):
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
     """Returns the tracer of `telemetry.trace_steps`, after the profiled window or at the attempt's end."""
     steps = min(steps, steps_left)
-    if not steps:
-        return StepTracer()
-    return SpanTracer(min(WARM_STEPS + profiled_steps, steps_left - steps), steps, timeline)
+    return StepTracer(min(WARM_STEPS + profiled_steps, steps_left - steps), steps, timeline)
 
 
 def gather(
@@ -185,30 +163,15 @@ def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> di
     )
     events: list[dict[str, Any]] = []
     for rank, (worker, shift) in enumerate(zip(workers, shifts, strict=True)):
-        for kind, value in (
-            ("process_name", {"name": worker.name}),
-            ("process_sort_index", {"sort_index": rank}),
-        ):
+        about_rank = {"process_name": {"name": worker.name}, "process_sort_index": {"sort_index": rank}}
+        for kind, value in about_rank.items():
             events.append({"ph": "M", "name": kind, "pid": rank, "tid": 0, "args": value})
         moved_s = shift.seconds - origin_s
-        for step in dict.fromkeys(span.step for span in worker.spans):
-            inside = [span for span in worker.spans if span.step == step]
-            events.append(
-                _event(
-                    f"step {step}",
-                    "step",
-                    rank,
-                    (inside[0].begin_s + moved_s, inside[-1].end_s + moved_s),
-                    {"step": step},
-                )
-            )
-            for span in inside:
-                of: dict[str, Any] = {"step": step}
-                if span.micro_batch is not None:
-                    of["micro_batch"] = span.micro_batch
-                events.append(
-                    _event(span.phase, "phase", rank, (span.begin_s + moved_s, span.end_s + moved_s), of)
-                )
+        for step, spans in groupby(worker.spans, lambda span: span.step):
+            inside = list(spans)
+            whole = replace(inside[0], phase=f"step {step}", micro_batch=None, end_s=inside[-1].end_s)
+            events.append(_event(whole, "step", rank, moved_s))
+            events += [_event(span, "phase", rank, moved_s) for span in inside]
     return {
         "displayTimeUnit": "ms",
         "traceEvents": events,
@@ -220,14 +183,13 @@ def chrome_trace(workers: Sequence[WorkerTrace], about: Mapping[str, Any]) -> di
     }
 
 
-def _event(
-    name: str, kind: str, rank: int, times_s: tuple[float, float], about: Mapping[str, Any]
-) -> dict[str, Any]:
+def _event(span: TraceSpan, kind: str, rank: int, moved_s: float) -> dict[str, Any]:
     # Rounded to nanoseconds before the difference, so that one slice ends where the next begins.
-    begin, end = (round(at_s * 1e9) for at_s in times_s)
+    begin, end = (round((at_s + moved_s) * 1e9) for at_s in (span.begin_s, span.end_s))
+    numbered = {} if span.micro_batch is None else {"micro_batch": span.micro_batch}
     return {
-        "ph": "X", "name": name, "cat": kind, "pid": rank, "tid": 0,
-        "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": dict(about),
+        "ph": "X", "name": span.phase, "cat": kind, "pid": rank, "tid": 0,
+        "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": {"step": span.step, **numbered},
     }  # fmt: skip
 
 

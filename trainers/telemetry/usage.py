@@ -78,36 +78,28 @@ def _joined_energy(parts: Sequence[Energy]) -> Energy:
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all workers and attempts that led here; see `Window` and `Sampled`.
-
-    Attributes:
-        peak_memory_mib, preparation_memory_mib: Of the worker and attempt with the most.
-        device_j, modelled_device_j: Energy of each GPU, by identity; modelled energy, by rank of the worker.
-        measured_windows: By kind, in how many windows it was measured.
-        passes_s, bubble_s: Time in the passes of steps, and the part of it in which a stage waited.
-        flops, teacher_flops: Counted arithmetic of the timed steps: student, teacher.
-    """
+    """Sums over all workers and attempts that led here; see `Window` and `Sampled`."""
 
     queue_s: float = 0.0  # Time in which no attempt worked, since the run was submitted
     cost_usd: float = 0.0
     modelled_j: float = 0.0
     cpu_s: float = 0.0
     device_s: float = 0.0
-    peak_memory_mib: float = 0.0
-    preparation_memory_mib: float = 0.0
-    device_j: dict[str, float] = field(default_factory=dict)
-    modelled_device_j: dict[str, float] = field(default_factory=dict)
+    peak_memory_mib: float = 0.0  # Of the worker and attempt with the most
+    preparation_memory_mib: float = 0.0  # Likewise
+    device_j: dict[str, float] = field(default_factory=dict)  # Energy of each GPU, by identity
+    modelled_device_j: dict[str, float] = field(default_factory=dict)  # By rank of the worker
     windows: int = 0  # Windows of single workers that were added
     measured_j: dict[str, float] = field(default_factory=dict)  # By kind
-    measured_windows: dict[str, int] = field(default_factory=dict)
+    measured_windows: dict[str, int] = field(default_factory=dict)  # By kind, in how many it was measured
     provenance: dict[str, str] = field(default_factory=dict)  # By kind, `sampled` when any part of the sum is
     integrals: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     throttled_s: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
-    passes_s: float = 0.0
-    bubble_s: float = 0.0
-    flops: float = 0.0
+    passes_s: float = 0.0  # Time in the passes of steps
+    bubble_s: float = 0.0  # The part of it in which a stage waited
+    flops: float = 0.0  # Counted arithmetic of the timed steps
     teacher_flops: float = 0.0
     profiled: dict[str, float] = field(default_factory=dict)  # Figures of the profiled window, by name
 

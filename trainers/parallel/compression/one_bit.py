@@ -150,17 +150,15 @@ class OneBitExchange(GradientExchange):
     What is compressed is z = g / D with the frozen denominator D = sqrt(n) + eps of Adan's update: in
     these units the elements of a chunk are alike, and a wrong sign is at most a wrong step. The mean
     times D replaces the gradient; m, v, the clipping and g_prev all see that one.
-
-    Args:
-        module: Module being trained; its embedding tables have a floor of their own.
-        warmup_steps: First steps, whose gradients are sent whole.
     """
 
-    name = "onebit"
     keeps_buckets = True
 
-    def __init__(self, optimizer: cuda_ext.Adan, module: nn.Module, warmup_steps: int) -> None:
+    def __init__(
+        self, config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
+    ) -> None:
         super().__init__()
+        assert isinstance(optimizer, cuda_ext.Adan)  # validated with the spec
         self._optimizer, self._warmup_steps = optimizer, warmup_steps
         self._floors: dict[torch.Tensor, float] = dict.fromkeys(module.parameters(), FLOOR)
         for part in module.modules():
@@ -263,10 +261,3 @@ class OneBitExchange(GradientExchange):
             buffer.copy_(self._means[index].result().mul_(self._units[index]).mul_(self._loss_scale))
             reduced.set_result(buffer)
         self._open.clear()
-
-
-def exchange(
-    config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
-) -> OneBitExchange:
-    assert isinstance(optimizer, cuda_ext.Adan)  # validated with the spec
-    return OneBitExchange(optimizer, module, warmup_steps)

@@ -25,22 +25,19 @@ class PowerSgdExchange(GradientExchange):
 
     Each matrix M (n x m) whose two factors have at most half its elements is sent as P (n x r) and
     Q (m x r); the remainder is added to the next gradient. Other tensors are sent whole.
-
-    Args:
-        rank_of_factors: r.
-        warmup_steps: First steps, whose gradients are sent whole; at least `LEAST_WARMUP`.
-        seed: Seed of the initial factors; the same on all workers.
+    The first steps, at least `LEAST_WARMUP`, send all of them whole.
     """
 
-    name = "powersgd"
     keeps_buckets = True
     # Its second all-reduce is started from a callback. On gloo, which matches collectives by the
     # order in which they are started, the next bucket's could come between on one worker only.
     waits = POWERSGD.waits
 
-    def __init__(self, rank_of_factors: int, warmup_steps: int, seed: int) -> None:
+    def __init__(
+        self, config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
+    ) -> None:
         super().__init__()
-        self._rank_of_factors, self._seed = rank_of_factors, seed
+        self._rank_of_factors, self._seed = config.parallel.powersgd_rank, config.seed
         self._warmup_steps = max(LEAST_WARMUP, warmup_steps)
         self._loss_scale = 1.0
         self._state = self._fresh()
@@ -70,18 +67,13 @@ class PowerSgdExchange(GradientExchange):
 
     def discard(self) -> None:
         """Forgets errors and factors, which may be non-finite, on every worker alike."""
-        self._state.error_dict.clear()
-        self._state.p_memory_dict.clear()
-        self._state.q_memory_dict.clear()
+        for tensors in self._kept().values():
+            tensors.clear()
 
     @override
     def to_state(self) -> dict[str, torch.Tensor]:
         kept = {"draws": torch.from_numpy(self._draws())}
-        for name, tensors in (
-            ("error", self._state.error_dict),
-            ("p", self._state.p_memory_dict),
-            ("q", self._state.q_memory_dict),
-        ):
+        for name, tensors in self._kept().items():
             kept |= {f"{name}.{index}": tensor for index, tensor in tensors.items()}
         return kept
 
@@ -100,12 +92,11 @@ class PowerSgdExchange(GradientExchange):
             name, _, index = key.partition(".")
             if name == "error" and len(states) != self.world:
                 tensor = torch.stack([state[key] for state in states]).mean(0)
-            by_index = {
-                "error": self._state.error_dict,
-                "p": self._state.p_memory_dict,
-                "q": self._state.q_memory_dict,
-            }
-            by_index[name][int(index)] = tensor.to(device, copy=True)
+            self._kept()[name][int(index)] = tensor.to(device, copy=True)
+
+    def _kept(self) -> dict[str, dict[int, torch.Tensor]]:
+        state = self._state
+        return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 
     def _fresh(self) -> PowerSGDState:
         return PowerSGDState(
@@ -128,9 +119,3 @@ def _group_device() -> torch.device:
     backend = distributed.get_backend()
     kind = next(kind for kind in trained_on() if kind.process_group == backend)
     return kind.backend.device(kind.noun)
-
-
-def exchange(
-    config: RunConfig, module: nn.Module, optimizer: torch.optim.Optimizer, warmup_steps: int
-) -> PowerSgdExchange:
-    return PowerSgdExchange(config.parallel.powersgd_rank, warmup_steps, config.seed)

@@ -3,7 +3,7 @@
 DeepSpeed orders the passes, sends hidden states and their gradients between stages, and sums
 gradients over replicas and those of a tied parameter over its copies. What a layer computes, the loss,
 the update, evaluation and checkpoints are those of every strategy: the optimizer that DeepSpeed
-is given does nothing.
+is given takes no step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainers.errors import BadSpecError
 from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelLayer, sent_dtype
 from trainers.parallel.pipeline.replica import PipelineReplica
-from trainers.parallel.replica import LossOf
+from trainers.parallel.replica import LossOf, Setup
 from trainers.telemetry.timeline import Phase
 from trainers.workers import Workers
 
@@ -39,8 +39,8 @@ class DeepSpeedPipeline(PipelineReplica):
     _made: tuple[object, tuple[Any, ...]] = (None, ())
     """The process groups that DeepSpeed made for the last run of this process, and the world they are of."""
 
-    def __init__(self, *args: Any, **stage: Any) -> None:
-        super().__init__(*args, **stage)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self._batch: Batch | None = None
         self._following: Iterator[Batch] = iter(())
         self._loss: Callable[[torch.Tensor, Batch], torch.Tensor] | None = None
@@ -53,7 +53,7 @@ class DeepSpeedPipeline(PipelineReplica):
             module = self._module()
             self._engine: Any = deepspeed.initialize(
                 model=module,
-                optimizer=_Idle(module.parameters()),
+                optimizer=torch.optim.SGD(module.parameters(), lr=0.0),  # takes no step
                 config={
                     # One micro-batch, as far as it knows: it would divide losses by their number.
                     "train_batch_size": self._workers.replicas,
@@ -65,7 +65,7 @@ class DeepSpeedPipeline(PipelineReplica):
         # Its names of modules, for messages, would keep this model alive when the run has ended.
         deepspeed.utils.debug.debug_clear_module_and_param_names()
         self._engine._INSTRUCTION_MAP = self._instructions()
-        self._keep(module, timedelta(seconds=stage["timeout_s"]))
+        self._keep(module, timedelta(seconds=setup.config.parallel.stage_timeout_s))
 
     @override
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
@@ -115,23 +115,7 @@ class DeepSpeedPipeline(PipelineReplica):
         from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
         from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
 
-        replica, workers, layout, own = self, self._workers, self._layout, self._own
-
-        class Own(LayerSpec):  # type: ignore[misc]
-            def __init__(self, number: int) -> None:
-                super().__init__(_PipelineLayer)
-                self.number = number
-
-            def build(self, log: bool = False) -> nn.Module:
-                return _PipelineLayer(replica, self.number, own[self.number])
-
-        class OwnTied(TiedLayerSpec):  # type: ignore[misc]
-            def __init__(self, number: int) -> None:
-                super().__init__("table", _PipelineLayer, tied_weight_attr="tied")
-                self.number = number
-
-            def build(self, log: bool = False) -> nn.Module:
-                return _PipelineLayer(replica, self.number, own[self.number])
+        workers, layout = self._workers, self._layout
 
         class Divided(PipelineModule):  # type: ignore[misc]
             def _partition_layers(self, method: str) -> None:
@@ -139,8 +123,17 @@ class DeepSpeedPipeline(PipelineReplica):
                 chunk = layout.chunks[workers.stage]
                 self._set_bounds(chunk.start, chunk.stop)
 
+        def spec(number: int) -> LayerSpec:
+            # A spec of another stage's layer is never built.
+            built = (_PipelineLayer, self, number, self._own.get(number))
+            return (
+                TiedLayerSpec("table", *built, tied_weight_attr="tied")
+                if number in layout.ties
+                else LayerSpec(*built)
+            )
+
         return Divided(
-            [OwnTied(n) if n in layout.ties else Own(n) for n in range(layout.chunks[-1].stop)],
+            list(map(spec, range(layout.chunks[-1].stop))),
             topology=PipeDataParallelTopology(num_pp=workers.stages, num_dp=workers.replicas),
             loss_fn=self._loss_of,
             dynamic_shape=True,
@@ -167,7 +160,7 @@ class DeepSpeedPipeline(PipelineReplica):
         skipped = [schedule.OptimizerStep]
         if self._workers.replicas == 1:
             skipped.append(schedule.ReduceGrads)  # it would copy all of them twice
-        return {kind: timed(kind) for kind in theirs} | dict.fromkeys(skipped, _nothing)
+        return {kind: timed(kind) for kind in theirs} | dict.fromkeys(skipped, lambda _engine, **_: None)
 
     def _keep(self, module: Any, timeout: timedelta) -> None:
         """Gives DeepSpeed's process groups the run's timeout, and drops those of the run before."""
@@ -229,13 +222,6 @@ def _send_in(line: Any, workers: Workers) -> None:
     engine.p2p = SimpleNamespace(init_process_groups=p2p.init_process_groups, send=send, recv=receive)
 
 
-class _Idle(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> Any: ...
-
-
 class _PipelineLayer(nn.Module):
     def __init__(self, replica: DeepSpeedPipeline, number: int, layer: ModelLayer) -> None:
         super().__init__()
@@ -247,6 +233,3 @@ class _PipelineLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._replica.apply(self._layer, hidden if self._number else None, sent=self._sent)
-
-
-def _nothing(_engine: Any, **_: Any) -> None: ...

@@ -62,11 +62,9 @@ class Layout:
 
     def tied_stages(self) -> list[int]:
         """Stages that have a copy of the tied parameter, the first one first; empty = one has all of it."""
-        found = sorted({self._stage_of(layer) for layer in self.ties})
+        chunks = zip(self.chunks, self.places, strict=True)
+        found = sorted({place for chunk, place in chunks if not set(chunk).isdisjoint(self.ties)})
         return found if len(found) > 1 else []
-
-    def _stage_of(self, layer: int) -> int:
-        return next(self.places[number] for number, chunk in enumerate(self.chunks) if layer in chunk)
 
 
 class ModelChunk(nn.Module):
@@ -136,13 +134,6 @@ def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence
     return Layout(balanced(costs, chunks), places, ties)
 
 
-def costs_of(parallel: Parallel, layers: Sequence[ModelLayer]) -> list[float]:
-    """Returns what the partition balances; measured times come from `measure`."""
-    if parallel.partition == "parameters":
-        return [float(layer.parameters) for layer in layers]
-    return [0.0, *[1.0] * (len(layers) - 2), 0.0]
-
-
 def keep(student: Student, layers: Collection[int]) -> None:
     """Removes all layers but these from a student, in place; the names of the others stay the same.
 
@@ -156,7 +147,9 @@ def keep(student: Student, layers: Collection[int]) -> None:
         table = model.get_input_embeddings() if tied and last in layers else None
         for name, module in architecture.embeddings(model).items():
             if any(part is table for part in module.children()):
-                _forget_all_but(table, module)
+                for other, part in module.named_children():
+                    if part is not table:
+                        setattr(module, other, nn.Identity())
             else:
                 setattr(student.encoder, name, nn.Identity())
     for number in range(1, last):
@@ -168,12 +161,6 @@ def keep(student: Student, layers: Collection[int]) -> None:
         for name, _ in architecture.head_modules(model):
             setattr(model, name, nn.Identity())
     student.absent = frozenset(names - set(student.weights()))
-
-
-def _forget_all_but(kept: nn.Module | None, module: nn.Module) -> None:
-    for name, part in module.named_children():
-        if part is not kept:
-            setattr(module, name, nn.Identity())
 
 
 @dataclass(frozen=True)
@@ -196,7 +183,9 @@ class StagePartition:
         None = the partition's own measure. Raises BadSpecError if there are more stages than layers.
         """
         layers = layers_of(student)
-        layout = layout_for(parallel, layers, costs_of(parallel, layers) if costs is None else costs)
+        if costs is None and parallel.partition == "parameters":
+            costs = [float(layer.parameters) for layer in layers]
+        layout = layout_for(parallel, layers, costs or [0.0, *[1.0] * (len(layers) - 2), 0.0])
         own = {number: layers[number] for number in layout.layers_of(stage)}
         keep(student, own)
         return cls(layout, own)

@@ -20,13 +20,14 @@ from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.errors import PipelineError
-from trainers.models.student import Output, Student
-from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype, sent_dtype
-from trainers.parallel.replica import LossOf, Replica
+from trainers.models.student import Output
+from trainers.parallel.pipeline.layers import ModelChunk, hidden_dtype, sent_dtype
+from trainers.parallel.replica import LossOf, Replica, Setup
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.workers import Workers
 
 BEAT_S = 0.7  # Seconds between two heartbeats
+_SIGNS = "stillhouse/life"  # Of each rank in the group's store: its last heartbeat
 _PATIENCE_BEATS = 5  # So many beats without a sign: the process is gone or stopped
 _WAITING = (Phase.bubble, Phase.communication)
 _LOST = ("closed", "reset by", "timed out", "timeout", "broken pipe", "refused", "aborted", "nccl")
@@ -65,7 +66,7 @@ class StageWatch:
             sign = [number, phase.value, time.perf_counter() - since_s]
             # A store that is gone is noticed by who waits for it.
             with contextlib.suppress(RuntimeError):
-                self._store.set(self._key(self._workers.rank), json.dumps(sign))
+                self._store.set(f"{_SIGNS}/{self._workers.rank}", json.dumps(sign))
 
     def _blame(self) -> str:
         """Returns which stages are silent; if none is, which do anything but wait."""
@@ -89,7 +90,7 @@ class StageWatch:
         return f"{' and '.join(busy) or 'no worker answers, and all report that they wait'}, {limit}"
 
     def _sign(self, rank: int) -> list[object] | None:
-        key = self._key(rank)
+        key = f"{_SIGNS}/{rank}"
         if not self._store.check([key]):
             return None
         sign: list[object] = json.loads(self._store.get(key))
@@ -99,21 +100,12 @@ class StageWatch:
         stage, replica = divmod(rank, self._workers.replicas)
         return f"stage {stage}" + (f" of replica {replica}" if self._workers.replicas > 1 else "")
 
-    def _key(self, rank: int) -> str:
-        return f"stillhouse/life/{rank}"
-
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Groups:
-    """The process groups of a grid of stages and replicas.
-
-    Attributes:
-        line: The workers of this replica, by stage.
-        peers: The workers of this stage, by replica.
-        table: The workers that have a copy of the tied parameter, over all replicas; None = no copies.
-    """
+    """The process groups of a grid of stages and replicas."""
 
     def __init__(self, workers: Workers, tied: Sequence[int], timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
@@ -129,7 +121,9 @@ class Groups:
         ]
         copies = [workers.at(stage=stage, replica=replica) for stage in tied for replica in replicas]
         table = distributed.new_group(copies, timeout) if copies else None
-        self.line, self.peers = lines[workers.replica], peers[workers.stage]
+        self.line = lines[workers.replica]  # The workers of this replica, by stage
+        self.peers = peers[workers.stage]  # The workers of this stage, by replica
+        # Those that have a copy of the tied parameter, over all replicas; None = no copies.
         self.table = table if workers.stage in tied else None
 
     _made: tuple[object, tuple[object, ...], Groups] | None = None
@@ -144,27 +138,27 @@ class Groups:
 
 
 class PipelineReplica(Replica):
-    """One stage of a replica; `timeout_s` is the longest silence of a neighbour."""
+    """One stage of a replica."""
 
     name = "pipeline"
     concludes_late = False  # its stages wait for each other by name in each step
 
-    def __init__(
-        self, student: Student, partition: StagePartition, *, timeout_s: float, **place: Any
-    ) -> None:
-        super().__init__(student, student, **place)
-        layout, layers = partition.layout, partition.own
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        assert setup.partition is not None
+        layout, layers = setup.partition.layout, setup.partition.own
+        timeout_s = setup.config.parallel.stage_timeout_s  # Longest silence of a neighbour
         self._layout, self._own = layout, layers
         self._groups = Groups.of(self._workers, layout.tied_stages(), timeout_s)
         self._chunks = {
             number: ModelChunk(layers[layer] for layer in layout.chunks[number])
             for number in layout.chunks_of(self._workers.stage)
         }
-        self._trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+        self._trained = [parameter for parameter in self.student.parameters() if parameter.requires_grad]
         tied = next((layer.tied for layer in layers.values() if layer.tied is not None), None)
         self._table = tied if layout.tied_stages() else None
         self._watch = StageWatch(self._workers, self._timeline, timeout_s)
-        self._width = student.shape.hidden
+        self._width = self.student.shape.hidden
         self._done = torch.zeros(1, device=self._device)
         # NCCL leaves undefined what passes between some of a group's workers do before its first collective.
         distributed.all_reduce(self._done, group=self._groups.line)

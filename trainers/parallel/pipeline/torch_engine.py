@@ -29,7 +29,7 @@ from trainers.data.batches import Batch
 from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelChunk, sent_dtype
 from trainers.parallel.pipeline.replica import PipelineReplica
-from trainers.parallel.replica import LossOf
+from trainers.parallel.replica import LossOf, Setup
 from trainers.telemetry.timeline import Phase, Timeline
 
 _SIZES = 8
@@ -48,11 +48,10 @@ class _Step:
 class TorchPipeline(PipelineReplica):
     """A stage that runs a schedule of torch: gpipe, 1f1b, interleaved or zero_bubble."""
 
-    def __init__(self, *args: Any, schedule: str, micro_size: int, max_length: int, **stage: Any) -> None:
-        super().__init__(*args, **stage)
-        self._kind = schedule
-        greatest = micro_size * max_length
-        self._unit = math.ceil(greatest / _SIZES)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._kind = setup.config.parallel.schedule or "1f1b"
+        self._unit = math.ceil(setup.config.micro_size * setup.config.task.max_length / _SIZES)
         self._step: _Step | None = None
         self._ready: dict[tuple[int, int], Any] = {}
 
@@ -99,20 +98,17 @@ class TorchPipeline(PipelineReplica):
     def _schedule(self, count: int, capacity: int) -> Any:
         if (count, capacity) in self._ready:
             return self._ready[count, capacity]
-        stages: list[Any] = [self._stage(number, chunk, capacity) for number, chunk in self._chunks.items()]
-        options: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
-        made: Any
-        if self._kind == "interleaved":
-            made = ScheduleInterleaved1F1B(stages, count, **options)
-        elif self._kind == "zero_bubble":
-            made = ScheduleZBVZeroBubble(stages, count, **options)
-        elif self._kind == "gpipe" or count < self._workers.stages:
+        stages: Any = [self._stage(number, chunk, capacity) for number, chunk in self._chunks.items()]
+        options: dict[str, Any] = {"loss_fn": lambda loss, _number: loss, "scale_grads": False}
+        kind: Any = {"interleaved": ScheduleInterleaved1F1B, "zero_bubble": ScheduleZBVZeroBubble}.get(
+            self._kind
+        )
+        if kind is None:
             # With fewer micro-batches than stages 1F1B is GPipe, and torch has it by that name alone.
-            made = ScheduleGPipe(stages[0], count, **options)
-        else:
-            made = Schedule1F1B(stages[0], count, **options)
-        self._ready[count, capacity] = made
-        return made
+            kind = ScheduleGPipe if self._kind == "gpipe" or count < self._workers.stages else Schedule1F1B
+            stages = stages[0]
+        self._ready[count, capacity] = kind(stages, count, **options)
+        return self._ready[count, capacity]
 
     def _stage(self, number: int, chunk: ModelChunk, capacity: int) -> PipelineStage:
         with self._arithmetic.context():
@@ -184,7 +180,3 @@ class _TimedStage(PipelineStage):
             return work(*args, **options)
         finally:
             self._timeline.enter(Phase.bubble)
-
-
-def _as_it_is(loss: torch.Tensor, _number: torch.Tensor) -> torch.Tensor:
-    return loss
