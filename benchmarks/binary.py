@@ -152,8 +152,8 @@ def layers(inputs: int, outputs: int) -> dict[str, nn.Module]:
     found: dict[str, nn.Module | None] = {
         "fp32": linear,
         "int8": quantised(linear),
-        "xnor": PackedLinear(FrozenLinear(signs, None, scale, bias, FrozenInputs(1, True, 0.8, 0.05))),
-        "weight_only": PackedLinear(FrozenLinear(signs, None, scale, bias, FrozenInputs(0, True, 1.0, 0.0))),
+        "xnor": PackedLinear(FrozenLinear(signs, scale, bias, FrozenInputs(1, True, 0.8, 0.05))),
+        "weight_only": PackedLinear(FrozenLinear(signs, scale, bias, FrozenInputs(0, True, 1.0, 0.0))),
     }
     return {name: layer.eval() for name, layer in found.items() if layer is not None}
 

@@ -44,6 +44,12 @@ def by_name(*entries: E) -> dict[str, E]:
     return found
 
 
+def imported(path: str) -> Any:
+    """Returns what is at `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """Imports the function at `module:name` when it is called; pickled by that path.
@@ -54,8 +60,7 @@ class Deferred:
     path: str
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        module, _, name = self.path.partition(":")
-        return getattr(import_module(module), name)(*args, **options)
+        return imported(self.path)(*args, **options)
 
 
 def entries_of(package: str) -> tuple[Any, ...]:

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from trainers.model_kinds.heads import ClassHead
-from trainers.models.architectures import imported
 from trainers.models.binary.layers import BinaryLinear, quantise
+from trainers.models.binary.quantisers import Derivative
 from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.origin import Origin, Preset
 from trainers.models.student import Student, build
+from trainers.registry import imported
 
 SHAPE: dict[str, Any] = {
     "head": ClassHead(("negative", "positive")),
@@ -25,9 +26,7 @@ SHAPE: dict[str, Any] = {
 
 def derivative(name: str, sharpness: float = 1.0):
     """The derivative of that name."""
-    made = imported(DERIVATIVES[name].made)()
-    made.sharpness = sharpness
-    return made
+    return Derivative(imported(DERIVATIVES[name].made), sharpness)
 
 
 def surrogate(name: str, u: torch.Tensor, k: float = 1.0) -> torch.Tensor:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trainers.data import tokenizers
 from trainers.model_kinds.families import FAMILIES
 from trainers.model_kinds.heads import Head, NumberHead
-from trainers.models.architectures import imported
+from trainers.registry import imported
 
 TEXTS = (
     "a good film with a happy end",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,4 +120,4 @@ def test_prefetcher_closes_with_items_left():
     prefetcher = Prefetcher(lambda step: step, 0, 10**9)
     assert prefetcher.next() == 0
     prefetcher.close()
-    assert not prefetcher._thread.is_alive()
+    assert not any(thread.name.startswith("stillhouse-batches") for thread in threading.enumerate())

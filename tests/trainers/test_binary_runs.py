@@ -17,6 +17,7 @@ from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT
 from trainers.models.binary.course import latent_of
 from trainers.models.binary.layers import BinaryLinear
+from trainers.models.binary.quantisers import Sign
 from trainers.models.binary.settings import Binary
 from trainers.models.fit import student_misfits
 from trainers.models.origin import Folder, Preset
@@ -155,7 +156,7 @@ def test_a_ternary_model_is_split_without_changing_what_it_computes(tmp_path):
     half.eval(), wide.eval()
     assert wide.shape.hidden == 2 * half.shape.hidden
     layer = next(module for module in wide.modules() if isinstance(module, BinaryLinear))
-    assert layer.frozen().nonzero is None
+    assert isinstance(layer.weights, Sign)
     assert not install.awaits_data(wide)
     with torch.no_grad():
         ours, theirs = wide.model(input_ids=ids).logits, half.model(input_ids=ids).logits

@@ -52,11 +52,12 @@ def test_ids_are_the_librarys(library, encoder, texts):
 
 
 @settings(max_examples=100)
-@given(texts=st.lists(MIXED, max_size=5), length=st.integers(4, 24))
+@given(texts=st.lists(MIXED, min_size=1, max_size=5), length=st.integers(4, 24))
 def test_framed_and_cut_texts_are_the_librarys(library, texts, length):
     library.enable_truncation(length)
     expected = [library.encode(text) for text in texts]
-    found = tokenise(texts, np.zeros(len(texts)), Tokenizer.from_str(TOKENIZER), length, lambda done: None)
+    labels, tokenizer = np.zeros(len(texts)), Tokenizer.from_str(TOKENIZER)
+    found = tokenise([(text,) for text in texts], labels, tokenizer, length, lambda done: None)
     assert found.tokens.tolist() == [number for one in expected for number in one.ids]
     assert found.lengths.tolist() == [len(one.ids) for one in expected]
     assert found.second_at is None

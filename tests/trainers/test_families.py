@@ -34,11 +34,12 @@ from trainers.model_kinds.encoders import EAGER, ENCODERS, HUGGINGFACE
 from trainers.model_kinds.families import FAMILIES, Attention
 from trainers.model_kinds.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.models import dropout
-from trainers.models.architectures import imported, relative_positions
+from trainers.models.architectures import relative_positions
 from trainers.models.origin import Folder
 from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Student, build
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition
+from trainers.registry import imported
 from trainers.reporting import NeverStop
 from trainers.tasks.squad_v2.task import AnswerText, SquadQuestion, tokenise_windows
 
@@ -74,7 +75,7 @@ def student_of(folder: Path, head: Head, *, dropout: float = 0.0, max_length: in
 def batch_of(folder: Path, *, pairs: bool = False) -> Batch:
     """The texts as this project encodes them; every third token is to be guessed."""
     tokenizer = tokenizers.load(folder)
-    texts = list(zip(TEXTS, TEXTS[::-1], strict=True)) if pairs else TEXTS
+    texts = list(zip(TEXTS, TEXTS[::-1], strict=True)) if pairs else [(text,) for text in TEXTS]
     data = tokenise(texts, np.zeros(len(TEXTS), dtype=np.int64), tokenizer, 64, lambda done: None)
     pad_id = tokenizers.SpecialTokens.of(tokenizer, folder).id_of("pad_token")
     batch = collate(data, np.arange(len(TEXTS)), pad_id, 8)

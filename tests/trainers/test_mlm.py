@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
-from trainers.data.sources import HubDataset
+from trainers.data.sources import load_splits
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.loop import evaluation
@@ -198,7 +198,7 @@ def test_hub_id_may_name_a_configuration(monkeypatch):
         datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": "rows"}
     )
     for name in (TASKS["mlm"].hub_id, "stanfordnlp/imdb"):
-        assert HubDataset(name, True, "auto", {})._tables == {"train": "rows"}
+        assert load_splits(name, offline=True) == {"train": "rows"}
     assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1"), ("stanfordnlp/imdb", None)]
 
 

@@ -50,7 +50,7 @@ def measured(
     write_model(folder, family, ClassHead(("no", "yes")))
     tokenizer = tokenizers.load(folder)
     pad_id = tokenizers.SpecialTokens.of(tokenizer, folder).id_of("pad_token")
-    data = tokenise(TEXTS * 3, np.arange(12) % 2, tokenizer, 64, lambda done: None)
+    data = tokenise([(text,) for text in TEXTS * 3], np.arange(12) % 2, tokenizer, 64, lambda done: None)
     model = student_of(folder, ClassHead(("no", "yes")), dropout=rate)
     state = torch.get_rng_state()
     found = parity.measure(

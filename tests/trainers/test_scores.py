@@ -28,7 +28,7 @@ from trainers.tasks.classification.task import ClassScoring, SeveralLabelsScorin
 from trainers.tasks.mlm.task import GuessScoring
 from trainers.tasks.regression.task import NumberScoring
 from trainers.tasks.scores import classification
-from trainers.tasks.squad_v2.scoring import SpanScoring
+from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
 from trainers.tasks.tariff.task import CodeScoring
 from trainers.tasks.token_classification.scoring import EntityScoring
 from trainers.tasks.wikiqa.task import RankingScoring
@@ -262,15 +262,6 @@ def squad_f1(gold: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-class Contexts:
-    """Texts and right answers, as `GoldQuestions` has them."""
-
-    def __init__(self, contexts: list[str], golds: list[list[str]]) -> None:
-        from trainers.tasks.squad_v2.scoring import GoldAnswers
-
-        self.contexts, self.texts, self.golds = contexts, golds, [GoldAnswers(several) for several in golds]
-
-
 def of_questions(rng: np.random.Generator) -> tuple[Scores, Scores]:
     most, width = 3, 9
     contexts, golds, chars, questions, logits, best = [], [], [], [], [], []
@@ -332,7 +323,7 @@ def of_questions(rng: np.random.Generator) -> tuple[Scores, Scores]:
     types[:, 2:] = 1
     size = types.numel()
     batch = Batch(types, None, types, types, torch.arange(len(ids)), len(ids), size, size)
-    found = scored(SpanScoring(data, Contexts(contexts, golds), most), torch.stack(logits), batch)  # type: ignore[arg-type]
+    found = scored(SpanScoring(data, GoldQuestions(contexts, golds), most), torch.stack(logits), batch)
     every = [float(at(f1, threshold).mean()) for threshold in (0.0, *likely)]
     threshold = found["null_threshold"]
     assert found["f1"] == pytest.approx(max(every))

@@ -270,7 +270,7 @@ def test_the_held_out_part_is_balanced():
 
 
 def phrase(text: str, code: str) -> Labelled:
-    return Labelled((text,), (code,))
+    return Labelled((text,), int(code), (code,))
 
 
 def test_codes_that_training_lacks_count_as_wrong():

@@ -6,9 +6,9 @@ so a run resumes at any step by counting, and data-parallel workers see one work
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -206,14 +206,15 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
     lengths = offsets[rows + 1] - offsets[rows]
     longest = int(lengths.max())
     width = -(-longest // multiple) * multiple
-    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
-    for i, row in enumerate(rows):
-        ids[i, : lengths[i]] = data.tokens[offsets[row] : offsets[row + 1]]
-    labels = data.labels[rows]
-    if data.token_labels is not None:
-        labels = np.full((len(rows), width), IGNORED, dtype=np.int64)
+
+    def padded(values: npt.NDArray[np.integer], filling: int) -> npt.NDArray[np.int64]:
+        table = np.full((len(rows), width), filling, dtype=np.int64)
         for i, row in enumerate(rows):
-            labels[i, : lengths[i]] = data.token_labels[offsets[row] : offsets[row + 1]]
+            table[i, : lengths[i]] = values[offsets[row] : offsets[row + 1]]
+        return table
+
+    ids = padded(data.tokens, pad_id)
+    labels = data.labels[rows] if data.token_labels is None else padded(data.token_labels, IGNORED)
     tokens = int(lengths.sum())
     real = np.arange(width) < lengths[:, None]
     types = None
@@ -346,34 +347,20 @@ class Prefetcher(Generic[T]):
     """Calls `make(step)` for consecutive steps ahead of their use; making a batch draws no random numbers."""
 
     def __init__(self, make: Callable[[int], T], start: int, end: int) -> None:
-        self._make = make
-        self._ready: queue.Queue[T | BaseException] = queue.Queue(AHEAD)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(start, end), name="stillhouse-batches", daemon=True
-        )
-        self._thread.start()
+        self._make, self._steps = make, iter(range(start, end))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stillhouse-batches")
+        self._ahead: deque[Future[T]] = deque()
+        for _ in range(AHEAD):
+            self._begin()
 
     def next(self) -> T:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
+        item = self._ahead.popleft().result()
+        self._begin()
         return item
 
     def close(self) -> None:
-        self._closed.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.01)
+        self._thread.shutdown(cancel_futures=True)
 
-    def _fill(self, start: int, end: int) -> None:
-        try:
-            for step in range(start, end):
-                item = self._make(step)
-                if self._closed.is_set():
-                    return
-                self._ready.put(item)
-        except BaseException as error:
-            self._ready.put(error)
+    def _begin(self) -> None:
+        if (step := next(self._steps, None)) is not None:
+            self._ahead.append(self._thread.submit(self._make, step))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from trainers.config import Task, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
@@ -35,12 +35,15 @@ class RowSource(Protocol):
         """Facts of each part that a run reads: `train`, and `validation` and `test` if they exist."""
         ...
 
-    def rows(self, part: str) -> Iterator[Row]: ...
-
-
-class Source(RowSource, Protocol):
     @property
-    def parts(self) -> Mapping[str, FileSet]: ...
+    def rows(self) -> Callable[[str], Iterator[Row]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    name: str
+    parts: Mapping[str, FileSet]
+    rows: Callable[[str], Iterator[Row]]
 
 
 def open_source(task: Task, workspace: Workspace) -> Source:
@@ -50,13 +53,12 @@ def open_source(task: Task, workspace: Workspace) -> Source:
         raise BadDataError(f"task {task.name} has no dataset on the hub; set task.path to a folder or file")
     try:
         if path.startswith(HUB):
-            identifier = id_on_hub(path, "dataset")
-            return HubDataset(identifier, workspace.offline, task.test, task.columns)
+            return _on_hub(id_on_hub(path, "dataset"), task, offline=workspace.offline)
         place = resolve(path, workspace.data_roots, "dataset")
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return FileSource(place, parts_at(place, task), Path(workspace.cache) / "fingerprints", task.columns)
+        return _of_files(place, task, Path(workspace.cache) / "fingerprints")
     except OSError as error:
         raise BadDataError(f"{error.filename or place}: cannot be read ({error.strerror})") from None
 
@@ -82,20 +84,14 @@ def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
     )
 
 
-class FileSource:
-    def __init__(
-        self, path: Path, parts: Mapping[str, SourcePart], memory: Path, columns: Mapping[str, str | int]
-    ) -> None:
-        self.name = path.name
-        root = path if path.is_dir() else path.parent
-        self._parts, self._columns = parts, columns
-        self.parts = {name: fingerprint(root, part.files, memory) for name, part in parts.items()}
-        for name, part in parts.items():
-            if self.parts[name].size_bytes == 0:
-                raise BadDataError(f"{part.files[0]}: the dataset is empty")
-
-    def rows(self, part: str) -> Iterator[Row]:
-        return renamed(self._parts[part].read(), self._columns)
+def _of_files(path: Path, task: Task, memory: Path) -> Source:
+    parts = parts_at(path, task)
+    root = path if path.is_dir() else path.parent
+    prints = {name: fingerprint(root, part.files, memory) for name, part in parts.items()}
+    for name, part in parts.items():
+        if prints[name].size_bytes == 0:
+            raise BadDataError(f"{part.files[0]}: the dataset is empty")
+    return Source(path.name, prints, lambda part: renamed(parts[part].read(), task.columns))
 
 
 def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
@@ -110,63 +106,50 @@ def source_identity(source: Source, task: Task) -> dict[str, str | int | float]:
     return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
 
 
-@dataclass
-class HubDataset:
-    """A dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
+def _on_hub(name: str, task: Task, *, offline: bool) -> Source:
+    with preparing():
+        splits = load_splits(name, offline=offline)
+    tables = named_parts(splits.get)
+    if TRAIN not in tables:
+        raise BadDataError(f"hub dataset '{name}' has no split named train (found: {', '.join(splits)})")
+    tables = dict(used_parts(tables, task.test))
 
-    name: str
-    offline: bool
-    test: Literal["auto", "none"]
-    columns: Mapping[str, str | int]
+    def rows(part: str) -> Iterator[Row]:
+        numbered = enumerate(tables[part], 1)
+        return renamed((Row(row, f"{name} ({part}), row {number}") for number, row in numbered), task.columns)
 
-    @cached_property
-    def parts(self) -> dict[str, FileSet]:
-        """Fingerprints, as the library computes them from the dataset's revision and files."""
-        parts: dict[str, FileSet] = {}
-        for part, table in self._tables.items():
-            identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
-            checksums = sorted(table.info.download_checksums or {})
-            size = int(table.info.dataset_size or 0)
-            parts[part] = FileSet(1, size, digest_of([self.name, identity, checksums]))
-        return parts
+    return Source(name, {part: _fingerprint(name, table) for part, table in tables.items()}, rows)
 
-    def rows(self, part: str) -> Iterator[Row]:
-        where = f"{self.name} ({part}), row"
-        rows = (Row(row, f"{where} {number}") for number, row in enumerate(self._tables[part], 1))
-        return renamed(rows, self.columns)
 
-    @cached_property
-    def _tables(self) -> Mapping[str, Any]:
-        with preparing():
-            splits = self._load()
-        tables = named_parts(splits.get)
-        if TRAIN not in tables:
-            raise BadDataError(
-                f"hub dataset '{self.name}' has no split named train (found: {', '.join(splits)})"
-            )
-        return used_parts(tables, self.test)
+def _fingerprint(name: str, table: Any) -> FileSet:
+    """Returns what the library computes from the dataset's revision and files."""
+    identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
+    checksums = sorted(table.info.download_checksums or {})
+    return FileSet(1, int(table.info.dataset_size or 0), digest_of([name, identity, checksums]))
 
-    def _load(self) -> Any:
-        # Imported here: only runs on hub data pay for the import.
-        import datasets
 
-        identifier, _, configuration = self.name.partition(":")
-        if Path(identifier).exists():  # The library would read that instead.
-            raise BadDataError(
-                f"hub dataset '{identifier}' has the same name as a path in the working directory "
-                f"{Path.cwd()}; rename that path, or start elsewhere"
-            )
-        before = datasets.config.HF_HUB_OFFLINE
-        datasets.config.HF_HUB_OFFLINE = self.offline or before
-        try:
-            return datasets.load_dataset(
-                identifier,
-                configuration or None,
-                download_config=datasets.DownloadConfig(local_files_only=self.offline, disable_tqdm=True),
-            )
-        except Exception as error:
-            raise BadDataError(
-                not_from_hub("dataset", self.name, error, offline=self.offline, local="local path")
-            ) from error
-        finally:
-            datasets.config.HF_HUB_OFFLINE = before
+def load_splits(name: str, *, offline: bool) -> Any:
+    """Loads a dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
+    # Imported here: only runs on hub data pay for the import.
+    import datasets
+
+    identifier, _, configuration = name.partition(":")
+    if Path(identifier).exists():  # The library would read that instead.
+        raise BadDataError(
+            f"hub dataset '{identifier}' has the same name as a path in the working directory "
+            f"{Path.cwd()}; rename that path, or start elsewhere"
+        )
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or before
+    try:
+        return datasets.load_dataset(
+            identifier,
+            configuration or None,
+            download_config=datasets.DownloadConfig(local_files_only=offline, disable_tqdm=True),
+        )
+    except Exception as error:
+        raise BadDataError(
+            not_from_hub("dataset", name, error, offline=offline, local="local path")
+        ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before

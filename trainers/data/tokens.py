@@ -13,7 +13,6 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from trainers.data.encoding import Counts, Ids, encoder_of, ends_of
-from trainers.data.encoding import token_dtype as token_dtype
 
 _CHUNK = 1024
 _COLUMN = "column-"
@@ -30,45 +29,38 @@ class Framed:
     cut: npt.NDArray[np.bool_]  # (N,) whether part of the texts is lost
 
     @classmethod
-    def empty(cls, dtype: npt.DTypeLike) -> Framed:
-        counts = np.empty(0, dtype=np.int64)
-        return cls(np.empty(0, dtype=dtype), counts, counts, np.empty(0, dtype=np.bool_))
-
-    @classmethod
     def joined(cls, several: Sequence[Framed]) -> Framed:
         return cls(*(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(cls)))
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Special tokens before, between and after one text or two."""
+Frame = tuple[tuple[int, ...], ...]
+"""Special tokens before, between and after one text or two."""
 
-    specials: tuple[tuple[int, ...], ...]
 
-    def around(self, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
-        """Cuts examples, a column per text with counts (N,), to a length; of two texts the longer first."""
-        room = max(0, max_length - sum(map(len, self.specials)))
-        whole = [counts for _, counts in columns]
-        shares = _cut(whole, room)
-        lengths = np.sum(shares, axis=0) + sum(map(len, self.specials))
-        place = ends_of(lengths)[:-1]
-        framed = np.empty(int(lengths.sum()), dtype=columns[0][0].dtype)
-        second_at = np.zeros(len(lengths), dtype=np.int64)
-        for number, specials in enumerate(self.specials):
-            for special in specials:
-                framed[place] = special
-                place = place + 1
-            if number == len(columns):
-                break
-            if number == 1:
-                second_at = place - ends_of(lengths)[:-1]
-            (tokens, counts), share = columns[number], shares[number]
-            ends = ends_of(share)
-            within = np.arange(ends[-1]) - np.repeat(ends[:-1], share)
-            source = np.repeat(ends_of(counts)[:-1], share) + within
-            framed[np.repeat(place, share) + within] = tokens[source]
-            place = place + share
-        return Framed(framed, lengths, second_at, np.sum(whole, axis=0) > room)
+def framed(frame: Frame, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
+    """Cuts examples, a column per text with counts (N,), to a length; of two texts the longer first."""
+    room = max(0, max_length - sum(map(len, frame)))
+    whole = [counts for _, counts in columns]
+    shares = _cut(whole, room)
+    lengths = np.sum(shares, axis=0) + sum(map(len, frame))
+    place = ends_of(lengths)[:-1]
+    tokens = np.empty(int(lengths.sum()), dtype=columns[0][0].dtype)
+    second_at = np.zeros(len(lengths), dtype=np.int64)
+    for number, specials in enumerate(frame):
+        for special in specials:
+            tokens[place] = special
+            place = place + 1
+        if number == len(columns):
+            break
+        if number == 1:
+            second_at = place - ends_of(lengths)[:-1]
+        (text, counts), share = columns[number], shares[number]
+        ends = ends_of(share)
+        within = np.arange(ends[-1]) - np.repeat(ends[:-1], share)
+        source = np.repeat(ends_of(counts)[:-1], share) + within
+        tokens[np.repeat(place, share) + within] = text[source]
+        place = place + share
+    return Framed(tokens, lengths, second_at, np.sum(whole, axis=0) > room)
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
@@ -76,12 +68,10 @@ def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
     texts = [i for i, text in enumerate(encoded.sequence_ids) if text is not None]
     belongs = [-1, *(encoded.sequence_ids[i] for i in texts), 2]
     edges = [-1, *texts, len(encoded.ids)]
-    return Frame(
-        tuple(
-            tuple(encoded.ids[before + 1 : after])
-            for (before, after), (left, right) in zip(pairwise(edges), pairwise(belongs), strict=True)
-            if left != right
-        )
+    return tuple(
+        tuple(encoded.ids[before + 1 : after])
+        for (before, after), (left, right) in zip(pairwise(edges), pairwise(belongs), strict=True)
+        if left != right
     )
 
 
@@ -190,27 +180,23 @@ class TokenWriter:
 
 
 def tokenise(
-    texts: Sequence[str] | Sequence[tuple[str, ...]],
+    texts: Sequence[tuple[str, ...]],
     labels: npt.NDArray[Any],
     tokenizer: Tokenizer,
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Returns tokens of texts, or of tuples of one text or two."""
-    tuples = bool(texts) and isinstance(texts[0], tuple)
-    pairs = tuples and len(texts[0]) > 1
+    """Returns tokens of examples, which have one text or two each."""
+    pairs = len(texts[0]) > 1
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
-    dtype = token_dtype(tokenizer)
-    chunks = [Framed.empty(dtype)]
+    chunks = []
     for start in range(0, len(texts), _CHUNK):
-        chunk = texts[start : start + _CHUNK]
-        columns: list[Any] = list(zip(*chunk, strict=True)) if tuples else [chunk]
-        chunks.append(frame.around([encode(column) for column in columns], max_length))
+        columns = [encode(column) for column in zip(*texts[start : start + _CHUNK], strict=True)]
+        chunks.append(framed(frame, columns, max_length))
         progress(min(start + _CHUNK, len(texts)))
-    framed = Framed.joined(chunks)
-    second_at = framed.second_at if pairs else None
-    tokens = framed.tokens.astype(dtype, copy=False)
-    return TokenSet(tokens, ends_of(framed.lengths), labels, second_at, {_CUT: framed.cut})
+    whole = Framed.joined(chunks)
+    second_at = whole.second_at if pairs else None
+    return TokenSet(whole.tokens, ends_of(whole.lengths), labels, second_at, {_CUT: whole.cut})
 
 
 class Packer:

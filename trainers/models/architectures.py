@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,12 +17,15 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.data.batches import Batch, Segments
 from trainers.model_kinds.families import FamilyInfo
-from trainers.model_kinds.heads import ClassHead, Head
+from trainers.model_kinds.heads import ClassHead, Head, Reads
 from trainers.models.dropout import TORCH_ATTENTION
 from trainers.models.origin import VOCABULARY_SIZE, Origin
+from trainers.registry import imported
 from trainers.telemetry.flops import ModelShape, flop_count
 
 _SHAPE_HEAD = ClassHead(("0", "1"))
+Outputs = Mapping[Reads, tuple[str, ...]]
+"""Modules that hidden states go through to become logits, by what the head reads; not of texts."""
 PLAIN_ATTENTION = "eager"  # transformers' own attention, of single operations
 
 
@@ -36,10 +38,9 @@ class Bert:
 
     implementation = TORCH_ATTENTION
     """Attention that models are built with; training with dropout on the CPU then installs its own."""
-    token_head: tuple[str, ...] = ("dropout", "classifier")
-    span_head: tuple[str, ...] = ("qa_outputs",)
-    vocabulary_head: tuple[str, ...] = ("cls",)
-    """Modules that hidden states go through to become logits."""
+    outputs: ClassVar[Outputs] = {
+        "tokens": ("dropout", "classifier"), "span": ("qa_outputs",), "guessed": ("cls",)
+    }  # fmt: skip
 
     def __init__(self, family: FamilyInfo) -> None:
         self.family = family
@@ -99,17 +100,9 @@ class Bert:
             pooled = through(model, ("base_model.pooler",), text[:, None])
         return through(model, ("dropout", "classifier"), pooled)
 
-    def token_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """(B, S, C) logits of hidden states (B, S, H)."""
-        return through(model, self.token_head, hidden)
-
-    def span_logits(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
-        """(B, S, 2) logits of a span's first and last token."""
-        return through(model, self.span_head, hidden)
-
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        """(M, V) logits of the masked tokens' hidden states (M, H)."""
-        return through(model, self.vocabulary_head, tokens)
+    def logits(self, model: Any, reads: Reads, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., C) logits of hidden states (..., H): of all tokens, or of the guessed ones."""
+        return through(model, self.outputs[reads], hidden)
 
     # Parts, for pipelines, taps and profiles
 
@@ -157,8 +150,11 @@ class Bert:
 class DistilBert(Bert):
     """DistilBERT: no token types, no pooler in the encoder."""
 
-    span_head = ("dropout", "qa_outputs")
-    vocabulary_head = ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")
+    outputs: ClassVar[Outputs] = {
+        **Bert.outputs,
+        "span": ("dropout", "qa_outputs"),
+        "guessed": ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"),
+    }
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return through(model, ("dropout", "classifier"), torch.relu(model.pre_classifier(text)))
@@ -167,7 +163,7 @@ class DistilBert(Bert):
 class Roberta(Bert):
     """RoBERTa and XLM-R: the classifier has its own pooling."""
 
-    vocabulary_head: tuple[str, ...] = ("lm_head",)
+    outputs: ClassVar[Outputs] = {**Bert.outputs, "guessed": ("lm_head",)}
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return through(model, ("classifier",), text[:, None])
@@ -176,7 +172,7 @@ class Roberta(Bert):
 class Electra(Roberta):
     """ELECTRA: embeddings may be narrower than the layers."""
 
-    vocabulary_head = ("generator_predictions", "generator_lm_head")
+    outputs: ClassVar[Outputs] = {**Bert.outputs, "guessed": ("generator_predictions", "generator_lm_head")}
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:
         project = getattr(model.base_model, "embeddings_project", None)
@@ -190,8 +186,9 @@ class Electra(Roberta):
 class ModernBert(Bert):
     """ModernBERT: rotary positions, windows, one map for queries, keys and values."""
 
-    token_head = span_head = ("head", "drop", "classifier")
-    vocabulary_head = ("head", "decoder")
+    outputs: ClassVar[Outputs] = dict.fromkeys(Bert.outputs, ("head", "drop", "classifier")) | {
+        "guessed": ("head", "decoder")
+    }
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
         """Layers with a window have a mask of their own, (B, 1, S, S)."""
@@ -209,7 +206,7 @@ class ModernBert(Bert):
         return bool(config.classifier_pooling == "mean")
 
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return self.token_logits(model, text)
+        return self.logits(model, "tokens", text)
 
 
 class DebertaV2(Bert):
@@ -236,10 +233,10 @@ class DebertaV2(Bert):
     def text_logits(self, model: Any, text: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return through(model, ("pooler", "dropout", "classifier"), text[:, None])
 
-    def vocabulary_logits(self, model: Any, tokens: torch.Tensor) -> torch.Tensor:
-        if model.legacy:
-            return super().vocabulary_logits(model, tokens)
-        logits: torch.Tensor = model.lm_predictions(tokens, model.get_input_embeddings())
+    def logits(self, model: Any, reads: Reads, hidden: torch.Tensor) -> torch.Tensor:
+        if reads != "guessed" or model.legacy:
+            return super().logits(model, reads, hidden)
+        logits: torch.Tensor = model.lm_predictions(hidden, model.get_input_embeddings())
         return logits
 
 
@@ -263,11 +260,6 @@ def relative_positions(encoder: Any, hidden: torch.Tensor, *_: Any) -> torch.Ten
         beyond = (torch.ceil(octaves * (middle - 1)) + middle) * distances.sign()
         distances = torch.where(sizes <= middle, distances, beyond).long()
     return distances[None]
-
-
-def imported(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def architecture_of(family: FamilyInfo) -> Bert:

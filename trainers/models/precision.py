@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -122,8 +122,9 @@ class Inference:
     """Evaluation in the arithmetic of training."""
 
     def __init__(self, training: Arithmetic) -> None:
-        self._training = training
         self.name = training.name
+        self.context: Callable[[], AbstractContextManager[None]] = training.context
+        """Around each forward pass."""
 
     def keep(self, model: nn.Module) -> None:
         """Converts a model that no step will train to this format, for good."""
@@ -133,9 +134,6 @@ class Inference:
         """Around an evaluation: the model computes in this format, and afterwards is as it was."""
         yield
 
-    def context(self) -> AbstractContextManager[None]:
-        return self._training.context()
-
 
 class Fp32Inference(Inference):
     """fp32 arithmetic, whatever the training computes in. Half parameters are widened, which is exact."""
@@ -143,6 +141,7 @@ class Fp32Inference(Inference):
     def __init__(self, training: Arithmetic) -> None:
         super().__init__(training)
         self.name = "fp32" + (" arithmetic on half parameters" if training.half_parameters else "")
+        self.context = nullcontext
 
     @contextlib.contextmanager
     @override
@@ -154,10 +153,6 @@ class Fp32Inference(Inference):
                 yield
         finally:
             torch.set_float32_matmul_precision(before)
-
-    @override
-    def context(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class HalfInference(Inference):
@@ -181,6 +176,7 @@ class HalfInference(Inference):
         self._kinds = _WIDENED | {nn.Linear: _ROUNDED[half]} if rounds else _PLAIN
         how = "weights, operands and results, fp32 arithmetic" if rounds else "weights and arithmetic"
         self.name = f"{_NAMES[half]} {how}"
+        self.context = nullcontext
 
     @override
     def keep(self, model: nn.Module) -> None:
@@ -195,10 +191,6 @@ class HalfInference(Inference):
         """Converts the weights, and holds both copies in memory meanwhile, unless they are kept."""
         with _as(model, self._half, self._kinds):
             yield
-
-    @override
-    def context(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def inference_for(numerics: Numerics, training: Arithmetic, device: torch.device) -> Inference:

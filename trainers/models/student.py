@@ -73,21 +73,18 @@ class Student(nn.Module):
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
         hidden: torch.Tensor = encoded.last_hidden_state
-        match self.head.reads:
-            case "text":
-                # A pooler reads the first token of a row of its batch, and a packed one has many texts.
-                pooled = getattr(encoded, "pooler_output", None) if batch.segments is None else None
-                return self.architecture.text_logits(self.model, self._texts(hidden, batch), pooled)
-            case "tokens":
-                return batch.unpacked(self.architecture.token_logits(self.model, hidden))
-            case "span":
-                return batch.unpacked(self.architecture.span_logits(self.model, hidden))
-            case "guessed":
-                # Only what is to be guessed: the vocabulary's product is most of a small model's work.
-                guessed = batch.guessed if batch.segments is None else batch.segments.guessed
-                assert guessed is not None
-                tokens = hidden.flatten(0, 1).index_select(0, guessed)
-                return self.architecture.vocabulary_logits(self.model, tokens)
+        reads = self.head.reads
+        if reads == "text":
+            # A pooler reads the first token of a row of its batch, and a packed one has many texts.
+            pooled = getattr(encoded, "pooler_output", None) if batch.segments is None else None
+            return self.architecture.text_logits(self.model, self._texts(hidden, batch), pooled)
+        if reads == "guessed":
+            # Only what is to be guessed: the vocabulary's product is most of a small model's work.
+            guessed = batch.guessed if batch.segments is None else batch.segments.guessed
+            assert guessed is not None
+            tokens = hidden.flatten(0, 1).index_select(0, guessed)
+            return self.architecture.logits(self.model, reads, tokens)
+        return batch.unpacked(self.architecture.logits(self.model, reads, hidden))
 
     def _texts(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Hidden states (B, H) that represent the texts."""

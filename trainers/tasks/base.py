@@ -6,7 +6,6 @@ torch.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from trainers.data.sources import RowSource
 from trainers.data.tokens import TokenSet
 from trainers.model_kinds.heads import Head
 from trainers.models.origin import Origin
+from trainers.registry import imported
 from trainers.tasks import TASKS
 from trainers.tasks.info import TaskInfo
 from trainers.tasks.scores import CrossEntropy
@@ -35,8 +35,22 @@ if TYPE_CHECKING:
     from trainers.data.batches import Batch, Transform
 
 
-Example = TypeVar("Example")
-Parts = Mapping[str, Sequence[Example]]
+class Example(Protocol):
+    """A row as a task reads it."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What becomes tokens, and what a vocabulary is trained on."""
+        ...
+
+    @property
+    def stratum(self) -> int:
+        """What subsets and held-out parts are balanced by, such as the class."""
+        ...
+
+
+E = TypeVar("E", bound=Example)
+Parts = Mapping[str, Sequence[E]]
 Facts = Mapping[str, str | int | float]
 Progress = Callable[[int], None]  # Called with the number of examples done so far
 Observed = npt.NDArray[np.float32]
@@ -106,12 +120,11 @@ class Task(ABC):
         """Reads, splits and tokenises the data, or finds it in the cache; `report` receives lines."""
 
     @abstractmethod
-    def check_row(self, row: Row, task: TaskConfig) -> None:
-        """Raises `BadDataError` for a row that a run would refuse; its fields have the task's own names."""
-
-    @abstractmethod
     def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
-        """Returns the texts of a row that become tokens; none where a run leaves the row out."""
+        """Returns the texts of a row that become tokens; none where a run leaves the row out.
+
+        Raises `BadDataError` for a row that a run would refuse; its fields have the task's own names.
+        """
 
     @abstractmethod
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
@@ -126,8 +139,7 @@ class Task(ABC):
 
 
 def task_class(info: TaskInfo) -> type[Task]:
-    module, _, name = info.implementation.partition(":")
-    loaded: type[Task] = getattr(importlib.import_module(module), name)
+    loaded: type[Task] = imported(info.implementation)
     return loaded
 
 

@@ -34,7 +34,7 @@ from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import Example, Facts, Parts, Prepared, Progress, Scoring, Task
+from trainers.tasks.base import E, Facts, Parts, Prepared, Progress, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields
 
 _LAYOUT = 6  # Grows when the cache's content changes for the same input
@@ -45,27 +45,19 @@ _UNITS = "test.units.json"
 Drawn = TypeVar("Drawn")
 
 
-class DatasetTask(Task, Generic[Example]):
+class DatasetTask(Task, Generic[E]):
     """A task with one example per row. A subclass defines how a row becomes tokens and a score."""
 
     left_out: ClassVar[str] = ""
     """Why `example` may leave a row out, for the log."""
 
     @abstractmethod
-    def example(self, row: Row, task: TaskConfig) -> Example | None:
+    def example(self, row: Row, task: TaskConfig) -> E | None:
         """Returns the example of a row; None = it has nothing that this run learns."""
 
     @abstractmethod
-    def stratum(self, example: Example) -> int:
-        """Returns what subsets and held-out parts are balanced by, such as the class."""
-
-    @abstractmethod
-    def texts(self, example: Example) -> Iterable[str]:
-        """Returns the texts that a vocabulary is trained on."""
-
-    @abstractmethod
     def tokenise(
-        self, examples: Sequence[Example], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
+        self, examples: Sequence[E], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         """Returns tokens and labels of one part; `progress` receives the number of examples done so far."""
 
@@ -80,26 +72,22 @@ class DatasetTask(Task, Generic[Example]):
         """Returns a part with loss weights for its labels; unchanged unless a task weighs labels."""
         return tokens
 
-    def unit(self, example: Example) -> str:
-        """Returns the name of what a split never divides: all examples with one name are in one part."""
-        return normal(" ".join(self.texts(example)))
+    def units(self, examples: Sequence[E]) -> Sequence[str]:
+        """(N,) names of what a split never divides: all examples with one name are in one part."""
+        return [normal(" ".join(one.texts)) for one in examples]
 
-    def units(self, examples: Sequence[Example]) -> Sequence[str]:
-        """(N,) `unit` of each example, where it depends on the others too."""
-        return [self.unit(one) for one in examples]
-
-    def unit_names(self, examples: Sequence[Example]) -> Iterable[str]:
+    def unit_names(self, examples: Sequence[E]) -> Iterable[str]:
         """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
         return numbered_names(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
 
-    def describe(self, folder: Path, parts: Parts[Example], task: TaskConfig) -> None:
+    def describe(self, folder: Path, parts: Parts[E], task: TaskConfig) -> None:
         """Writes into the cache what head and scoring need besides tokens; nothing by default."""
 
     def settings(self, task: TaskConfig) -> Facts:
         """Fields of the run's task, besides the common ones, that its tokens depend on."""
         return {}
 
-    def divide(self, parts: Mapping[str, list[Example]], task: TaskConfig) -> dict[str, list[Example]]:
+    def divide(self, parts: Mapping[str, list[E]], task: TaskConfig) -> dict[str, list[E]]:
         """Returns all parts of a run: missing ones are made, the test part before the validation part."""
         rule = split_rule(parts, task.test)
         if rule in (SplitRule.half, SplitRule.held_out):
@@ -117,19 +105,19 @@ class DatasetTask(Task, Generic[Example]):
             parts = {**parts, TRAIN: [whole[i] for i in train], VALIDATION: [whole[i] for i in validation]}
         return {part: parts[part] for part in (TRAIN, VALIDATION, TEST) if part in parts}
 
-    def split_stratum(self, example: Example) -> int:
+    def split_stratum(self, example: E) -> int:
         """Returns what a test part made by hash is balanced by."""
-        return self.stratum(example)
+        return example.stratum
 
-    def hold_out(self, whole: Sequence[Example], task: TaskConfig) -> tuple[Indices, Indices]:
+    def hold_out(self, whole: Sequence[E], task: TaskConfig) -> tuple[Indices, Indices]:
         """Returns indices of the training and the validation part of a dataset without the latter."""
-        strata = np.array([self.stratum(one) for one in whole])
+        strata = np.array([one.stratum for one in whole])
         return held_out(strata, task.validation_fraction, task.split_seed)
 
-    def draw(self, parts: Parts[Example], task: TaskConfig) -> dict[str, list[Example]]:
-        return drawn(parts, self.stratum, task)
+    def draw(self, parts: Parts[E], task: TaskConfig) -> dict[str, list[E]]:
+        return drawn(parts, lambda one: one.stratum, task)
 
-    def review(self, parts: Parts[Example], task: TaskConfig) -> Iterable[str]:
+    def review(self, parts: Parts[E], task: TaskConfig) -> Iterable[str]:
         """Yields lines for the log; raises `BadDataError` if nothing can be learned, or nothing scored."""
         return ()
 
@@ -147,9 +135,7 @@ class DatasetTask(Task, Generic[Example]):
         file = tokenizer_file(
             origin,
             # Each once: questions share their context, sentences their question.
-            lambda: list(
-                dict.fromkeys(text for one in examples.selected()[TRAIN] for text in self.texts(one))
-            ),
+            lambda: list(dict.fromkeys(text for one in examples.selected()[TRAIN] for text in one.texts)),
             digest_of([_LAYOUT, identity, VOCABULARY_SIZE]),
             cache,
             report,
@@ -205,29 +191,25 @@ class DatasetTask(Task, Generic[Example]):
         )
 
     @override
-    def check_row(self, row: Row, task: TaskConfig) -> None:
-        self.example(row, task)
-
-    @override
     def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         example = self.example(row, task)
-        return () if example is None else tuple(self.texts(example))
+        return () if example is None else example.texts
 
     @override
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         _Examples(self, source, task).selected()
 
 
-class _Examples(Generic[Example]):
+class _Examples(Generic[E]):
     """A run's examples, read at most once and only when the cache lacks something."""
 
-    def __init__(self, task: DatasetTask[Example], source: RowSource, config: TaskConfig) -> None:
+    def __init__(self, task: DatasetTask[E], source: RowSource, config: TaskConfig) -> None:
         self._task, self._source, self._config = task, source, config
-        self._selected: dict[str, list[Example]] | None = None
+        self._selected: dict[str, list[E]] | None = None
         self.notes: list[str] = []
         self.rule = split_rule(source.parts, config.test)
 
-    def selected(self) -> dict[str, list[Example]]:
+    def selected(self) -> dict[str, list[E]]:
         if self._selected is None:
             parts = self._task.divide({part: self._read(part) for part in self._source.parts}, self._config)
             if overlap_policy(self._config) != "allow":
@@ -236,13 +218,13 @@ class _Examples(Generic[Example]):
             self.notes.extend(self._task.review(self._selected, self._config))
         return self._selected
 
-    def _apart(self, parts: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
+    def _apart(self, parts: Mapping[str, list[E]]) -> dict[str, list[E]]:
         """Returns the parts without examples that a later part has too; the test part stays whole."""
         seen: dict[int, str] = {}
-        own: dict[str, list[Example]] = {}
+        own: dict[str, list[E]] = {}
         for part in reversed(list(parts)):
             examples = parts[part]
-            keys = hashes(normal("\n".join(self._task.texts(one))) for one in examples).tolist()
+            keys = hashes(normal("\n".join(one.texts)) for one in examples).tolist()
             twice = [key in seen for key in keys]
             if any(twice) and self._config.overlap == "error":
                 at = twice.index(True)
@@ -280,16 +262,15 @@ class _Examples(Generic[Example]):
         line = f"{part}: {share} have more than {limit} tokens and are truncated"
         return line if limit == MAX_LENGTH else f"{line}; raise task.max_length to avoid this"
 
-    def _place(self, example: Example) -> str:
-        texts = list(self._task.texts(example))
+    def _place(self, example: E) -> str:
         for part in self._source.parts:
             for row in self._source.rows(part):
                 other = self._task.example(row, self._config)
-                if other is not None and list(self._task.texts(other)) == texts:
+                if other is not None and other.texts == example.texts:
                     return row.where
         return self._source.name
 
-    def _read(self, part: str) -> list[Example]:
+    def _read(self, part: str) -> list[E]:
         rows = [self._task.example(row, self._config) for row in self._source.rows(part)]
         if not rows:
             advice = {"train": "", TEST: ", remove the file, or set task.test: none"}
@@ -324,7 +305,9 @@ def tokenizer_file(
     return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
 
 
-def drawn(parts: Parts[Drawn], stratum: Callable[[Drawn], int], task: TaskConfig) -> dict[str, list[Drawn]]:
+def drawn(
+    parts: Mapping[str, Sequence[Drawn]], stratum: Callable[[Drawn], int], task: TaskConfig
+) -> dict[str, list[Drawn]]:
     """Returns the parts, in the units that sizes count, cut to the requested sizes; see `balanced_subset`."""
     chosen = {}
     for part, units in parts.items():
@@ -371,7 +354,7 @@ def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
             )
 
 
-def same_answer(parts: Parts[Example], answer: Callable[[Example], str], advice: str) -> Iterator[str]:
+def same_answer(parts: Parts[E], answer: Callable[[E], str], advice: str) -> Iterator[str]:
     """Yields a line for each part with one answer only; raises `BadDataError` for the training part."""
     for part, examples in parts.items():
         if len(set(map(answer, examples))) == 1:

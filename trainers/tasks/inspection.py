@@ -106,7 +106,7 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
         try:
             with within(Allowance(LOOK_BYTES // len(sources), LOOK_S / len(sources), roots)):
                 for row in renamed(source.read(), task.columns):
-                    rules.check_row(row, task)
+                    rules.texts_of(row, task)
                     rows.append(row)
         except BadDataError as error:
             mistakes.append(str(error))
@@ -281,7 +281,7 @@ def _mostly_usable(path: Path, task: TaskConfig) -> bool:
         return False
     for row in rows:
         with contextlib.suppress(BadDataError):
-            rules.check_row(row, task)
+            rules.texts_of(row, task)
             usable += 1
     return 2 * usable > len(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ class Loudness(Classification):
         found = super().example(row, task)
         assert found is not None
         marks = "!" * task.own(LoudnessFields).marks if found.labels == ("loud",) else ""
-        return Labelled((found.content[0] + marks,), found.labels)
+        return replace(found, texts=(found.texts[0] + marks,))
 
     def settings(self, task: configuration.Task) -> dict[str, str | int | float]:
         """See `DatasetTask.settings`."""

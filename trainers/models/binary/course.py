@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import nn
@@ -28,11 +29,11 @@ def latent_of(student: Student) -> Latent:
 class BinaryLatent(Latent):
     def __init__(self, student: Student, settings: Binary) -> None:
         self._student, self._settings = student, settings
-        layers = student.architecture.layers(student.model)
-        self._layers = [
-            [part for part in layer.modules() if isinstance(part, BinaryLinear) and has_signs(part)]
-            for layer in layers
-        ]
+        self._layers: dict[int, list[BinaryLinear]] = {}
+        for number, layer in enumerate(student.architecture.layers(student.model)):
+            linears = [part for part in layer.modules() if isinstance(part, BinaryLinear) and has_signs(part)]
+            if linears:
+                self._layers[number] = linears
         self._derivatives = _derivatives(student.model)
         self._counts = False
         self._before: list[list[torch.Tensor]] = []
@@ -44,30 +45,27 @@ class BinaryLatent(Latent):
         now = sharpness_at(getattr(sharpness, "from"), sharpness.to, step, total_steps)  # type: ignore[attr-defined]
         for derivative in self._derivatives:
             derivative.sharpness = now
-        self._counts = counts and any(self._layers)
+        self._counts = counts and bool(self._layers)
 
     @override
     @torch.no_grad()
     def before_update(self) -> None:
         if self._counts:
-            self._before = [[_centred(linear) >= 0 for linear in layer] for layer in self._layers]
+            self._before = [[_centred(linear) >= 0 for linear in layer] for layer in self._layers.values()]
 
     @override
     @torch.no_grad()
     def after_update(self) -> None:
         limit = self._settings.clip
         if limit is not None:
-            for layer in self._layers:
-                for linear in layer:
-                    linear.weight.clamp_(-limit, limit)
+            for linear in chain.from_iterable(self._layers.values()):
+                linear.weight.clamp_(-limit, limit)
         if self._counts:
-            self._counted = torch.stack(
-                [
-                    torch.stack([_flipped(layer, before), _near_zero(layer)])
-                    for layer, before in zip(self._layers, self._before, strict=True)
-                    if layer
-                ]
-            )
+            counts = [
+                torch.stack([_flipped(layer, before), _near_zero(layer)])
+                for layer, before in zip(self._layers.values(), self._before, strict=True)
+            ]
+            self._counted = torch.stack(counts)
             self._before, self._counts = [], False
 
     @override
@@ -75,14 +73,12 @@ class BinaryLatent(Latent):
         if self._counted is None:
             return {}
         rows, self._counted = self._counted.tolist(), None
-        sizes = [sum(part.weight.numel() for part in layer) for layer in self._layers]
-        numbers = [number for number, size in enumerate(sizes) if size]
+        sizes = [sum(part.weight.numel() for part in layer) for layer in self._layers.values()]
         points: dict[str, float] = {}
-        for column, name in enumerate(("flipped_signs_pct", "near_zero_pct")):
-            each = [100.0 * row[column] / sizes[number] for number, row in zip(numbers, rows, strict=True)]
-            total = sum(row[column] for row in rows)
-            points[name] = 100.0 * total / sum(sizes)
-            points |= {f"{name}_layer_{number}": share for number, share in zip(numbers, each, strict=True)}
+        for name, counts in zip(("flipped_signs_pct", "near_zero_pct"), zip(*rows, strict=True), strict=True):
+            points[name] = 100.0 * sum(counts) / sum(sizes)
+            for number, count, size in zip(self._layers, counts, sizes, strict=True):
+                points[f"{name}_layer_{number}"] = 100.0 * count / size
         return points
 
     @override

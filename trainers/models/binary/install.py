@@ -12,7 +12,6 @@ from transformers.modeling_utils import PreTrainedModel
 
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED
-from trainers.models.architectures import imported
 from trainers.models.binary.layers import (
     ELASTIC_ATTENTION,
     OPERANDS,
@@ -27,6 +26,7 @@ from trainers.models.binary.quantisers import Derivative, ElasticInputs, Inputs,
 from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.dropout import TORCH_ATTENTION
 from trainers.models.student import Student
+from trainers.registry import imported
 
 
 def settings_of(model: PreTrainedModel) -> Binary | None:
@@ -38,7 +38,7 @@ def install(model: PreTrainedModel) -> None:
     """Quantises a model of BERT's layout by the field `binary` of its configuration, perhaps once more."""
     settings = settings_of(model)
     assert settings is not None
-    derivative: Derivative = imported(DERIVATIVES[settings.derivative].made)()
+    derivative = Derivative(imported(DERIVATIVES[settings.derivative].made))
     layers = list(model.base_model.encoder.layer)
     for number, layer in enumerate(layers):
         full = (settings.keep_first and number == 0) or (settings.keep_last and number == len(layers) - 1)

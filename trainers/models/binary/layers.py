@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 from typing_extensions import override
 
-from trainers.models.binary.quantisers import SMALLEST_SCALE, Derivative, Float, Inputs, Sign, Weights, signs
+from trainers.models.binary.quantisers import SMALLEST_SCALE, Derivative, Float, Inputs, Weights, signs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,9 @@ class FrozenInputs:
 
 @dataclass(frozen=True, slots=True)
 class FrozenLinear:
-    """`y = sum(q t) (a s) + bias`, with t from `signs` (out, in); 0 where `nonzero` is False; fp32 s."""
+    """`y = sum(q t) (a s) + bias`, with t from `signs` (out, in); fp32 s."""
 
     signs: torch.Tensor
-    nonzero: torch.Tensor | None
     scale: torch.Tensor
     bias: torch.Tensor
     inputs: FrozenInputs
@@ -60,15 +59,13 @@ class BinaryLinear(nn.Linear):
 
     @torch.no_grad()
     def frozen(self) -> FrozenLinear:
-        """Signs, scales and bias of a trained layer; ValueError if its weights are not quantised."""
+        """Signs, scales and bias of a trained layer whose weights are signs."""
         quantised, scale = self.weights.quantise(self.weight.detach())
-        if scale is None:
-            raise ValueError("a layer with weights none has no signs to pack; set model.binary.weights: sign")
+        assert scale is not None
         inputs = self.inputs
         a, b = (float(value) for value in learned_of(self, "input", inputs, None))
         return FrozenLinear(
             signs=quantised >= 0,
-            nonzero=None if isinstance(self.weights, Sign) else quantised != 0,
             scale=scale.expand(self.out_features, 1).flatten().clone(),
             bias=scale.new_zeros(self.out_features) if self.bias is None else self.bias.detach().clone(),
             inputs=FrozenInputs(0, True, a, b)

@@ -20,7 +20,8 @@ from typing_extensions import override
 from cuda_ext import binary
 from cuda_ext.errors import BuildError, ConfigurationError
 from trainers.errors import BadSpecError
-from trainers.models.binary.layers import BinaryLinear, FrozenLinear, HalfEmbedding, SignEmbedding
+from trainers.models.binary.layers import BinaryLinear, FrozenLinear, HalfEmbedding, SignEmbedding, has_signs
+from trainers.models.binary.quantisers import Sign
 from trainers.models.precision import Arithmetic, Inference
 
 
@@ -162,16 +163,16 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 def one_bit(name: str, layer: BinaryLinear) -> FrozenLinear:
     """Returns a layer whose weights have one bit each; raises `BadSpecError` for others."""
-    try:
-        form = layer.frozen()
-    except ValueError as error:
-        raise BadSpecError(f"{name}: {error}") from None
-    if form.nonzero is not None:
+    if not has_signs(layer):
+        raise BadSpecError(
+            f"{name}: a layer with weights none has no signs to pack; set model.binary.weights: sign"
+        )
+    if not isinstance(layer.weights, Sign):
         raise BadSpecError(
             f"{name}: a packed layer has one bit a weight, and ternary weights need two; train with "
             "model.binary.weights: sign"
         )
-    return form
+    return layer.frozen()
 
 
 def tables_of(model: nn.Module) -> list[tuple[str, HalfEmbedding | SignEmbedding]]:

@@ -31,7 +31,7 @@ from transformers.modeling_utils import PreTrainedModel
 from trainers.checkpoints import manifest
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED, family_of
-from trainers.models.architectures import architecture_of, imported, tied_to
+from trainers.models.architectures import architecture_of, tied_to
 from trainers.models.binary import install
 from trainers.models.binary.layers import BinaryLinear, FrozenInputs, FrozenLinear
 from trainers.models.binary.packed import (
@@ -45,6 +45,7 @@ from trainers.models.binary.packed import (
     tables_of,
 )
 from trainers.models.origin import WEIGHTS
+from trainers.registry import imported
 
 LAYOUT = 1
 PACKED_WEIGHTS = "packed.safetensors"
@@ -134,7 +135,7 @@ def _unfrozen(tensors: dict[str, torch.Tensor], name: str, layer: Mapping[str, A
     bits, scale, bias = (tensors.pop(f"{name}.{key}") for key in ("weight_bits", "weight_scale", "bias"))
     inputs = FrozenInputs(layer["bits"], layer["signed"], layer["scale"], layer["shift"])
     signs = np.unpackbits(bits.numpy(), axis=1, count=layer["inputs"], bitorder="little")
-    return FrozenLinear(torch.from_numpy(signs).bool(), None, scale.expand(len(bias)), bias, inputs)
+    return FrozenLinear(torch.from_numpy(signs).bool(), scale.expand(len(bias)), bias, inputs)
 
 
 def _pack_tables(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> list[str]:

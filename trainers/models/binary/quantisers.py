@@ -8,6 +8,7 @@ replaced by that of a surrogate phi(u), u being a weight, or an input in units o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,58 +17,46 @@ import torch
 _MARGIN = 1e-6  # Relative width by which an interval includes its ends
 
 
+@dataclass(slots=True, eq=False)
 class Derivative:
     """phi'(u) of a surrogate phi of sign, which is the closer to sign the larger its sharpness k."""
 
-    sharpness = 1.0
+    slope: Callable[[torch.Tensor, float], torch.Tensor | None]  # Of u and k; None = 1 everywhere
+    sharpness: float = 1.0
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        """Returns phi'(u); None = 1 everywhere."""
-        raise NotImplementedError
+        return self.slope(u, self.sharpness)
 
 
-class Identity(Derivative):
+def identity(u: torch.Tensor, k: float) -> None:
     """phi(u) = u: the gradient passes straight through (Bengio et al. 2013, arXiv 1308.3432)."""
 
-    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        return None
 
-
-class Clipped(Derivative):
+def clipped(u: torch.Tensor, k: float) -> torch.Tensor:
     """phi(u) = clip(u, -1, 1), phi'(u) = 1 where |u| <= 1, else 0 (arXiv 1602.02830, 1.3; 1603.05279)."""
-
-    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        return (u.abs() <= 1.0).to(u.dtype)
+    return (u.abs() <= 1.0).to(u.dtype)
 
 
-class Polynomial(Derivative):
+def polynomial(u: torch.Tensor, k: float) -> torch.Tensor:
     """phi(u) = 2u - u|u| on [-1, 1], else sign(u); phi'(u) = 2 - 2|u| there, else 0 (arXiv 1808.00278)."""
-
-    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        return u.abs().mul_(-2.0).add_(2.0).clamp_(min=0.0)
+    return u.abs().mul_(-2.0).add_(2.0).clamp_(min=0.0)
 
 
-class Tanh(Derivative):
-    """phi(u) = tanh(k u), with a sharpness k that grows over the run (arXiv 1908.05033, 1909.10788)."""
-
-    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        k = self.sharpness
-        return torch.tanh(k * u).square_().mul_(-k).add_(k)
+def tanh(u: torch.Tensor, k: float) -> torch.Tensor:
+    """phi(u) is the tanh of k u, and the sharpness k grows over the run (arXiv 1908.05033, 1909.10788)."""
+    return torch.tanh(k * u).square_().mul_(-k).add_(k)
 
 
-class Swish(Derivative):
+def swish(u: torch.Tensor, k: float) -> torch.Tensor:
     """SignSwish of BNN+ (arXiv 1812.11800): overshoots sign, so phi' is negative for large |u|."""
-
-    def __call__(self, u: torch.Tensor) -> torch.Tensor | None:
-        k = self.sharpness
-        # Beyond it the derivative is 0 in fp32, and cosh would leave the format.
-        scaled = (k * u).clamp_(-80.0, 80.0)
-        return (2.0 - scaled * torch.tanh(0.5 * scaled)).mul_(k).div_(1.0 + torch.cosh(scaled))
+    # Beyond it the derivative is 0 in fp32, and cosh would leave the format.
+    scaled = (k * u).clamp_(-80.0, 80.0)
+    return (2.0 - scaled * torch.tanh(0.5 * scaled)).mul_(k).div_(1.0 + torch.cosh(scaled))
 
 
 def times(derivative: Derivative, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Returns grad phi'(u); may overwrite `grad`."""
-    if isinstance(derivative, Clipped):
+    if derivative.slope is clipped:
         return within(grad, u, -1.0, 1.0)
     factor = derivative(u)
     return grad if factor is None else grad.mul_(factor)
@@ -159,7 +148,8 @@ class Float(Weights):
 class Inputs:
     """A quantiser of inputs: `a q(u)`, `u = (x - b) / a`; a and b are parameters if `learned`, else 1 and 0.
 
-    Levels are on both sides of 0 if `signed`, else from 0 on, after softmax and ReLU.
+    Levels are on both sides of 0 if `signed`, else from 0 on, after softmax and ReLU. Here one bit is sign(x)
+    without scale (Bi-Real Net, arXiv 1808.00278; BiBERT, arXiv 2203.06390).
     """
 
     derivative: Derivative
@@ -224,12 +214,6 @@ class Inputs:
         if not (self.bits == 1 and self.signed):
             mean = mean * (2.0 / math.sqrt(self.highest))
         return mean.clamp(min=SMALLEST_SCALE)
-
-
-class SignInputs(Inputs):
-    """sign(x), without scale (Bi-Real Net, arXiv 1808.00278; BiBERT, arXiv 2203.06390)."""
-
-    __slots__ = ()
 
 
 class ElasticInputs(Inputs):

@@ -16,7 +16,7 @@ class QuantiserInfo:
 
     name: str
     summary: str
-    made: str  # Its class, as `module:Class`; empty = inputs are not quantised
+    made: str  # Its class or function, as `module:name`; empty = inputs are not quantised
     bits: tuple[int, ...] = ()  # Of a packed weight, or possible ones of inputs
 
 
@@ -39,17 +39,17 @@ WEIGHTS: dict[str, QuantiserInfo] = by_name(
 
 ACTIVATIONS: dict[str, QuantiserInfo] = by_name(
     QuantiserInfo("none", "as they are", "", BITS),
-    QuantiserInfo("sign", "-1 and +1", f"{_QUANTISERS}:SignInputs", (1,)),
+    QuantiserInfo("sign", "-1 and +1", f"{_QUANTISERS}:Inputs", (1,)),
     QuantiserInfo("elastic", "levels with a learned scale and shift", f"{_QUANTISERS}:ElasticInputs", BITS),
 )
 """All values of `model.binary.activations`."""
 
 DERIVATIVES: dict[str, QuantiserInfo] = by_name(
-    QuantiserInfo("identity", "1 everywhere", f"{_QUANTISERS}:Identity"),
-    QuantiserInfo("clipped", "1 on [-1, 1], else 0", f"{_QUANTISERS}:Clipped"),
-    QuantiserInfo("polynomial", "2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)", f"{_QUANTISERS}:Polynomial"),
-    QuantiserInfo("tanh", "that of tanh(k u), with sharpness k", f"{_QUANTISERS}:Tanh"),
-    QuantiserInfo("swish", "that of SignSwish, with sharpness k (BNN+)", f"{_QUANTISERS}:Swish"),
+    QuantiserInfo("identity", "1 everywhere", f"{_QUANTISERS}:identity"),
+    QuantiserInfo("clipped", "1 on [-1, 1], else 0", f"{_QUANTISERS}:clipped"),
+    QuantiserInfo("polynomial", "2 - 2|u| on [-1, 1], else 0 (Bi-Real Net)", f"{_QUANTISERS}:polynomial"),
+    QuantiserInfo("tanh", "that of tanh(k u), with sharpness k", f"{_QUANTISERS}:tanh"),
+    QuantiserInfo("swish", "that of SignSwish, with sharpness k (BNN+)", f"{_QUANTISERS}:swish"),
 )
 """All values of `model.binary.derivative`."""
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -112,7 +112,8 @@ class SeveralLabelsScoring:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    content: tuple[str, ...]
+    texts: tuple[str, ...]
+    stratum: int
     labels: tuple[str, ...]  # Names of its classes; exactly one unless `multi_label` is set
     classes: tuple[str, ...] = ()  # Names of all classes, by number; empty until all parts have been read
 
@@ -129,9 +130,10 @@ class Classification(DatasetTask[Labelled]):
 
     @override
     def example(self, row: Row, task: TaskConfig) -> Labelled | None:
-        content = contents(row, task)
+        texts = contents(row, task)
         written = _several(row) if self.fields(task).multi_label else [row.label("label")]
-        return Labelled(content, tuple(dict.fromkeys(self.named(one, row, task) for one in written)))
+        labels = tuple(dict.fromkeys(self.named(one, row, task) for one in written))
+        return Labelled(texts, self.stratum(labels), labels)
 
     def named(self, written: str | int, row: Row, task: TaskConfig) -> str:
         """Returns the name of a class: as it is listed, by its position in the list, or as written."""
@@ -148,16 +150,13 @@ class Classification(DatasetTask[Labelled]):
             f"unknown label {name[:80]!r}; use one of {listed}, or a position from 0 to {len(labels) - 1}",
         )
 
-    def stratum(self, example: Labelled) -> int:
-        return zlib.crc32("\n".join(sorted(example.labels)).encode())
-
-    def texts(self, example: Labelled) -> Iterable[str]:
-        return example.content
+    def stratum(self, labels: Sequence[str]) -> int:
+        return zlib.crc32("\n".join(sorted(labels)).encode())
 
     @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         known = {label for one in parts[TRAIN] for label in one.labels}
-        require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
+        require_alike({part: [len(one.texts) for one in examples] for part, examples in parts.items()})
         for part, examples in parts.items():
             labels = (label for one in examples for label in one.labels)
             require_known(part, labels, known, "remove its rows")
@@ -187,7 +186,7 @@ class Classification(DatasetTask[Labelled]):
                 labels[row, [numbers[label] for label in one.labels]] = 1
         else:
             labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
-        return tokenise([one.content for one in examples], labels, tokenizer, task.max_length, progress)
+        return tokenise([one.texts for one in examples], labels, tokenizer, task.max_length, progress)
 
     def describe(self, folder: Path, parts: Parts[Labelled], task: TaskConfig) -> None:
         described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
@@ -257,8 +256,8 @@ class Imdb(Classification):
         return self._CLASSES[number]
 
     @override
-    def stratum(self, example: Labelled) -> int:
-        return self._CLASSES.index(example.labels[0])
+    def stratum(self, labels: Sequence[str]) -> int:
+        return self._CLASSES.index(labels[0])
 
 
 def with_classes(parts: Parts[Labelled], classes: tuple[str, ...]) -> dict[str, list[Labelled]]:

@@ -108,10 +108,6 @@ class Mlm(Task):
         )
 
     @override
-    def check_row(self, row: Row, task: TaskConfig) -> None:
-        _text_of(row)
-
-    @override
     def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         text = _text_of(row)
         return () if text is None else (text,)
@@ -337,7 +333,7 @@ def _pack(
 ) -> None:
     wanted = _wanted(task, part)
     encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
-    (begin,), (separator,) = frame_of(tokenizer, pairs=False).specials
+    (begin,), (separator,) = frame_of(tokenizer, pairs=False)
     packer = Packer(task.max_length, begin=begin, separator=separator, dtype=dtype)
     progress = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
     done = 0

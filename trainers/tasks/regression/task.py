@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,8 +95,9 @@ def _ranks(values: Numbers) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    content: tuple[str, ...]
+    texts: tuple[str, ...]
     number: float
+    stratum: int = 0  # The distribution of numbers is not evened out
 
 
 class Regression(DatasetTask[Scored]):
@@ -115,16 +116,9 @@ class Regression(DatasetTask[Scored]):
             )
         return Scored(contents(row, task), number)
 
-    def stratum(self, example: Scored) -> int:
-        """Returns 0: the distribution of numbers is not evened out."""
-        return 0
-
-    def texts(self, example: Scored) -> Iterable[str]:
-        return example.content
-
     @override
     def draw(self, parts: Parts[Scored], task: TaskConfig) -> dict[str, list[Scored]]:
-        require_alike({part: [len(one.content) for one in examples] for part, examples in parts.items()})
+        require_alike({part: [len(one.texts) for one in examples] for part, examples in parts.items()})
         return super().draw(parts, task)
 
     @override
@@ -136,7 +130,7 @@ class Regression(DatasetTask[Scored]):
         self, examples: Sequence[Scored], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         labels = np.array([one.number for one in examples], dtype=np.float32)
-        return tokenise([one.content for one in examples], labels, tokenizer, task.max_length, progress)
+        return tokenise([one.texts for one in examples], labels, tokenizer, task.max_length, progress)
 
     def describe(self, folder: Path, parts: Parts[Scored], task: TaskConfig) -> None:
         numbers = np.array([one.number for one in parts[TRAIN]])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -167,11 +167,12 @@ def merge_windows(observed: Observed, data: TokenSet) -> Candidates:
     )
 
 
+@dataclass(frozen=True)
 class GoldQuestions:
-    """Contexts and right answers of a part, kept in a file next to its tokens."""
+    """Context and right answers of each question of a part, kept in a file next to its tokens."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    contexts: Sequence[str]
+    texts: Sequence[Sequence[str]]
 
     @staticmethod
     def write(file: Path, questions: Sequence[SquadQuestion]) -> None:
@@ -179,23 +180,15 @@ class GoldQuestions:
         rows = [(numbers[one.context], [answer.text for answer in one.answers]) for one in questions]
         file.write_text(json.dumps({"contexts": list(numbers), "questions": rows}), encoding="utf-8")
 
-    @cached_property
-    def contexts(self) -> list[str]:
-        texts = self._read["contexts"]
-        return [texts[context] for context, _ in self._read["questions"]]
+    @classmethod
+    def read(cls, file: Path) -> GoldQuestions:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        contexts, answers = zip(*document["questions"], strict=True)
+        return cls([document["contexts"][number] for number in contexts], answers)
 
     @cached_property
     def golds(self) -> list[GoldAnswers]:
-        return [GoldAnswers(answers) for _, answers in self._read["questions"]]
-
-    @property
-    def texts(self) -> list[list[str]]:
-        return [answers for _, answers in self._read["questions"]]
-
-    @cached_property
-    def _read(self) -> dict[str, list[Any]]:
-        document: dict[str, list[Any]] = json.loads(self._file.read_text(encoding="utf-8"))
-        return document
+        return [GoldAnswers(answers) for answers in self.texts]
 
 
 class SpanScoring:

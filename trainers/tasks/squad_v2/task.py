@@ -13,10 +13,11 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.config import Task as TaskConfig
+from trainers.data.encoding import token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_groups, numbers_of
-from trainers.data.tokens import TokenSet, frame_of, token_dtype
+from trainers.data.tokens import TokenSet, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head, SpanHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
@@ -51,6 +52,14 @@ class SquadQuestion:
     text: str
     answers: tuple[AnswerText, ...]  # The first is learned; none = the context does not answer it
 
+    @property
+    def texts(self) -> tuple[str, str]:
+        return self.text, self.context
+
+    @property
+    def stratum(self) -> int:
+        return int(bool(self.answers))
+
 
 class SquadV2(DatasetTask[SquadQuestion]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
@@ -73,12 +82,6 @@ class SquadV2(DatasetTask[SquadQuestion]):
         return SquadQuestion(
             row.where, number, title if isinstance(title, str) else "", sys.intern(context), text, answers
         )
-
-    def stratum(self, example: SquadQuestion) -> int:
-        return int(bool(example.answers))
-
-    def texts(self, example: SquadQuestion) -> Iterable[str]:
-        return example.text, example.context
 
     def settings(self, task: TaskConfig) -> Facts:
         return {"stride": _stride(task)}
@@ -119,7 +122,7 @@ class SquadV2(DatasetTask[SquadQuestion]):
     @override
     def review(self, parts: Parts[SquadQuestion], task: TaskConfig) -> Iterable[str]:
         for part, questions in parts.items():
-            answered = sum(map(self.stratum, questions))
+            answered = sum(one.stratum for one in questions)
             if answered in (0, len(questions)):
                 share = "all have an answer" if answered else "none has an answer"
                 yield f"{part}: of {len(questions)} questions {share}"
@@ -140,7 +143,7 @@ class SquadV2(DatasetTask[SquadQuestion]):
 
     @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
-        questions = GoldQuestions(folder / f"{part}.{_QUESTIONS}")
+        questions = GoldQuestions.read(folder / f"{part}.{_QUESTIONS}")
         return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -275,7 +278,7 @@ def tokenise_windows(
     """
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    before, between, after_both = frame_of(tokenizer, pairs=True).specials
+    before, between, after_both = frame_of(tokenizer, pairs=True)
     numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
     contexts = Contexts(list(numbers), tokenizer)
     dtype = token_dtype(tokenizer)

@@ -66,17 +66,15 @@ class Tariff(Classification):
                 "such as 0101.21",
             )
         level = _level(task)
-        return Labelled((text,), (digits[:level],)) if len(digits) >= level else None
-
-    def stratum(self, example: Labelled) -> int:
-        return int(example.labels[0])
+        code = digits[:level]
+        return Labelled((text,), int(code), (code,)) if len(digits) >= level else None
 
     @override
     def hold_out(self, whole: Sequence[Labelled], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out texts with all their codes."""
         return held_out_by_text(
-            numbers_of([normal(one.content[0]) for one in whole]),
-            np.array([self.stratum(one) for one in whole]),
+            numbers_of([normal(one.texts[0]) for one in whole]),
+            np.array([one.stratum for one in whole]),
             task.validation_fraction,
             task.split_seed,
             advice="lower task.level or add examples" if _level(task) > 2 else "add examples",
@@ -85,7 +83,7 @@ class Tariff(Classification):
     @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         """Draws examples; classes are the codes of the training part, others may have further ones."""
-        chosen = drawn(parts, self.stratum, task)
+        chosen = drawn(parts, lambda one: one.stratum, task)
         return with_classes(chosen, tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
 
     @override
@@ -109,7 +107,7 @@ class Tariff(Classification):
         self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
         tokens = super().tokenise(examples, tokenizer, task, progress)
-        codes = np.array([self.stratum(one) for one in examples])
+        codes = np.array([one.stratum for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
 
     @override

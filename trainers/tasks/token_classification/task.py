@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainers.config import Task as TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.tokens import Framed, TokenSet, frame_of
+from trainers.data.tokens import Framed, TokenSet, frame_of, framed
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
@@ -42,10 +42,14 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    text: str
+    texts: tuple[str]
     words: tuple[tuple[int, int], ...]  # Each word's characters in the text
     tags: tuple[str, ...]
     classes: tuple[str, ...] = ()  # Names of all tags, by number; empty until all parts have been read
+
+    @property
+    def stratum(self) -> int:
+        return int(any(tag != OUTSIDE for tag in self.tags))
 
 
 class TokenClassification(DatasetTask[Tagged]):
@@ -59,12 +63,6 @@ class TokenClassification(DatasetTask[Tagged]):
         if row.fields.get("tokens") is None and row.fields.get("text") is not None:
             return _of_spans(row)
         return _of_tags(row, task.own(TagFields).labels)
-
-    def stratum(self, example: Tagged) -> int:
-        return int(any(tag != OUTSIDE for tag in example.tags))
-
-    def texts(self, example: Tagged) -> Iterable[str]:
-        return (example.text,)
 
     @override
     def draw(self, parts: Parts[Tagged], task: TaskConfig) -> dict[str, list[Tagged]]:
@@ -82,7 +80,7 @@ class TokenClassification(DatasetTask[Tagged]):
     @override
     def review(self, parts: Parts[Tagged], task: TaskConfig) -> Iterator[str]:
         for part, examples in parts.items():
-            if not any(map(self.stratum, examples)):
+            if not any(one.stratum for one in examples):
                 line = f"{part}: no example ({len(examples)}) has an entity"
                 if part == TRAIN:
                     raise BadDataError(f"{line}, so there is nothing to learn; add examples with entities")
@@ -97,20 +95,19 @@ class TokenClassification(DatasetTask[Tagged]):
         tokenizer.no_truncation()
         numbers = {name: number for number, name in enumerate(examples[0].classes)}
         frame = frame_of(tokenizer, pairs=False)
-        before, specials = len(frame.specials[0]), sum(map(len, frame.specials))
+        before, specials = len(frame[0]), sum(map(len, frame))
         chunks: list[Framed] = []
         labels: list[np.ndarray] = []
         seen: list[np.ndarray] = []
         for start in range(0, len(examples), _CHUNK):
             chunk = examples[start : start + _CHUNK]
-            encoded = tokenizer.encode_batch([one.text for one in chunk], add_special_tokens=False)
+            encoded = tokenizer.encode_batch([one.texts[0] for one in chunk], add_special_tokens=False)
             counts = np.array([len(one.ids) for one in encoded], dtype=np.int64)
             ids = np.fromiter(
                 chain.from_iterable(one.ids for one in encoded), token_dtype(tokenizer), int(counts.sum())
             )
-            framed = frame.around([(ids, counts)], task.max_length)
-            chunks.append(framed)
-            for one, pieces, length in zip(chunk, encoded, framed.lengths.tolist(), strict=True):
+            chunks.append(framed(frame, [(ids, counts)], task.max_length))
+            for one, pieces, length in zip(chunk, encoded, chunks[-1].lengths.tolist(), strict=True):
                 room = length - specials
                 first = first_pieces(one.words, pieces.offsets)
                 inside = (first >= 0) & (first < room)
@@ -180,7 +177,7 @@ def _of_tags(row: Row, labels: Sequence[str] | None) -> Tagged:
     text = Row({"tokens": " ".join(tokens)}, row.where, row.columns).text("tokens")
     edges = pairwise(accumulate((len(token) + 1 for token in tokens), initial=0))
     words = tuple((start, end - 1) for start, end in edges)
-    return Tagged(text, words, repaired([_tag(tag, row, labels) for tag in tags]))
+    return Tagged((text,), words, repaired([_tag(tag, row, labels) for tag in tags]))
 
 
 def _tag(written: Any, row: Row, labels: Sequence[str] | None) -> str:
@@ -204,7 +201,7 @@ def _of_spans(row: Row) -> Tagged:
                 "spans", f"{kind} up to {end} and {other} from {start} overlap; keep one of the two"
             )
     words = words_of(text, spans)
-    return Tagged(text, tuple(words), tags_of(words, spans))
+    return Tagged((text,), tuple(words), tags_of(words, spans))
 
 
 def _span(one: Any, text: str, row: Row) -> Span:

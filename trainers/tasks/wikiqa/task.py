@@ -1,5 +1,3 @@
-"""Metrics of rankings, by the rules of trec_eval, and a threshold on scores. Pure; imports no torch."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -100,12 +98,11 @@ def positive_class(scores: npt.NDArray[np.floating], labels: Numbers, threshold:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence that may answer a question; `key` is the question's id, or its text."""
+    """A question and a sentence that may answer it; `key` is the question's id, or its text."""
 
     key: str
-    question: str
-    sentence: str
-    label: int
+    texts: tuple[str, str]
+    stratum: int  # 1 = the sentence answers
 
 
 class WikiQa(DatasetTask[Pair]):
@@ -124,20 +121,15 @@ class WikiQa(DatasetTask[Pair]):
                 name, f"unknown label {row.fields[name]!r}; use one of {', '.join(self.spellings)}"
             )
         number = row.fields.get(_named(row, "question_id", "QuestionID"))
-        return Pair(str(number) if number not in (None, "") else question, question, sentence, label)
+        return Pair(str(number) if number not in (None, "") else question, (question, sentence), label)
 
-    def stratum(self, example: Pair) -> int:
-        return example.label
-
-    def texts(self, example: Pair) -> Iterable[str]:
-        return example.question, example.sentence
-
-    def unit(self, example: Pair) -> str:
-        return example.key
+    @override
+    def units(self, examples: Sequence[Pair]) -> Sequence[str]:
+        return [pair.key for pair in examples]
 
     def split_stratum(self, example: Pair) -> int:
         """Returns -1 when the sentence answers: a question has the smallest of its sentences."""
-        return -example.label
+        return -example.stratum
 
     @override
     def unit_names(self, examples: Sequence[Pair]) -> Iterable[str]:
@@ -148,7 +140,7 @@ class WikiQa(DatasetTask[Pair]):
         """Holds out whole questions, with the same share of answerable ones."""
         numbers = numbers_of([pair.key for pair in whole])
         answerable = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
-        np.maximum.at(answerable, numbers, [pair.label for pair in whole])
+        np.maximum.at(answerable, numbers, [pair.stratum for pair in whole])
         _, held = held_out(answerable, task.validation_fraction, task.split_seed)
         inside = np.isin(numbers, held)
         return np.flatnonzero(~inside), np.flatnonzero(inside)
@@ -167,15 +159,15 @@ class WikiQa(DatasetTask[Pair]):
 
     @override
     def review(self, parts: Parts[Pair], task: TaskConfig) -> Iterable[str]:
-        return same_answer(parts, lambda pair: f"label {pair.label}", "add sentences of the other label")
+        return same_answer(parts, lambda pair: f"label {pair.stratum}", "add sentences of the other label")
 
     @override
     def tokenise(
         self, examples: Sequence[Pair], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
-        labels = np.array([pair.label for pair in examples], dtype=np.int64)
-        pairs = [(pair.question, pair.sentence) for pair in examples]
-        tokens = tokenise(pairs, labels, tokenizer, task.max_length, progress)
+        labels = np.array([pair.stratum for pair in examples], dtype=np.int64)
+        texts = [pair.texts for pair in examples]
+        tokens = tokenise(texts, labels, tokenizer, task.max_length, progress)
         return replace(
             tokens, columns={**tokens.columns, "question": numbers_of([pair.key for pair in examples])}
         )
@@ -249,4 +241,4 @@ def _by_question(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def _answerable(question: Sequence[Pair]) -> int:
-    return int(any(pair.label for pair in question))
+    return int(any(pair.stratum for pair in question))
