@@ -82,14 +82,14 @@ Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 def files_in(
     path: Path,
     accept: Callable[[Path], bool],
-    find: Callable[[Path], Mapping[str, Path]],
+    named: Callable[[Path, str], Path | None],
     read: Callable[[Path], Iterator[Row]],
 ) -> Mapping[str, SourcePart] | None:
-    """Returns one acceptable file as the training part, or the parts that are found in a folder."""
+    """Returns one acceptable file as the training part, or those that `named` finds for the parts' names."""
     if path.is_file():
         files: Mapping[str, Path] = {TRAIN: path} if accept(path) else {}
     else:
-        files = find(path)
+        files = named_parts(partial(named, path))
     if TRAIN not in files:
         return None
     return {part: SourcePart([file], partial(read, file)) for part, file in files.items()}
@@ -103,10 +103,7 @@ def tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] |
         return next((file for file in files if file.is_file()), None)
 
     return files_in(
-        path,
-        lambda file: ending(file) in readers,
-        lambda folder: named_parts(partial(named, folder)),
-        lambda file: readers[ending(file)](file),
+        path, lambda file: ending(file) in readers, named, lambda file: readers[ending(file)](file)
     )
 
 
@@ -119,26 +116,17 @@ def published_tables(path: Path, readers: Readers = READERS) -> Mapping[str, Sou
             return False
         return file.suffix != ".txt" or "\t" in next((line for line, _ in read_lines(file)), "")
 
-    return files_in(
-        path,
-        accept,
-        lambda folder: loosely_named(folder, accept),
-        lambda file: with_text[ending(file)](file),
-    )
+    return files_in(path, accept, partial(loosely_named, accept), lambda file: with_text[ending(file)](file))
 
 
-def loosely_named(folder: Path, accept: Callable[[Path], bool]) -> Mapping[str, Path]:
-    """Returns the acceptable file of each part whose name contains one of the part's names as a word."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-
-    def find(name: str) -> Path | None:
-        word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
-        matches = [path for path in files if word.search(path.name.lower()) and accept(path)]
-        if len(matches) > 1:
-            raise BadDataError(
-                f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; keep one "
-                "of them in the folder"
-            )
-        return matches[0] if matches else None
-
-    return named_parts(find)
+def loosely_named(accept: Callable[[Path], bool], folder: Path, name: str) -> Path | None:
+    """Returns the acceptable file whose name contains one of a part's names as a word."""
+    word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
+    matches = [path for path in sorted(folder.iterdir()) if word.search(path.name.lower())]
+    matches = [path for path in matches if path.is_file() and accept(path)]
+    if len(matches) > 1:
+        raise BadDataError(
+            f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; keep one "
+            "of them in the folder"
+        )
+    return matches[0] if matches else None

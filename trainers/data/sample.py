@@ -71,22 +71,18 @@ class Sample:
     def column(self, name: str) -> Column | None:
         return next((column for column in self.columns if column.name == name), None)
 
-    def mapped(self, **fields: Column | None) -> dict[str, str | int]:
-        """Returns `task.columns` for fields with a column; columns with the field's name are left out."""
+    def mapped(self, **fields: Column | None) -> dict[str, Any]:
+        """Returns the field `columns` of the section `task`; nothing where columns have the fields' names."""
         columns = {name: column.name for name, column in fields.items() if column is not None}
-        if any(isinstance(column, int) for column in columns.values()):
-            return columns
-        return {name: column for name, column in columns.items() if column != name}
+        if not any(isinstance(column, int) for column in columns.values()):
+            columns = {name: column for name, column in columns.items() if column != name}
+        return {"columns": columns} if columns else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
     fields: Mapping[str, Any]  # Fields of the section `task` besides `name` and `path`
     certainty: int  # 3 = the task's own format, 2 = columns of the right kind, 1 = it would do
-
-
-def columns(mapped: Mapping[str, str | int]) -> dict[str, Any]:
-    return {"columns": dict(mapped)} if mapped else {}
 
 
 def looks_like_a_header(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:

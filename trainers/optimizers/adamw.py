@@ -28,8 +28,7 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
         lr=chosen.learning_rate,
         betas=(first, second),
         eps=chosen.eps,
-        foreach=_FLAGS[implementation]["foreach"],
-        fused=_FLAGS[implementation]["fused"],
+        **_FLAGS[implementation],
     )
     library = "torch.optim.AdamW" + (", fp32 masters" if has_masters else "")
     return Built(optimizer, implementation.value, library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuda_ext import MASTERS, MOMENTS
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
@@ -21,21 +21,18 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
     import cuda_ext
     from trainers.optimizers.masters import stored_format
 
-    first, second, third = chosen.betas
-    moments = {"fp32": torch.float32, "bf16": torch.bfloat16}[chosen.moments]
+    settings: dict[str, Any] = {
+        "lr": chosen.learning_rate,
+        "betas": chosen.betas,
+        "eps": chosen.eps,
+        "master_weights": chosen.masters,
+        "moments_dtype": {"fp32": torch.float32, "bf16": torch.bfloat16}[chosen.moments],
+        **chosen.options,
+    }
     with warnings.catch_warnings():
         # The reason of a fallback goes to the run's log and record instead.
         warnings.filterwarnings("ignore", message="Adan runs", category=RuntimeWarning)
-        optimizer = cuda_ext.Adan(
-            groups,
-            lr=chosen.learning_rate,
-            betas=(first, second, third),
-            eps=chosen.eps,
-            implementation=chosen.implementation.value,
-            master_weights=chosen.masters,
-            moments_dtype=moments,
-            **chosen.options,
-        )
+        optimizer = cuda_ext.Adan(groups, implementation=chosen.implementation.value, **settings)
     built = Built(optimizer, optimizer.implementation, "cuda_ext.Adan", optimizer.fallback_reason)
     if not optimizer.implementation.endswith("_fused"):
         return built
@@ -43,13 +40,8 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
         optimizer.implementation,
         device=groups[0]["params"][0].device,
         dtype=stored_format(groups),
-        lr=chosen.learning_rate,
-        betas=(first, second, third),
-        eps=chosen.eps,
         weight_decay=groups[0]["weight_decay"],
-        master_weights=chosen.masters,
-        moments_dtype=moments,
-        **chosen.options,
+        **settings,
     )
     return replace(built, parity=parity.as_dict())
 

@@ -11,7 +11,6 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
-from typing_extensions import override
 
 from trainers.config import MAX_LENGTH, RunConfig
 from trainers.config import Task as TaskConfig
@@ -121,7 +120,6 @@ class DatasetTask(Task, Generic[E]):
         """Yields lines for the log; raises `BadDataError` if nothing can be learned, or nothing scored."""
         return ()
 
-    @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         source = open_source(config.task, config.workspace)
         examples = _Examples(self, source, config.task)
@@ -190,12 +188,10 @@ class DatasetTask(Task, Generic[E]):
             test_units=folder / _UNITS if TEST in parts else None,
         )
 
-    @override
     def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         example = self.example(row, task)
         return () if example is None else example.texts
 
-    @override
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         _Examples(self, source, task).selected()
 
@@ -342,11 +338,11 @@ def require_known(part: str, labels: Iterable[str], known: set[str], remedy: str
         )
 
 
-def require_alike(texts: Mapping[str, Iterable[int]]) -> None:
-    """Refuses a mixture of pairs and single texts, by the number of texts of each example."""
+def require_alike(parts: Parts[E]) -> None:
+    """Refuses a mixture of pairs and single texts."""
     seen: set[int] = set()
-    for part, counts in texts.items():
-        seen.update(counts)
+    for part, examples in parts.items():
+        seen.update(len(one.texts) for one in examples)
         if len(seen) > 1:
             raise BadDataError(
                 f"{part}: some rows have a text_pair and others have none; give every row both texts, or "

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -203,13 +204,8 @@ def estimated_tokens(texts: Sequence[str]) -> list[int]:
 def _counter(folder: Path) -> CountTokens:
     from trainers.data import tokenizers
 
-    tokenizer = tokenizers.load(folder)
-
-    def count(texts: Sequence[str]) -> list[int]:
-        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [len(one) for one in encoded]
-
-    return count
+    encode = partial(tokenizers.load(folder).encode_batch_fast, add_special_tokens=False)
+    return lambda texts: [len(one) for one in encode(list(texts))]
 
 
 # -- Which tasks can read it -----------------------------------------------------------------------

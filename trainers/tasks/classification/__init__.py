@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from trainers.data.sample import Column, Guess, Sample, columns
+from trainers.data.sample import Column, Guess, Sample
 from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
 
@@ -54,7 +54,7 @@ def _guess(sample: Sample) -> Guess | None:
     if not texts or label is None or label in texts or label.is_number:
         return None
     pair = texts[1] if len(texts) > 1 else None
-    fields = columns(sample.mapped(text=texts[0], text_pair=pair, label=label))
+    fields = sample.mapped(text=texts[0], text_pair=pair, label=label)
     if several is not None:
         fields["multi_label"] = True
     if (names := _names(label, sample)) is not None:

@@ -128,7 +128,6 @@ class Classification(DatasetTask[Labelled]):
         own = self.fields(task)
         return {"multi_label": own.multi_label, "labels": json.dumps(own.labels)}
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> Labelled | None:
         texts = contents(row, task)
         written = _several(row) if self.fields(task).multi_label else [row.label("label")]
@@ -156,7 +155,7 @@ class Classification(DatasetTask[Labelled]):
     @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         known = {label for one in parts[TRAIN] for label in one.labels}
-        require_alike({part: [len(one.texts) for one in examples] for part, examples in parts.items()})
+        require_alike(parts)
         for part, examples in parts.items():
             labels = (label for one in examples for label in one.labels)
             require_known(part, labels, known, "remove its rows")
@@ -174,7 +173,6 @@ class Classification(DatasetTask[Labelled]):
         if absent:
             yield f"train: no example has label {', '.join(absent[:_SHOWN])}{' ...' * (len(absent) > _SHOWN)}"
 
-    @override
     def tokenise(
         self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
@@ -192,7 +190,6 @@ class Classification(DatasetTask[Labelled]):
         described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
         (folder / _CLASSES).write_text(json.dumps(described), encoding="utf-8")
 
-    @override
     def head(self, folder: Path) -> ClassHead:
         described = json.loads((folder / _CLASSES).read_text(encoding="utf-8"))
         return ClassHead(tuple(described["classes"]), described["multi_label"])
@@ -215,7 +212,6 @@ class Classification(DatasetTask[Labelled]):
             weights = balanced(tokens.labels, len(head.classes))
         return tokens.weighted(by_label(tokens.labels, weights))
 
-    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         head = self.head(folder)
         if head.multi_label:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from trainers.data.formats import READERS, ending, read_plain
-from trainers.data.layouts import TEST, TRAIN, VALIDATION, SourcePart, files_in, named_parts, tables
-from trainers.data.sample import Guess, Sample, columns
+from trainers.data.layouts import TEST, TRAIN, VALIDATION, SourcePart, files_in, tables
+from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import VocabularyHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
 
@@ -24,7 +23,7 @@ def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
     return files_in(
         path,
         lambda file: True,
-        lambda folder: named_parts(partial(_named, folder)),
+        _named,
         lambda file: (read_plain if ending(file) in _PLAIN else READERS[ending(file)])(file),
     )
 
@@ -43,7 +42,7 @@ class MaskFields(OwnFields):
 
 def _guess(sample: Sample) -> Guess | None:
     text = sample.column("text") or next(iter(sample.texts), None)
-    return None if text is None or not text.is_text else Guess(columns(sample.mapped(text=text)), 1)
+    return None if text is None or not text.is_text else Guess(sample.mapped(text=text), 1)
 
 
 MLM = TaskInfo(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
-from typing_extensions import override
 
 from trainers.config import RunConfig
 from trainers.config import Task as TaskConfig
@@ -47,7 +46,6 @@ _SAMPLE_CHARACTERS = 16 << 20  # Text that a vocabulary is trained on: more chan
 
 
 class Mlm(Task):
-    @override
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
         # Imported here: tasks are read without torch.
         from trainers.data.masking import Masking
@@ -70,16 +68,14 @@ class Mlm(Task):
         }
 
         def build(folder: Path) -> None:
-            notes: list[str] = []
-            texts = _Apart(corpus, overlap_policy(task), notes.append)
             # The test part first: what it has, the others leave out.
             for part in reversed(corpus.parts):
-                _pack(texts, part, tokenizer, task, folder, report)
+                _pack(corpus, part, tokenizer, task, folder, report)
             if TEST in corpus.parts:
                 (folder / _UNITS).write_text(
                     json.dumps(_sequence_names(TokenSet.open(folder, TEST))), encoding="utf-8"
                 )
-            (folder / _NOTES).write_text(json.dumps(notes), encoding="utf-8")
+            (folder / _NOTES).write_text(json.dumps(corpus.notes), encoding="utf-8")
 
         folder = cached_folder(cache / "tokens", digest_of([_LAYOUT, identity]), build)
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
@@ -107,12 +103,10 @@ class Mlm(Task):
             test_units=None if test is None else folder / _UNITS,
         )
 
-    @override
     def texts_of(self, row: Row, task: TaskConfig) -> Sequence[str]:
         text = _text_of(row)
         return () if text is None else (text,)
 
-    @override
     def check_parts(self, source: RowSource, task: TaskConfig) -> None:
         corpus = _Corpus(source, task)
         for part in corpus.parts:
@@ -190,6 +184,8 @@ class _Corpus:
         self._rule = split_rule(source.parts, task.test)
         self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
+        self.notes: list[str] = []
+        self._seen: dict[int, str] = {}
 
     def identity(self, source: Source) -> Facts:
         task = self._task
@@ -240,6 +236,38 @@ class _Corpus:
         if piece:
             yield piece
 
+    def pieces_apart(self, part: str) -> Generator[list[str]]:
+        """Yields a part's texts without those of later parts, which must have been read before."""
+        policy = overlap_policy(self._task)
+        if policy == "allow":
+            yield from self.pieces(part)
+            return
+        own: dict[int, str] = {}
+        dropped = 0
+        try:
+            for piece in self.pieces(part):
+                keys = hashes(map(normal, piece)).tolist()
+                rest = [text for text, key in zip(piece, keys, strict=True) if key not in self._seen]
+                if len(rest) < len(piece) and policy == "error":
+                    text, other = next(
+                        (t, self._seen[k]) for t, k in zip(piece, keys, strict=True) if k in self._seen
+                    )
+                    raise BadDataError(
+                        f"{self.name}: the same text is in the {part} and the {other} part: "
+                        f"{text[:80]!r}; remove it from one, or set task.overlap: drop"
+                    )
+                dropped += len(piece) - len(rest)
+                if part != TRAIN:
+                    own.update(dict.fromkeys(keys, part))
+                if rest:
+                    yield rest
+        finally:
+            self._seen = {**own, **self._seen}
+            if dropped:
+                self.notes.append(
+                    f"{part}: {dropped} texts dropped because they are also in a later part (task.overlap)"
+                )
+
     def nothing(self, part: str) -> BadDataError:
         if self._read_from(part) != part:
             return BadDataError(
@@ -258,44 +286,6 @@ def _text_of(row: Row) -> str | None:
 def _share(text: str, key: bytes = b"") -> float:
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=key).digest()
     return float(int.from_bytes(digest, "little") / 2**64)
-
-
-class _Apart:
-    """A corpus whose parts, read from the last to the first, leave out texts that a later part has."""
-
-    def __init__(self, corpus: _Corpus, policy: str, note: Callable[[str], None]) -> None:
-        self.corpus, self._policy, self._note = corpus, policy, note
-        self._seen: dict[int, str] = {}
-
-    def pieces(self, part: str) -> Generator[list[str]]:
-        if self._policy == "allow":
-            yield from self.corpus.pieces(part)
-            return
-        own: dict[int, str] = {}
-        dropped = 0
-        try:
-            for piece in self.corpus.pieces(part):
-                keys = hashes(map(normal, piece)).tolist()
-                rest = [text for text, key in zip(piece, keys, strict=True) if key not in self._seen]
-                if len(rest) < len(piece) and self._policy == "error":
-                    text, other = next(
-                        (t, self._seen[k]) for t, k in zip(piece, keys, strict=True) if k in self._seen
-                    )
-                    raise BadDataError(
-                        f"{self.corpus.name}: the same text is in the {part} and the {other} part: "
-                        f"{text[:80]!r}; remove it from one, or set task.overlap: drop"
-                    )
-                dropped += len(piece) - len(rest)
-                if part != TRAIN:
-                    own.update(dict.fromkeys(keys, part))
-                if rest:
-                    yield rest
-        finally:
-            self._seen = {**own, **self._seen}
-            if dropped:
-                self._note(
-                    f"{part}: {dropped} texts dropped because they are also in a later part (task.overlap)"
-                )
 
 
 def _sequence_names(tokens: TokenSet) -> list[str]:
@@ -324,7 +314,7 @@ def _beginning(corpus: _Corpus) -> list[str]:
 
 
 def _pack(
-    source: _Apart,
+    corpus: _Corpus,
     part: str,
     tokenizer: Tokenizer,
     task: TaskConfig,
@@ -337,7 +327,7 @@ def _pack(
     packer = Packer(task.max_length, begin=begin, separator=separator, dtype=dtype)
     progress = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
     done = 0
-    with closing(TokenWriter(folder, part, dtype)) as writer, closing(source.pieces(part)) as pieces:
+    with closing(TokenWriter(folder, part, dtype)) as writer, closing(corpus.pieces_apart(part)) as pieces:
         for texts in pieces:
             full = packer.add(*encode(texts))[: wanted - done]
             writer.append(full, np.full(len(full), task.max_length))
@@ -351,7 +341,7 @@ def _pack(
                 writer.append(rest, np.array([len(rest)]))
                 done += 1
         if not done:
-            raise source.corpus.nothing(part)
+            raise corpus.nothing(part)
         exact = task.examples_of(part)
         if exact is not None and done < exact:
             raise BadDataError(

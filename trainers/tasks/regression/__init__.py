@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainers.data.sample import Guess, Sample, columns
+from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import NumberHead
 from trainers.tasks.info import NO_LOSS, CutFields, Score, TaskInfo
 
@@ -31,7 +31,7 @@ def _guess(sample: Sample) -> Guess | None:
         return None
     pair = texts[1] if len(texts) > 1 else None
     number = sample.column("label") if sample.column("label") in numbers else numbers[0]
-    return Guess(columns(sample.mapped(text=texts[0], text_pair=pair, label=number)), 2)
+    return Guess(sample.mapped(text=texts[0], text_pair=pair, label=number), 2)
 
 
 REGRESSION = TaskInfo(

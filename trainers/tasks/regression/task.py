@@ -106,7 +106,6 @@ class Regression(DatasetTask[Scored]):
     def settings(self, task: TaskConfig) -> Facts:
         return {"label_range": json.dumps(task.own(NumberFields).label_range)}
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> Scored:
         number = row.number("label")
         allowed = task.own(NumberFields).label_range
@@ -118,14 +117,13 @@ class Regression(DatasetTask[Scored]):
 
     @override
     def draw(self, parts: Parts[Scored], task: TaskConfig) -> dict[str, list[Scored]]:
-        require_alike({part: [len(one.texts) for one in examples] for part, examples in parts.items()})
+        require_alike(parts)
         return super().draw(parts, task)
 
     @override
     def review(self, parts: Parts[Scored], task: TaskConfig) -> Iterator[str]:
         return same_answer(parts, lambda one: f"label {one.number:g}", "add examples with other numbers")
 
-    @override
     def tokenise(
         self, examples: Sequence[Scored], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
@@ -137,7 +135,6 @@ class Regression(DatasetTask[Scored]):
         statistics = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
         (folder / _STATISTICS).write_text(json.dumps(statistics), encoding="utf-8")
 
-    @override
     def head(self, folder: Path) -> NumberHead:
         statistics = json.loads((folder / _STATISTICS).read_text(encoding="utf-8"))
         return NumberHead(statistics["mean"], 2.0 ** round(math.log2(statistics["deviation"])))
@@ -148,7 +145,6 @@ class Regression(DatasetTask[Scored]):
         assert isinstance(head, NumberHead)
         return tokens.weighted(np.full(len(tokens), 0.5 / head.scale**2, dtype=np.float32))
 
-    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         return NumberScoring(tokens.labels, task.own(NumberFields).label_range)
 

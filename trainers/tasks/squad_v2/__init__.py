@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import Field
 
 from trainers.data.allowance import read_start
 from trainers.data.formats import Row, read_json
-from trainers.data.layouts import SourcePart, files_in, named_parts
+from trainers.data.layouts import SourcePart, files_in
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
@@ -24,7 +23,7 @@ _OF_SOME = Score("1", better="higher", share="some")
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds `train-v2.0.json`, perhaps with `dev-` and `test-v2.0.json`, or one such file."""
-    return files_in(path, _is_official, lambda folder: named_parts(partial(_named, folder)), read_squad)
+    return files_in(path, _is_official, _named, read_squad)
 
 
 def read_squad(path: Path) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.config import Task as TaskConfig
-from trainers.data.encoding import token_dtype
+from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_groups, numbers_of
@@ -64,7 +64,6 @@ class SquadQuestion:
 class SquadV2(DatasetTask[SquadQuestion]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> SquadQuestion:
         number = str(row.label("id")).strip()
         if not number:
@@ -137,11 +136,9 @@ class SquadV2(DatasetTask[SquadQuestion]):
             if part != TRAIN:
                 GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
 
-    @override
     def head(self, folder: Path) -> Head:
         return SpanHead()
 
-    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         questions = GoldQuestions.read(folder / f"{part}.{_QUESTIONS}")
         return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
@@ -234,7 +231,7 @@ class Contexts:
             lengths.extend(len(one) for one in encoded)
             ids.extend(np.array(one.ids, dtype=token_dtype(tokenizer)) for one in encoded)
             chars.extend(_places(text, one.offsets) for text, one in zip(chunk, encoded, strict=True))
-        self.offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self.offsets = ends_of(np.array(lengths))
         self.ids, self.chars = np.concatenate(ids), np.concatenate(chars)
 
     def span(self, context: int, answer: AnswerText) -> Span | None:
@@ -283,12 +280,7 @@ def tokenise_windows(
     contexts = Contexts(list(numbers), tokenizer)
     dtype = token_dtype(tokenizer)
     tail = np.array(after_both, dtype=dtype)
-    pieces: list[npt.NDArray[np.integer]] = []
-    lengths: list[int] = []
-    labels: list[Span] = []
-    second_at: list[int] = []
-    of_question: list[int] = []
-    chars_at: list[int] = []
+    made: list[tuple[npt.NDArray[np.integer], Span, int, int, int]] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
         encoded = tokenizer.encode_batch_fast([one.text for one in chunk], add_special_tokens=False)
@@ -306,18 +298,16 @@ def tokenise_windows(
             if begin == end:
                 raise BadDataError(f"{one.where}, field context: no tokens; remove the question")
             for first, after in windows(end - begin, room, min(stride, room // 2)):
-                pieces.append(np.concatenate((head, contexts.ids[begin + first : begin + after], tail)))
-                lengths.append(len(pieces[-1]))
+                window = np.concatenate((head, contexts.ids[begin + first : begin + after], tail))
                 inside = answer is not None and first <= answer[0] and answer[1] < after
                 shift = len(head) - first
-                labels.append((answer[0] + shift, answer[1] + shift) if answer and inside else (0, 0))
-                second_at.append(len(head))
-                of_question.append(i)
-                chars_at.append(begin - shift)
+                label = (answer[0] + shift, answer[1] + shift) if answer and inside else (0, 0)
+                made.append((window, label, len(head), i, begin - shift))
         progress(start + len(chunk))
+    pieces, labels, second_at, of_question, chars_at = zip(*made, strict=True)
     return TokenSet(
         np.concatenate(pieces),
-        np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
+        ends_of(np.array([len(window) for window in pieces])),
         np.array(labels, dtype=np.int64),
         np.array(second_at, dtype=np.int64),
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from trainers.data.formats import READERS, Row, ending, read_lines
@@ -24,7 +25,7 @@ _ENTITIES = Score("1", better="higher")
 
 def column_files(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds one file of columns, or one per part, whose names contain `train`, `dev`, `test`."""
-    return files_in(path, _has_columns, lambda folder: loosely_named(folder, _has_columns), read_columns)
+    return files_in(path, _has_columns, partial(loosely_named, _has_columns), read_columns)
 
 
 def read_columns(path: Path) -> Iterator[Row]:

@@ -58,7 +58,6 @@ class TokenClassification(DatasetTask[Tagged]):
     def settings(self, task: TaskConfig) -> Facts:
         return {"labels": json.dumps(task.own(TagFields).labels)}
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> Tagged:
         if row.fields.get("tokens") is None and row.fields.get("text") is not None:
             return _of_spans(row)
@@ -86,7 +85,6 @@ class TokenClassification(DatasetTask[Tagged]):
                     raise BadDataError(f"{line}, so there is nothing to learn; add examples with entities")
                 yield f"{line}: its scores mean little"
 
-    @override
     def tokenise(
         self, examples: Sequence[Tagged], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
@@ -134,11 +132,9 @@ class TokenClassification(DatasetTask[Tagged]):
     def describe(self, folder: Path, parts: Parts[Tagged], task: TaskConfig) -> None:
         (folder / _CLASSES).write_text(json.dumps(parts[TRAIN][0].classes), encoding="utf-8")
 
-    @override
     def head(self, folder: Path) -> TokenHead:
         return TokenHead(tuple(json.loads((folder / _CLASSES).read_text(encoding="utf-8"))))
 
-    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         columns = tokens.columns
         return EntityScoring(columns["tag"], columns["words"], columns["seen"], self.head(folder).classes)

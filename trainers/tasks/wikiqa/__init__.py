@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from trainers.data.formats import Row, read_lines, read_tsv
-from trainers.data.layouts import SourcePart, files_in, named_parts
+from trainers.data.layouts import SourcePart, files_in
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
@@ -23,8 +23,9 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
     complete.
     """
 
-    def named(end: str, folder: Path) -> Mapping[str, Path]:
-        return named_parts(lambda name: f if (f := folder / f"WikiQA-{name}{end}").is_file() else None)
+    def named(end: str, folder: Path, name: str) -> Path | None:
+        file = folder / f"WikiQA-{name}{end}"
+        return file if file.is_file() else None
 
     forms = (
         files_in(path, lambda file: False, partial(named, ".tsv"), read_tsv),

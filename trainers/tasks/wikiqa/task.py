@@ -110,7 +110,6 @@ class WikiQa(DatasetTask[Pair]):
 
     spellings = {"0": 0, "1": 1}  # noqa: RUF012
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> Pair:
         question = row.text(_named(row, "question", "Question"))
         sentence = row.text(_named(row, "sentence", "answer", "Sentence"))
@@ -161,7 +160,6 @@ class WikiQa(DatasetTask[Pair]):
     def review(self, parts: Parts[Pair], task: TaskConfig) -> Iterable[str]:
         return same_answer(parts, lambda pair: f"label {pair.stratum}", "add sentences of the other label")
 
-    @override
     def tokenise(
         self, examples: Sequence[Pair], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
     ) -> TokenSet:
@@ -172,11 +170,9 @@ class WikiQa(DatasetTask[Pair]):
             tokens, columns={**tokens.columns, "question": numbers_of([pair.key for pair in examples])}
         )
 
-    @override
     def head(self, folder: Path) -> Head:
         return ClassHead(_CLASSES)
 
-    @override
     def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
