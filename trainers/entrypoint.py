@@ -22,6 +22,7 @@ from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
 from trainers.profiling.profile import Profile
+from trainers.registry import imported
 from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.flops import ModelShape
@@ -193,9 +194,8 @@ def preload() -> None:
     gc.disable()
     try:
         importlib.import_module("trainers.loop.assembly")
-        base = importlib.import_module("trainers.tasks.base")
         for info in TASKS.values():
-            base.task_class(info)
+            imported(info.implementation)
         gc.freeze()
     finally:
         if collects:

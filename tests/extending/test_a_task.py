@@ -16,9 +16,9 @@ import pytest
 
 from tests.extending.loudness import LOUDNESS
 from trainers.config import Task
+from trainers.registry import imported
 from trainers.tasks import TASKS
 from trainers.tasks.base import Task as Loaded
-from trainers.tasks.base import task_class
 from trainers.tasks.info import TaskInfo
 
 ROOT = Path(__file__).parents[2]
@@ -123,4 +123,4 @@ def test_a_headline_without_a_direction_is_refused():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_loads_from_its_entry(name):
-    assert issubclass(task_class(TASKS[name]), Loaded)
+    assert issubclass(imported(TASKS[name].implementation), Loaded)

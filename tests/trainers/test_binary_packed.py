@@ -20,8 +20,7 @@ from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED
 from trainers.models.binary import install, load_packed
 from trainers.models.binary.layers import BinaryLinear
-from trainers.models.binary.packed import PackedLinear, packed
-from trainers.models.binary.packed_folder import LAYOUT, PACKED_WEIGHTS, write
+from trainers.models.binary.packed import LAYOUT, PACKED_WEIGHTS, PackedLinear, packed, write
 from trainers.models.binary.settings import BITS, Binary
 from trainers.models.precision import Arithmetic, inference_for
 from trainers.telemetry.memory import MIB, weight_mib

@@ -30,7 +30,7 @@ from trainers.tasks.regression.task import NumberScoring
 from trainers.tasks.scores import classification
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
 from trainers.tasks.tariff.task import CodeScoring
-from trainers.tasks.token_classification.scoring import EntityScoring
+from trainers.tasks.token_classification.task import EntityScoring
 from trainers.tasks.wikiqa.task import RankingScoring
 
 Scores = Mapping[str, float]

@@ -23,15 +23,15 @@ from trainers.model_kinds.heads import IGNORED
 from trainers.models.origin import Preset
 from trainers.reporting import NeverStop
 from trainers.tasks import base
-from trainers.tasks.token_classification.scoring import (
+from trainers.tasks.token_classification.task import (
     EntityCounts,
     EntityScoring,
     entities,
+    first_pieces,
     repaired,
     tags_of,
     words_of,
 )
-from trainers.tasks.token_classification.task import first_pieces
 
 TAGS = ("O", "B-a", "I-a", "B-b", "I-b")
 

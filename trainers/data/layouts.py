@@ -32,14 +32,10 @@ Readers = Mapping[str, Callable[[Path], Iterator[Row]]]  # Readers of tables by 
 class SplitRule(StrEnum):
     """Where the test part comes from."""
 
-    own = "own"
-    """The dataset has one."""
-    half = "half of validation"
-    """Every second unit of the validation part, by hash."""
-    held_out = "held out of train"
-    """`validation_fraction` of the training part's units, by hash."""
-    none = "none"
-    """There is no test part."""
+    own = "own"  # The dataset has one
+    half = "half of validation"  # Every second unit of the validation part, by hash
+    held_out = "held out of train"  # `validation_fraction` of the training part's units, by hash
+    none = "none"  # There is no test part
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:

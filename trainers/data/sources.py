@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from trainers.config import Task, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
@@ -25,28 +25,19 @@ from trainers.data.layouts import (
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, not_from_hub, resolve
 from trainers.errors import BadDataError
 
-
-class RowSource(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def parts(self) -> Mapping[str, object]:
-        """Facts of each part that a run reads: `train`, and `validation` and `test` if they exist."""
-        ...
-
-    @property
-    def rows(self) -> Callable[[str], Iterator[Row]]: ...
+FactsT = TypeVar("FactsT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Source(Generic[FactsT]):
+    """A dataset; its parts are those that a run reads: `train`, and `validation` and `test` if they exist."""
+
     name: str
-    parts: Mapping[str, FileSet]
-    rows: Callable[[str], Iterator[Row]]
+    parts: Mapping[str, FactsT]
+    rows: Callable[[str], Iterator[Row]]  # By the name of a part
 
 
-def open_source(task: Task, workspace: Workspace) -> Source:
+def open_source(task: Task, workspace: Workspace) -> Source[FileSet]:
     """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
     path = task.path or HUB + task.info.hub_id
     if not task.path and not task.info.hub_id:
@@ -84,7 +75,7 @@ def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
     )
 
 
-def _of_files(path: Path, task: Task, memory: Path) -> Source:
+def _of_files(path: Path, task: Task, memory: Path) -> Source[FileSet]:
     parts = parts_at(path, task)
     root = path if path.is_dir() else path.parent
     prints = {name: fingerprint(root, part.files, memory) for name, part in parts.items()}
@@ -99,14 +90,14 @@ def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[R
     return (row.renamed(written) for row in rows) if columns else rows
 
 
-def source_identity(source: Source, task: Task) -> dict[str, str | int | float]:
+def source_identity(source: Source[FileSet], task: Task) -> dict[str, str | int | float]:
     """Returns number, size and hash of the files of a dataset, by part, and the rule of the test part."""
     by_part = ((part, asdict(files)) for part, files in source.parts.items())
     identity = {f"{part}.{name}": value for part, files in by_part for name, value in files.items()}
     return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
 
 
-def _on_hub(name: str, task: Task, *, offline: bool) -> Source:
+def _on_hub(name: str, task: Task, *, offline: bool) -> Source[FileSet]:
     with preparing():
         splits = load_splits(name, offline=offline)
     tables = named_parts(splits.get)

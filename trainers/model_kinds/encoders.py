@@ -19,28 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """Models whose layers compute with quantised copies of their weights.
+    """Models whose layers compute with quantised copies of their weights."""
 
-    Attributes:
-        settings: Section of the spec, with a default for each field.
-        misfits: Fields of a section that do not fit a model, with the problem and its fix; called with the
-            section, the model's name and its configuration.
-        prepared: Returns a student as a section describes it, before the layers are installed.
-        awaits_data: Whether a learned scale of a student has no value yet.
-        calibrating: Forward passes of a student within it set such scales from their inputs.
-        latent_of: See `trainers.models.latent`.
-        inference: Evaluation from packed weights; called with the training's arithmetic and the device.
-        write_packed: Writes the packed form of a model folder to another; returns its manifest.
-    """
-
-    settings: type[Section]
+    settings: type[Section]  # Section of the spec, with a default for each field
+    # Fields of a section that do not fit a model, by its name and configuration, with problem and fix.
     misfits: Callable[[Section, str, Mapping[str, Any]], Iterator[tuple[str, str]]]
-    prepared: Callable[[Any, Section], Any]
-    awaits_data: Callable[[Any], bool]
+    prepared: Callable[[Any, Section], Any]  # A student as a section describes it, before `install`
+    awaits_data: Callable[[Any], bool]  # Whether a learned scale of a student has no value yet
+    # Forward passes of a student within it set such scales from their inputs.
     calibrating: Callable[[Any], AbstractContextManager[None]]
-    latent_of: Callable[[Any], Any]
-    inference: Callable[[Any, torch.device], Any]
-    write_packed: Callable[[Path, Path], dict[str, Any]]
+    latent_of: Callable[[Any], Any]  # See `trainers.models.latent`
+    inference: Callable[[Any, torch.device], Any]  # Evaluation from packed weights, by training's arithmetic
+    write_packed: Callable[[Path, Path], dict[str, Any]]  # Packs a model folder; returns its manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,9 @@ QUANTISED = "binary"
 
 
 class Attention(StrEnum):
-    full = "full"
-    """Every token to all of its text, through transformers' attention interface."""
-    windowed = "windowed"
-    """Some layers to a window only, through the same interface."""
-    own = "own"
-    """By the model's own code, which no other implementation can replace."""
+    full = "full"  # Every token to all of its text, through transformers' attention interface
+    windowed = "windowed"  # Some layers to a window only, through the same interface
+    own = "own"  # By the model's own code, which no other implementation can replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +33,6 @@ class Shape:
 
 
 Fields = Mapping[str, Any]  # Fields of a `config.json`, or of transformers' own configuration
-
-
-def _like_bert(_fields: Fields) -> dict[str, Any]:
-    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +62,7 @@ class FamilyInfo:
     pipelines: bool = True
     selects_layers: bool = True  # Whether `model.layers` works: layers do not depend on their position
     # Values of `FlopCount` that differ from BERT's, by the fields of a configuration.
-    own_arithmetic: Callable[[Fields], dict[str, Any]] = _like_bert
+    own_arithmetic: Callable[[Fields], dict[str, Any]] = lambda fields: {}
 
     @property
     def sizes(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
@@ -26,14 +26,11 @@ PRESETS = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
 class Preset:
     """A model that starts from random weights."""
 
+    family: ClassVar[FamilyInfo] = BERT
     name: str
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def family(self) -> FamilyInfo:
-        return BERT
 
     def config(self, vocabulary_size: int) -> dict[str, Any]:
         hidden = PRESETS[self.name]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,10 +57,8 @@ class EncoderParity:
         return asdict(self)
 
 
-class LossOf(Protocol):
-    """Sum of a task's loss over a batch, a scalar in fp32."""
-
-    def __call__(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor: ...
+LossOf = Callable[[torch.Tensor, Batch], torch.Tensor]
+"""Sum of a task's loss over a batch, a scalar in fp32, by its logits."""
 
 
 def compared(data: TokenSet, pad_id: int, multiple: int) -> Batch:

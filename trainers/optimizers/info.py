@@ -36,14 +36,9 @@ class States:
 
     def size_bytes(self, stored: str, masters: str, moments: str) -> int:
         """Returns bytes per parameter, with masters; `stored` is the format of parameters and gradients."""
-        size = BYTES
-        masters_bytes = MASTER_BYTES[masters] if size[stored] < size["fp32"] else 0
-        return (
-            self.moments * size[moments]
-            + self.fp32 * size["fp32"]
-            + self.gradients * size[stored]
-            + masters_bytes
-        )
+        fp32 = BYTES["fp32"]
+        states = self.moments * BYTES[moments] + self.fp32 * fp32 + self.gradients * BYTES[stored]
+        return states + (MASTER_BYTES[masters] if BYTES[stored] < fp32 else 0)
 
     @property
     def passes(self) -> int:

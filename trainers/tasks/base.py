@@ -20,7 +20,7 @@ from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import RunConfig
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
-from trainers.data.sources import RowSource
+from trainers.data.sources import Source
 from trainers.data.tokens import TokenSet
 from trainers.model_kinds.heads import Head
 from trainers.models.origin import Origin
@@ -127,7 +127,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
+    def check_parts(self, source: Source[object], task: TaskConfig) -> None:
         """Raises `BadDataError` for parts that are empty, teach nothing, or have a label not in training."""
 
     @abstractmethod
@@ -138,11 +138,7 @@ class Task(ABC):
         """
 
 
-def task_class(info: TaskInfo) -> type[Task]:
-    loaded: type[Task] = imported(info.implementation)
-    return loaded
-
-
 def build(name: str, cross_entropy: CrossEntropy | None = None) -> Task:
     info = TASKS[name]
-    return task_class(info)(info, cross_entropy)
+    task: Task = imported(info.implementation)(info, cross_entropy)
+    return task

@@ -28,7 +28,7 @@ from trainers.data.selection import (
     normal,
     numbered_names,
 )
-from trainers.data.sources import RowSource, open_source, source_identity
+from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import Head
@@ -192,14 +192,14 @@ class DatasetTask(Task, Generic[E]):
         example = self.example(row, task)
         return () if example is None else example.texts
 
-    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
+    def check_parts(self, source: Source[object], task: TaskConfig) -> None:
         _Examples(self, source, task).selected()
 
 
 class _Examples(Generic[E]):
     """A run's examples, read at most once and only when the cache lacks something."""
 
-    def __init__(self, task: DatasetTask[E], source: RowSource, config: TaskConfig) -> None:
+    def __init__(self, task: DatasetTask[E], source: Source[object], config: TaskConfig) -> None:
         self._task, self._source, self._config = task, source, config
         self._selected: dict[str, list[E]] | None = None
         self.notes: list[str] = []

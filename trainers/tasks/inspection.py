@@ -25,7 +25,7 @@ from trainers.data.formats import HEADERLESS, Row, ending, read_lines
 from trainers.data.layouts import SourcePart
 from trainers.data.sample import Column, Sample, looks_like_a_header
 from trainers.data.selection import hashes, normal
-from trainers.data.sources import parts_at, renamed
+from trainers.data.sources import Source, parts_at, renamed
 from trainers.errors import BadDataError
 from trainers.tasks import TASKS
 from trainers.tasks.base import build
@@ -53,13 +53,9 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    name: str
     parts: Mapping[str, Sequence[Row]]
     whole: bool  # Whether these are all rows of all parts
     mistakes: Sequence[str]  # One line for each part with a row that cannot be used
-
-    def rows(self, part: str) -> Iterator[Row]:
-        return iter(self.parts[part])
 
 
 def mistakes_in(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> Sequence[str]:
@@ -67,8 +63,9 @@ def mistakes_in(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> 
     first = first_rows(path, task, roots=roots)
     if first.mistakes or not first.whole:
         return first.mistakes
+    source = Source(path.name, first.parts, lambda part: iter(first.parts[part]))
     try:
-        build(task.name).check_parts(first, task)
+        build(task.name).check_parts(source, task)
     except BadDataError as error:
         return [str(error)]
     return []
@@ -95,9 +92,9 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
         with within(Allowance(LOOK_BYTES, LOOK_S, roots)):
             sources = parts_at(path, task)
     except BadDataError as error:
-        return FirstRows(path.name, {}, False, [str(error)])
+        return FirstRows({}, False, [str(error)])
     except (Spent, OSError):  # Elsewhere it may be readable: the run decides.
-        return FirstRows(path.name, {}, False, [])
+        return FirstRows({}, False, [])
     rules = build(task.name)
     parts: dict[str, list[Row]] = {}
     mistakes: list[str] = []
@@ -113,7 +110,7 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
             mistakes.append(str(error))
         except (Spent, OSError):
             whole = False
-    return FirstRows(path.name, parts, whole, mistakes)
+    return FirstRows(parts, whole, mistakes)
 
 
 @dataclass(frozen=True, slots=True)

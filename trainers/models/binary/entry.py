@@ -25,7 +25,7 @@ def entries() -> tuple[EncoderInfo, ...]:
         calibrating=Deferred(f"{package}.install:calibrating"),
         latent_of=Deferred(f"{package}.course:latent_of"),
         inference=Deferred(f"{package}.packed:PackedInference"),
-        write_packed=Deferred(f"{package}.packed_folder:write"),
+        write_packed=Deferred(f"{package}.packed:write"),
     )
     return (
         EncoderInfo(

@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 from trainers.config import RunConfig
 from trainers.config import Task as TaskConfig
 from trainers.data import tokenizers
-from trainers.data.cache import cached_folder, digest_of, digest_text
+from trainers.data.cache import FileSet, cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.selection import hashes, normal, numbered_names
-from trainers.data.sources import RowSource, Source, open_source, source_identity
+from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
@@ -107,7 +107,7 @@ class Mlm(Task):
         text = _text_of(row)
         return () if text is None else (text,)
 
-    def check_parts(self, source: RowSource, task: TaskConfig) -> None:
+    def check_parts(self, source: Source[object], task: TaskConfig) -> None:
         corpus = _Corpus(source, task)
         for part in corpus.parts:
             if next(corpus.texts(part), None) is None:
@@ -178,7 +178,7 @@ class _Corpus:
     validation part is made of the training part. Texts are divided by hash, so that none is in two parts.
     """
 
-    def __init__(self, source: RowSource, task: TaskConfig) -> None:
+    def __init__(self, source: Source[object], task: TaskConfig) -> None:
         self._source, self._task = source, task
         self._divided = VALIDATION not in source.parts
         self._rule = split_rule(source.parts, task.test)
@@ -187,7 +187,7 @@ class _Corpus:
         self.notes: list[str] = []
         self._seen: dict[int, str] = {}
 
-    def identity(self, source: Source) -> Facts:
+    def identity(self, source: Source[FileSet]) -> Facts:
         task = self._task
         return {
             "task": task.name,

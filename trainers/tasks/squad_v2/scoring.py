@@ -108,8 +108,11 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
     """
     import torch
 
+    assert batch.token_type_ids is not None
+    second = batch.token_type_ids.bool()
+    # The context is the second text without the `[SEP]` that ends it.
+    outside = ~(second & torch.nn.functional.pad(second[:, 1:], (0, 1), value=False))
     first, last = logits.float().unbind(-1)
-    outside = ~_in_context(batch)
     size, width = first.shape
     begins = first.masked_fill(outside, -torch.inf)
     ends = last.masked_fill(outside, -torch.inf)
@@ -125,15 +128,6 @@ def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Ten
         for part, value in zip(spans, (-torch.inf, 0.0, 0.0), strict=True)
     )
     return torch.cat([(first[:, 0] + last[:, 0])[:, None], *filled], dim=1)
-
-
-def _in_context(batch: Batch) -> torch.Tensor:
-    """(B, S) True on the context's tokens: of the second text, all but the `[SEP]` that ends it."""
-    import torch
-
-    assert batch.token_type_ids is not None
-    second = batch.token_type_ids.bool()
-    return second & torch.nn.functional.pad(second[:, 1:], (0, 1), value=False)
 
 
 @dataclass(frozen=True, slots=True)
