@@ -278,8 +278,9 @@ def test_codes_that_training_lacks_count_as_wrong():
         "train": [phrase("a", "0101"), phrase("b", "0102"), phrase("c", "0901")],
         "validation": [phrase("d", "0102"), phrase("e", "0103")],
     }
-    chosen = base.build("tariff").draw(phrases, Task(name="tariff", level=4))
-    assert chosen["train"][0].classes == chosen["validation"][0].classes == ("0101", "0102", "0901")
+    tariff, config = base.build("tariff"), Task(name="tariff", level=4)
+    chosen = tariff.draw(phrases, config)
+    assert tariff.head(phrases, chosen, config).classes == ("0101", "0102", "0901")
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(
         np.array([[1, 0, 2], [1, 0, 2]], dtype=np.float32)
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from cuda_ext import MASTERS, MOMENTS
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
-
-if TYPE_CHECKING:
-    from cuda_ext import Availability
+from trainers.registry import Deferred
 
 
 def build(groups: Groups, chosen: Hyperparameters) -> Built:
@@ -46,12 +44,6 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
     return replace(built, parity=parity.as_dict())
 
 
-def _availability() -> Sequence[Availability]:
-    from cuda_ext import availability
-
-    return availability(compile_now=False)
-
-
 ADAN = OptimizerInfo(
     name="adan",
     summary="Adan (arXiv 2208.06677), in the official code's convention of betas",
@@ -64,5 +56,5 @@ ADAN = OptimizerInfo(
     moments=MOMENTS,
     options=("no_prox",),
     freezes_second_moment=True,
-    availability=_availability,
+    availability=partial(Deferred("cuda_ext:availability"), compile_now=False),
 )

@@ -50,6 +50,7 @@ class Example(Protocol):
 
 
 E = TypeVar("E", bound=Example)
+H = TypeVar("H", bound=Head)
 Parts = Mapping[str, Sequence[E]]
 Facts = Mapping[str, str | int | float]
 Progress = Callable[[int], None]  # Called with the number of examples done so far

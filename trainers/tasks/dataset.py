@@ -6,10 +6,13 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from trainers.config import MAX_LENGTH, RunConfig
@@ -29,22 +32,34 @@ from trainers.data.selection import (
     numbered_names,
 )
 from trainers.data.sources import Source, open_source, source_identity
-from trainers.data.tokens import TokenSet
+from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
-from trainers.model_kinds.heads import Head
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import E, Facts, Parts, Prepared, Progress, Scoring, Task
+from trainers.tasks.base import E, Example, Facts, H, Parts, Prepared, Progress, Scoring, Task
 from trainers.tasks.info import CutFields, OwnFields
 
-_LAYOUT = 6  # Grows when the cache's content changes for the same input
+_LAYOUT = 7  # Grows when the cache's content changes for the same input
 _REPORT_S = 2.0
 _NOTES = "notes.json"
+_HEAD, _GOLD = "head.json", "gold.json"
 _UNITS = "test.units.json"
 
 Drawn = TypeVar("Drawn")
 
 
-class DatasetTask(Task, Generic[E]):
+@dataclass(frozen=True, slots=True)
+class Tokenising:
+    tokenizer: Tokenizer
+    task: TaskConfig
+    progress: Progress
+
+    def texts(self, examples: Sequence[Example], labels: npt.NDArray[Any]) -> TokenSet:
+        """Returns tokens of examples that have one text or two each, with a label for each."""
+        texts = [one.texts for one in examples]
+        return tokenise(texts, labels, self.tokenizer, self.task.max_length, self.progress)
+
+
+class DatasetTask(Task, Generic[E, H]):
     """A task with one example per row. A subclass defines how a row becomes tokens and a score."""
 
     left_out: ClassVar[str] = ""
@@ -55,19 +70,18 @@ class DatasetTask(Task, Generic[E]):
         """Returns the example of a row; None = it has nothing that this run learns."""
 
     @abstractmethod
-    def tokenise(
-        self, examples: Sequence[E], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
-        """Returns tokens and labels of one part; `progress` receives the number of examples done so far."""
+    def tokenise(self, examples: Sequence[E], head: H, by: Tokenising) -> TokenSet:
+        """Returns tokens and labels of one part."""
 
     @abstractmethod
-    def head(self, folder: Path) -> Head:
-        """Returns the model's head; `folder` has the files that `describe` wrote."""
+    def head(self, parts: Parts[E], chosen: Parts[E], task: TaskConfig) -> H:
+        """Returns the model's head, by all examples and by those that `draw` returned."""
 
     @abstractmethod
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring: ...
+    def scoring(self, tokens: TokenSet, head: H, task: TaskConfig, gold: Path) -> Scoring:
+        """`gold` is the file that `write_gold` wrote."""
 
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: H, task: TaskConfig) -> TokenSet:
         """Returns a part with loss weights for its labels; unchanged unless a task weighs labels."""
         return tokens
 
@@ -79,8 +93,8 @@ class DatasetTask(Task, Generic[E]):
         """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
         return numbered_names(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
 
-    def describe(self, folder: Path, parts: Parts[E], task: TaskConfig) -> None:
-        """Writes into the cache what head and scoring need besides tokens; nothing by default."""
+    def write_gold(self, gold: Path, examples: Sequence[E]) -> None:
+        """Writes into the cache what a part's scoring needs besides tokens and head; nothing by default."""
 
     def settings(self, task: TaskConfig) -> Facts:
         """Fields of the run's task, besides the common ones, that its tokens depend on."""
@@ -116,7 +130,7 @@ class DatasetTask(Task, Generic[E]):
     def draw(self, parts: Parts[E], task: TaskConfig) -> dict[str, list[E]]:
         return drawn(parts, lambda one: one.stratum, task)
 
-    def review(self, parts: Parts[E], task: TaskConfig) -> Iterable[str]:
+    def review(self, parts: Parts[E], head: H, task: TaskConfig) -> Iterable[str]:
         """Yields lines for the log; raises `BadDataError` if nothing can be learned, or nothing scored."""
         return ()
 
@@ -142,12 +156,17 @@ class DatasetTask(Task, Generic[E]):
         pad_id = tokenizers.SpecialTokens.of(tokenizer, file.parent).id_of("pad_token")
         tokenizer_digest = digest_text(tokenizer.to_str())
 
+        kind: TypeAdapter[Any] = TypeAdapter(self.info.head)
+
         def build(folder: Path) -> None:
             selected = examples.selected()
+            (folder / _HEAD).write_bytes(kind.dump_json(examples.head))
             for part, chosen in selected.items():
                 progress = Pace(report, f"{part}: tokenised", len(chosen))
-                self.tokenise(chosen, tokenizer, config.task, progress).save(folder, part)
-            self.describe(folder, selected, config.task)
+                by = Tokenising(tokenizer, config.task, progress)
+                self.tokenise(chosen, examples.head, by).save(folder, part)
+                if part != TRAIN:
+                    self.write_gold(folder / f"{part}.{_GOLD}", chosen)
             if TEST in selected:
                 names = list(self.unit_names(selected[TEST]))
                 (folder / _UNITS).write_text(json.dumps(names), encoding="utf-8")
@@ -162,10 +181,10 @@ class DatasetTask(Task, Generic[E]):
         for part, tokens in parts.items():
             if tokens.cut.any():
                 report(examples.cut_line(part, tokens))
-        head = self.head(folder)
+        head = kind.validate_json((folder / _HEAD).read_bytes())
         parts = {part: self.weighted(part, tokens, head, config.task) for part, tokens in parts.items()}
         scorings = {
-            part: self.scoring(folder, part, tokens, config.task)
+            part: self.scoring(tokens, head, config.task, folder / f"{part}.{_GOLD}")
             for part, tokens in parts.items()
             if part != TRAIN
         }
@@ -196,12 +215,13 @@ class DatasetTask(Task, Generic[E]):
         _Examples(self, source, task).selected()
 
 
-class _Examples(Generic[E]):
+class _Examples(Generic[E, H]):
     """A run's examples, read at most once and only when the cache lacks something."""
 
-    def __init__(self, task: DatasetTask[E], source: Source[object], config: TaskConfig) -> None:
+    def __init__(self, task: DatasetTask[E, H], source: Source[object], config: TaskConfig) -> None:
         self._task, self._source, self._config = task, source, config
         self._selected: dict[str, list[E]] | None = None
+        self.head: H  # Of the selected examples
         self.notes: list[str] = []
         self.rule = split_rule(source.parts, config.test)
 
@@ -211,7 +231,8 @@ class _Examples(Generic[E]):
             if overlap_policy(self._config) != "allow":
                 parts = self._apart(parts)
             self._selected = self._task.draw(parts, self._config)
-            self.notes.extend(self._task.review(self._selected, self._config))
+            self.head = self._task.head(parts, self._selected, self._config)
+            self.notes.extend(self._task.review(self._selected, self.head, self._config))
         return self._selected
 
     def _apart(self, parts: Mapping[str, list[E]]) -> dict[str, list[E]]:

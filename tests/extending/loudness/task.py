@@ -13,6 +13,7 @@ from tests.extending.loudness import CLASSES, LoudnessFields
 from trainers import config as configuration
 from trainers.data.formats import Row
 from trainers.data.tokens import TokenSet
+from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.base import Judged, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import Classification, ClassScoring, Labelled
@@ -36,7 +37,7 @@ class Loudness(Classification):
         """See `DatasetTask.settings`."""
         return {"marks": task.own(LoudnessFields).marks}
 
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: configuration.Task) -> Scoring:
+    def scoring(self, tokens: TokenSet, head: ClassHead, task: configuration.Task, gold: Path) -> Scoring:
         """See `DatasetTask.scoring`."""
         return ErrorScoring(tokens.labels, CLASSES)
 

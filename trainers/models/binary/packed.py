@@ -115,10 +115,6 @@ class PackedLinear(nn.Module):
         )
         return product
 
-    def extra_repr(self) -> str:
-        bits = f"{self.inputs.bits} bits" if self.inputs.bits else "floating point"
-        return f"in_features={self.in_features}, out_features={self.out_features}, inputs={bits}"
-
 
 class PackedTable(nn.Module):
     """Word embeddings as fp16 rows or scale and signs: bit j of byte i is 1 where element 8 i + j is +1."""
@@ -142,9 +138,6 @@ class PackedTable(nn.Module):
         bits = (functional.embedding(input, self.weight_bits)[..., None] >> places & 1).flatten(-2)
         signs = bits[..., : self.width].float().mul_(2.0).sub_(1.0)
         return signs.mul_(functional.embedding(input, self.weight_scale))
-
-    def extra_repr(self) -> str:
-        return f"width={self.width}, {'signs' if self.weight is None else 'half precision'}"
 
 
 def table_tensors(table: HalfEmbedding | SignEmbedding) -> dict[str, torch.Tensor]:

@@ -3,26 +3,32 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.tokens import TokenSet, tokenise
+from trainers.data.tokens import TokenSet
 from trainers.errors import BadSpecError
-from trainers.model_kinds.heads import IGNORED, ClassHead, Head
-from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
+from trainers.model_kinds.heads import IGNORED, ClassHead
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.classification import LabelFields
-from trainers.tasks.dataset import DatasetTask, contents, require_alike, require_known, same_answer
+from trainers.tasks.dataset import (
+    DatasetTask,
+    Tokenising,
+    contents,
+    require_alike,
+    require_known,
+    same_answer,
+)
 from trainers.tasks.scores import calibration_error, class_loss, classification, decisions, matthews
 
 if TYPE_CHECKING:
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
     from trainers.data.batches import Batch
 
 UNSEEN = -1  # Class of an example whose label is none of the classes
-_CLASSES = "classes.json"
 _SHOWN = 20
 
 
@@ -115,10 +120,9 @@ class Labelled:
     texts: tuple[str, ...]
     stratum: int
     labels: tuple[str, ...]  # Names of its classes; exactly one unless `multi_label` is set
-    classes: tuple[str, ...] = ()  # Names of all classes, by number; empty until all parts have been read
 
 
-class Classification(DatasetTask[Labelled]):
+class Classification(DatasetTask[Labelled, ClassHead]):
     """A class, or any number, of a text or a pair; a preset is a subclass with its own `fields`."""
 
     def fields(self, task: TaskConfig) -> LabelFields:
@@ -159,47 +163,40 @@ class Classification(DatasetTask[Labelled]):
         for part, examples in parts.items():
             labels = (label for one in examples for label in one.labels)
             require_known(part, labels, known, "remove its rows")
-        classes = self.fields(task).labels or tuple(sorted(known, key=_in_order))
-        return with_classes(super().draw(parts, task), classes)
+        return super().draw(parts, task)
+
+    def head(self, parts: Parts[Labelled], chosen: Parts[Labelled], task: TaskConfig) -> ClassHead:
+        known = {label for one in parts[TRAIN] for label in one.labels}
+        own = self.fields(task)
+        return ClassHead(own.labels or tuple(sorted(known, key=_in_order)), own.multi_label)
 
     @override
-    def review(self, parts: Parts[Labelled], task: TaskConfig) -> Iterator[str]:
+    def review(self, parts: Parts[Labelled], head: ClassHead, task: TaskConfig) -> Iterator[str]:
         def answer(one: Labelled) -> str:
             return f"label {', '.join(one.labels)}" if one.labels else "no label"
 
         yield from same_answer(parts, answer, "add examples of other labels")
         learned = {label for one in parts[TRAIN] for label in one.labels}
-        absent = [name for name in parts[TRAIN][0].classes if name not in learned]
+        absent = [name for name in head.classes if name not in learned]
         if absent:
             yield f"train: no example has label {', '.join(absent[:_SHOWN])}{' ...' * (len(absent) > _SHOWN)}"
 
-    def tokenise(
-        self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
+    def tokenise(self, examples: Sequence[Labelled], head: ClassHead, by: Tokenising) -> TokenSet:
         """Labels are (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
-        numbers = {name: number for number, name in enumerate(examples[0].classes)}
-        if self.fields(task).multi_label:
+        numbers = {name: number for number, name in enumerate(head.classes)}
+        if head.multi_label:
             labels = np.zeros((len(examples), len(numbers)), dtype=np.int64)
             for row, one in enumerate(examples):
                 labels[row, [numbers[label] for label in one.labels]] = 1
         else:
             labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
-        return tokenise([one.texts for one in examples], labels, tokenizer, task.max_length, progress)
-
-    def describe(self, folder: Path, parts: Parts[Labelled], task: TaskConfig) -> None:
-        described = {"classes": parts[TRAIN][0].classes, "multi_label": self.fields(task).multi_label}
-        (folder / _CLASSES).write_text(json.dumps(described), encoding="utf-8")
-
-    def head(self, folder: Path) -> ClassHead:
-        described = json.loads((folder / _CLASSES).read_text(encoding="utf-8"))
-        return ClassHead(tuple(described["classes"]), described["multi_label"])
+        return by.texts(examples, labels)
 
     @override
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: ClassHead, task: TaskConfig) -> TokenSet:
         factors = self.fields(task).class_weights
         if factors is None or part != TRAIN:
             return tokens
-        assert isinstance(head, ClassHead)
         if isinstance(factors, dict):
             unknown = next((label for label in factors if label not in head.classes), None)
             if unknown is not None:
@@ -212,8 +209,7 @@ class Classification(DatasetTask[Labelled]):
             weights = balanced(tokens.labels, len(head.classes))
         return tokens.weighted(by_label(tokens.labels, weights))
 
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
-        head = self.head(folder)
+    def scoring(self, tokens: TokenSet, head: ClassHead, task: TaskConfig, gold: Path) -> Scoring:
         if head.multi_label:
             return SeveralLabelsScoring(tokens.labels, head.classes)
         return ClassScoring(tokens.labels, head.classes, self.info.scores)
@@ -254,10 +250,6 @@ class Imdb(Classification):
     @override
     def stratum(self, labels: Sequence[str]) -> int:
         return self._CLASSES.index(labels[0])
-
-
-def with_classes(parts: Parts[Labelled], classes: tuple[str, ...]) -> dict[str, list[Labelled]]:
-    return {part: [replace(one, classes=classes) for one in chosen] for part, chosen in parts.items()}
 
 
 def balanced(labels: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.tokens import TokenSet, tokenise
-from trainers.model_kinds.heads import Head, NumberHead
-from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
-from trainers.tasks.dataset import DatasetTask, contents, require_alike, same_answer
+from trainers.data.tokens import TokenSet
+from trainers.model_kinds.heads import NumberHead
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
+from trainers.tasks.dataset import DatasetTask, Tokenising, contents, require_alike, same_answer
 from trainers.tasks.regression import NumberFields
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 
 Numbers = npt.NDArray[np.floating]
-_STATISTICS = "labels.json"
 
 
 class NumberScoring:
@@ -100,7 +98,7 @@ class Scored:
     stratum: int = 0  # The distribution of numbers is not evened out
 
 
-class Regression(DatasetTask[Scored]):
+class Regression(DatasetTask[Scored, NumberHead]):
     """The number of a text or a pair of texts, by least squares."""
 
     def settings(self, task: TaskConfig) -> Facts:
@@ -121,31 +119,24 @@ class Regression(DatasetTask[Scored]):
         return super().draw(parts, task)
 
     @override
-    def review(self, parts: Parts[Scored], task: TaskConfig) -> Iterator[str]:
+    def review(self, parts: Parts[Scored], head: NumberHead, task: TaskConfig) -> Iterator[str]:
         return same_answer(parts, lambda one: f"label {one.number:g}", "add examples with other numbers")
 
-    def tokenise(
-        self, examples: Sequence[Scored], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
+    def tokenise(self, examples: Sequence[Scored], head: NumberHead, by: Tokenising) -> TokenSet:
         labels = np.array([one.number for one in examples], dtype=np.float32)
-        return tokenise([one.texts for one in examples], labels, tokenizer, task.max_length, progress)
+        return by.texts(examples, labels)
 
-    def describe(self, folder: Path, parts: Parts[Scored], task: TaskConfig) -> None:
-        numbers = np.array([one.number for one in parts[TRAIN]])
-        statistics = {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
-        (folder / _STATISTICS).write_text(json.dumps(statistics), encoding="utf-8")
-
-    def head(self, folder: Path) -> NumberHead:
-        statistics = json.loads((folder / _STATISTICS).read_text(encoding="utf-8"))
-        return NumberHead(statistics["mean"], 2.0 ** round(math.log2(statistics["deviation"])))
+    def head(self, parts: Parts[Scored], chosen: Parts[Scored], task: TaskConfig) -> NumberHead:
+        numbers = np.array([one.number for one in chosen[TRAIN]])
+        deviation = float(numbers.std()) or 1.0  # `review` refuses constants
+        return NumberHead(float(numbers.mean()), 2.0 ** round(math.log2(deviation)))
 
     @override
-    def weighted(self, part: str, tokens: TokenSet, head: Head, task: TaskConfig) -> TokenSet:
+    def weighted(self, part: str, tokens: TokenSet, head: NumberHead, task: TaskConfig) -> TokenSet:
         """Returns the part with the factor of squared errors that makes them likelihoods."""
-        assert isinstance(head, NumberHead)
         return tokens.weighted(np.full(len(tokens), 0.5 / head.scale**2, dtype=np.float32))
 
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
+    def scoring(self, tokens: TokenSet, head: NumberHead, task: TaskConfig, gold: Path) -> Scoring:
         return NumberScoring(tokens.labels, task.own(NumberFields).label_range)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -15,13 +15,12 @@ from typing_extensions import override
 from trainers.config import Task as TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
-from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_groups, numbers_of
 from trainers.data.tokens import TokenSet, frame_of
 from trainers.errors import BadDataError
-from trainers.model_kinds.heads import Head, SpanHead
+from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
-from trainers.tasks.dataset import DatasetTask
+from trainers.tasks.dataset import DatasetTask, Tokenising
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024
 _STRIDE = 128
-_QUESTIONS = "questions.json"
 Span = tuple[int, int]  # First and last (inclusive) of something
 
 
@@ -61,7 +59,7 @@ class SquadQuestion:
         return int(bool(self.answers))
 
 
-class SquadV2(DatasetTask[SquadQuestion]):
+class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
     """Find the span that answers, or none; an example is a window, sizes count questions."""
 
     def example(self, row: Row, task: TaskConfig) -> SquadQuestion:
@@ -119,29 +117,25 @@ class SquadV2(DatasetTask[SquadQuestion]):
         return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
     @override
-    def review(self, parts: Parts[SquadQuestion], task: TaskConfig) -> Iterable[str]:
+    def review(self, parts: Parts[SquadQuestion], head: SpanHead, task: TaskConfig) -> Iterable[str]:
         for part, questions in parts.items():
             answered = sum(one.stratum for one in questions)
             if answered in (0, len(questions)):
                 share = "all have an answer" if answered else "none has an answer"
                 yield f"{part}: of {len(questions)} questions {share}"
 
-    def tokenise(
-        self, examples: Sequence[SquadQuestion], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
-        return tokenise_windows(examples, tokenizer, task.max_length, _stride(task), progress)
+    def tokenise(self, examples: Sequence[SquadQuestion], head: SpanHead, by: Tokenising) -> TokenSet:
+        return tokenise_windows(examples, by.tokenizer, by.task.max_length, _stride(by.task), by.progress)
 
-    def describe(self, folder: Path, parts: Parts[SquadQuestion], task: TaskConfig) -> None:
-        for part, questions in parts.items():
-            if part != TRAIN:
-                GoldQuestions.write(folder / f"{part}.{_QUESTIONS}", questions)
+    @override
+    def write_gold(self, gold: Path, examples: Sequence[SquadQuestion]) -> None:
+        GoldQuestions.write(gold, examples)
 
-    def head(self, folder: Path) -> Head:
+    def head(self, parts: Parts[SquadQuestion], chosen: Parts[SquadQuestion], task: TaskConfig) -> SpanHead:
         return SpanHead()
 
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
-        questions = GoldQuestions.read(folder / f"{part}.{_QUESTIONS}")
-        return SpanScoring(tokens, questions, task.own(SpanFields).max_answer_tokens)
+    def scoring(self, tokens: TokenSet, head: SpanHead, task: TaskConfig, gold: Path) -> Scoring:
+        return SpanScoring(tokens, GoldQuestions.read(gold), task.own(SpanFields).max_answer_tokens)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the mean cross-entropy of first and last token, summed over windows; padding cannot win."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
@@ -19,11 +18,11 @@ from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_by_text, normal, numbers_of
 from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.model_kinds.heads import IGNORED
-from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
+from trainers.model_kinds.heads import IGNORED, ClassHead
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.classification import LabelFields
-from trainers.tasks.classification.task import UNSEEN, Classification, Labelled, with_classes
-from trainers.tasks.dataset import drawn, same_answer
+from trainers.tasks.classification.task import UNSEEN, Classification, Labelled
+from trainers.tasks.dataset import Tokenising, drawn, same_answer
 from trainers.tasks.scores import class_loss, classification
 from trainers.tasks.tariff import CodeFields
 
@@ -82,19 +81,22 @@ class Tariff(Classification):
 
     @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
-        """Draws examples; classes are the codes of the training part, others may have further ones."""
-        chosen = drawn(parts, lambda one: one.stratum, task)
-        return with_classes(chosen, tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
+        """Draws examples; other parts may have codes that the training part lacks."""
+        return drawn(parts, lambda one: one.stratum, task)
 
     @override
-    def review(self, parts: Parts[Labelled], task: TaskConfig) -> Iterator[str]:
+    def head(self, parts: Parts[Labelled], chosen: Parts[Labelled], task: TaskConfig) -> ClassHead:
+        return ClassHead(tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
+
+    @override
+    def review(self, parts: Parts[Labelled], head: ClassHead, task: TaskConfig) -> Iterator[str]:
         level = _level(task)
         yield from same_answer(
             parts,
             lambda one: f"code {one.labels[0]} at level {level}",
             "raise task.level or add rows of other codes",
         )
-        known = set(parts[TRAIN][0].classes)
+        known = set(head.classes)
         for part, phrases in parts.items():
             if not any(one.labels[0] in known for one in phrases):
                 raise BadDataError(
@@ -103,16 +105,14 @@ class Tariff(Classification):
                 )
 
     @override
-    def tokenise(
-        self, examples: Sequence[Labelled], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
-        tokens = super().tokenise(examples, tokenizer, task, progress)
+    def tokenise(self, examples: Sequence[Labelled], head: ClassHead, by: Tokenising) -> TokenSet:
+        tokens = super().tokenise(examples, head, by)
         codes = np.array([one.stratum for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
 
     @override
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
-        codes = [int(code) for code in self.head(folder).classes]
+    def scoring(self, tokens: TokenSet, head: ClassHead, task: TaskConfig, gold: Path) -> Scoring:
+        codes = [int(code) for code in head.classes]
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -11,14 +11,13 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
@@ -29,8 +28,8 @@ from trainers.data.layouts import TRAIN
 from trainers.data.tokens import Framed, TokenSet, frame_of, framed
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
-from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Progress, Scoring
-from trainers.tasks.dataset import DatasetTask, require_known
+from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
+from trainers.tasks.dataset import DatasetTask, Tokenising, require_known
 from trainers.tasks.scores import cross_entropies
 from trainers.tasks.token_classification import OUTSIDE, TagFields, is_tag
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from trainers.data.batches import Batch
 
-_CLASSES = "tags.json"
 _CHUNK = 1024
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -52,14 +50,13 @@ class Tagged:
     texts: tuple[str]
     words: tuple[tuple[int, int], ...]  # Each word's characters in the text
     tags: tuple[str, ...]
-    classes: tuple[str, ...] = ()  # Names of all tags, by number; empty until all parts have been read
 
     @property
     def stratum(self) -> int:
         return int(any(tag != OUTSIDE for tag in self.tags))
 
 
-class TokenClassification(DatasetTask[Tagged]):
+class TokenClassification(DatasetTask[Tagged, TokenHead]):
     """A tag of each word, which its first piece learns; further pieces of a word learn nothing."""
 
     def settings(self, task: TaskConfig) -> Facts:
@@ -76,15 +73,15 @@ class TokenClassification(DatasetTask[Tagged]):
         for part, examples in parts.items():
             types = types_of(chain.from_iterable(one.tags for one in examples))
             require_known(part, types, known, "remove its tags")
+        return super().draw(parts, task)
+
+    def head(self, parts: Parts[Tagged], chosen: Parts[Tagged], task: TaskConfig) -> TokenHead:
+        known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         every = (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(known) for prefix in "BI"))
-        classes = tuple(dict.fromkeys((*(task.own(TagFields).labels or ()), *every)))
-        return {
-            part: [replace(one, classes=classes) for one in chosen]
-            for part, chosen in super().draw(parts, task).items()
-        }
+        return TokenHead(tuple(dict.fromkeys((*(task.own(TagFields).labels or ()), *every))))
 
     @override
-    def review(self, parts: Parts[Tagged], task: TaskConfig) -> Iterator[str]:
+    def review(self, parts: Parts[Tagged], head: TokenHead, task: TaskConfig) -> Iterator[str]:
         for part, examples in parts.items():
             if not any(one.stratum for one in examples):
                 line = f"{part}: no example ({len(examples)}) has an entity"
@@ -92,13 +89,12 @@ class TokenClassification(DatasetTask[Tagged]):
                     raise BadDataError(f"{line}, so there is nothing to learn; add examples with entities")
                 yield f"{line}: its scores mean little"
 
-    def tokenise(
-        self, examples: Sequence[Tagged], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
+    def tokenise(self, examples: Sequence[Tagged], head: TokenHead, by: Tokenising) -> TokenSet:
         """Returns labels of tokens, and the flat columns `tag`, `words` and `seen` that scoring needs."""
+        tokenizer, max_length = by.tokenizer, by.task.max_length
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        numbers = {name: number for number, name in enumerate(examples[0].classes)}
+        numbers = {name: number for number, name in enumerate(head.classes)}
         frame = frame_of(tokenizer, pairs=False)
         before, specials = len(frame[0]), sum(map(len, frame))
         chunks: list[Framed] = []
@@ -111,7 +107,7 @@ class TokenClassification(DatasetTask[Tagged]):
             ids = np.fromiter(
                 chain.from_iterable(one.ids for one in encoded), token_dtype(tokenizer), int(counts.sum())
             )
-            chunks.append(framed(frame, [(ids, counts)], task.max_length))
+            chunks.append(framed(frame, [(ids, counts)], max_length))
             for one, pieces, length in zip(chunk, encoded, chunks[-1].lengths.tolist(), strict=True):
                 room = length - specials
                 first = first_pieces(one.words, pieces.offsets)
@@ -121,7 +117,7 @@ class TokenClassification(DatasetTask[Tagged]):
                 of_tokens[before + first[inside]] = tags[inside]
                 labels.append(of_tokens)
                 seen.append(inside)
-            progress(start + len(chunk))
+            by.progress(start + len(chunk))
         whole = Framed.joined(chunks)
         return TokenSet(
             whole.tokens,
@@ -136,15 +132,9 @@ class TokenClassification(DatasetTask[Tagged]):
             token_labels=np.concatenate(labels),
         )
 
-    def describe(self, folder: Path, parts: Parts[Tagged], task: TaskConfig) -> None:
-        (folder / _CLASSES).write_text(json.dumps(parts[TRAIN][0].classes), encoding="utf-8")
-
-    def head(self, folder: Path) -> TokenHead:
-        return TokenHead(tuple(json.loads((folder / _CLASSES).read_text(encoding="utf-8"))))
-
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
+    def scoring(self, tokens: TokenSet, head: TokenHead, task: TaskConfig, gold: Path) -> Scoring:
         columns = tokens.columns
-        return EntityScoring(columns["tag"], columns["words"], columns["seen"], self.head(folder).classes)
+        return EntityScoring(columns["tag"], columns["words"], columns["seen"], head.classes)
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 from typing_extensions import override
 
 from trainers.config import Task as TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out, numbers_of
-from trainers.data.tokens import TokenSet, tokenise
+from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
-from trainers.model_kinds.heads import ClassHead, Head
-from trainers.tasks.base import Carried, Judged, Observed, Parts, Progress, Scoring
-from trainers.tasks.dataset import DatasetTask, drawn, same_answer
+from trainers.model_kinds.heads import ClassHead
+from trainers.tasks.base import Carried, Judged, Observed, Parts, Scoring
+from trainers.tasks.dataset import DatasetTask, Tokenising, drawn, same_answer
 from trainers.tasks.scores import class_loss
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class Pair:
     stratum: int  # 1 = the sentence answers
 
 
-class WikiQa(DatasetTask[Pair]):
+class WikiQa(DatasetTask[Pair, ClassHead]):
     """Tell the sentences that answer from the others; sizes count questions, an example is a sentence."""
 
     spellings = {"0": 0, "1": 1}  # noqa: RUF012
@@ -157,23 +156,20 @@ class WikiQa(DatasetTask[Pair]):
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
     @override
-    def review(self, parts: Parts[Pair], task: TaskConfig) -> Iterable[str]:
+    def review(self, parts: Parts[Pair], head: ClassHead, task: TaskConfig) -> Iterable[str]:
         return same_answer(parts, lambda pair: f"label {pair.stratum}", "add sentences of the other label")
 
-    def tokenise(
-        self, examples: Sequence[Pair], tokenizer: Tokenizer, task: TaskConfig, progress: Progress
-    ) -> TokenSet:
+    def tokenise(self, examples: Sequence[Pair], head: ClassHead, by: Tokenising) -> TokenSet:
         labels = np.array([pair.stratum for pair in examples], dtype=np.int64)
-        texts = [pair.texts for pair in examples]
-        tokens = tokenise(texts, labels, tokenizer, task.max_length, progress)
+        tokens = by.texts(examples, labels)
         return replace(
             tokens, columns={**tokens.columns, "question": numbers_of([pair.key for pair in examples])}
         )
 
-    def head(self, folder: Path) -> Head:
+    def head(self, parts: Parts[Pair], chosen: Parts[Pair], task: TaskConfig) -> ClassHead:
         return ClassHead(_CLASSES)
 
-    def scoring(self, folder: Path, part: str, tokens: TokenSet, task: TaskConfig) -> Scoring:
+    def scoring(self, tokens: TokenSet, head: ClassHead, task: TaskConfig, gold: Path) -> Scoring:
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
     def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
