@@ -155,7 +155,6 @@ class DatasetTask(Task, Generic[E, H]):
         tokenizer = tokenizers.load(file.parent)
         pad_id = tokenizers.SpecialTokens.of(tokenizer, file.parent).id_of("pad_token")
         tokenizer_digest = digest_text(tokenizer.to_str())
-
         kind: TypeAdapter[Any] = TypeAdapter(self.info.head)
 
         def build(folder: Path) -> None:

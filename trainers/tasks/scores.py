@@ -20,17 +20,15 @@ CrossEntropy = Callable[["torch.Tensor", "torch.Tensor", int], "torch.Tensor"]
 """(N,) losses of (N, C) logits and (N,) labels, 0 where a label has the given value."""
 
 
-def _plain(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
-    from torch.nn import functional
-
-    return functional.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="none")
-
-
 def cross_entropies(
     logits: torch.Tensor, labels: torch.Tensor, operator: CrossEntropy | None = None
 ) -> torch.Tensor:
     """(N,) cross-entropies in fp32 of (N, C) logits and (N,) classes, 0 of `IGNORED`."""
-    return (operator or _plain)(logits, labels, IGNORED)
+    from torch.nn import functional
+
+    if operator is not None:
+        return operator(logits, labels, IGNORED)
+    return functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
 
 
 def class_loss(

@@ -159,15 +159,11 @@ class Inputs:
 
     @property
     def lowest(self) -> int:
-        if not self.signed:
-            return 0
-        return -1 if self.bits == 1 else -(1 << (self.bits - 1))
+        return -self.highest - (self.bits > 1) if self.signed else 0
 
     @property
     def highest(self) -> int:
-        if not self.signed:
-            return (1 << self.bits) - 1
-        return 1 if self.bits == 1 else (1 << (self.bits - 1)) - 1
+        return max(1, (1 << (self.bits - self.signed)) - 1)
 
     def levels(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         """Returns the integers q in the dtype of x, in the order of operations that packed layers share.

@@ -128,8 +128,9 @@ class Regression(DatasetTask[Scored, NumberHead]):
 
     def head(self, parts: Parts[Scored], chosen: Parts[Scored], task: TaskConfig) -> NumberHead:
         numbers = np.array([one.number for one in chosen[TRAIN]])
-        deviation = float(numbers.std()) or 1.0  # `review` refuses constants
-        return NumberHead(float(numbers.mean()), 2.0 ** round(math.log2(deviation)))
+        deviation = float(numbers.std())
+        usable = 0.0 < deviation < math.inf  # `review` refuses constants
+        return NumberHead(float(numbers.mean()), 2.0 ** round(math.log2(deviation)) if usable else 1.0)
 
     @override
     def weighted(self, part: str, tokens: TokenSet, head: NumberHead, task: TaskConfig) -> TokenSet:
