@@ -76,8 +76,8 @@ def require(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
+    require(path)
     if (allowance := in_force()) is not None:
-        allowance.open(path)
         allowance.take(path.stat().st_size)
     return path.read_bytes()
 

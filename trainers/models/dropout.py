@@ -41,12 +41,9 @@ def install(model: nn.Module, *, attention: bool = True) -> None:
     for module in model.modules():
         if type(module) is nn.Dropout:
             module.__class__ = CpuDropout
-    if not attention:
-        return
-    for module in model.modules():
         config = getattr(module, "config", None)
         # An encoder with an attention of its own keeps it.
-        if config is not None and config._attn_implementation == TORCH_ATTENTION:
+        if attention and config is not None and config._attn_implementation == TORCH_ATTENTION:
             config._attn_implementation = CPU_ATTENTION
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainers.registry import by_name
-from trainers.tasks.classification import CLASSIFICATION
-from trainers.tasks.imdb import IMDB
+from trainers.tasks.classification import CLASSIFICATION, IMDB
 from trainers.tasks.info import TaskInfo
 from trainers.tasks.mlm import MLM
 from trainers.tasks.regression import REGRESSION

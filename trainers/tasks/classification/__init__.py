@@ -1,14 +1,22 @@
-"""Any labelled texts, or pairs of texts: one label each, or several."""
+"""Any labelled texts, or pairs of texts: one label each, or several.
+
+A preset is `imdb`, the sentiment of movie reviews: the Large Movie Review Dataset (Maas et al., 2011).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from trainers.data.formats import Row, read_text
+from trainers.data.layouts import SourcePart, named_parts
 from trainers.data.sample import Column, Guess, Sample
+from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, Score, TaskInfo
+from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Label, ListedFields, Score, TaskInfo
 
 Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
@@ -90,4 +98,54 @@ CLASSIFICATION = TaskInfo(
     own_fields=LabelFields,
     columns=("text", "text_pair", "label"),
     guess=_guess,
+)
+
+
+def labelled_folders(path: Path) -> Mapping[str, SourcePart] | None:
+    """Finds `{train,test}/{pos,neg}/*.txt`, perhaps `validation/`."""
+    root = path / "aclImdb" if (path / "aclImdb").is_dir() else path
+    if not ((root / "train" / "pos").is_dir() or (root / "train" / "neg").is_dir()):
+        return None
+    folders = named_parts(lambda name: root / name if (root / name).is_dir() else None)
+    return {part: _one_text_per_file(folder) for part, folder in folders.items()}
+
+
+def _one_text_per_file(folder: Path) -> SourcePart:
+    files = [(path, label) for label in ("neg", "pos") for path in _texts_in(folder / label)]
+
+    def read() -> Iterator[Row]:
+        for path, label in files:
+            yield Row({"text": read_text(path), "label": label}, str(path))
+
+    return SourcePart([path for path, _ in files], read)
+
+
+def _texts_in(folder: Path) -> list[Path]:
+    # Listed, since a glob takes a folder that cannot be read for an empty one.
+    texts = sorted(path for path in folder.iterdir() if path.suffix == ".txt") if folder.exists() else []
+    if not texts:
+        raise BadDataError(f"{folder}: no texts; both pos/*.txt and neg/*.txt are needed")
+    return texts
+
+
+def _guess_imdb(sample: Sample) -> Guess | None:
+    label = sample.column("label")
+    if label is None or sample.column("text") is None:
+        return None
+    written = {str(value).strip().lower() for value in label.values}
+    return Guess({}, 3) if written and written <= {"neg", "pos", "negative", "positive"} else None
+
+
+IMDB = TaskInfo(
+    name="imdb",
+    summary="sentiment of movie reviews",
+    implementation="trainers.tasks.classification.task:Imdb",
+    head=ClassHead,
+    scores=CLASS_SCORES,
+    headline="accuracy",
+    own_fields=CutFields,
+    layouts=(labelled_folders,),
+    guess=_guess_imdb,
+    hub_id="stanfordnlp/imdb",
+    hub_examples=25_000,
 )
