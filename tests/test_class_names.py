@@ -16,7 +16,6 @@ SHARED = frozenset(
         "Ended",
         "Group",
         "Health",
-        "Identity",
         "Progress",
         "Rates",
         "Recorder",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainers.data.batches import Batch, Transform
 
 
-class Example(Protocol):
+class TaskExample(Protocol):
     """A row as a task reads it."""
 
     @property
@@ -49,7 +49,7 @@ class Example(Protocol):
         ...
 
 
-E = TypeVar("E", bound=Example)
+E = TypeVar("E", bound=TaskExample)
 H = TypeVar("H", bound=Head)
 Parts = Mapping[str, Sequence[E]]
 Facts = Mapping[str, str | int | float]

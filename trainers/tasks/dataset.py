@@ -35,7 +35,7 @@ from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
-from trainers.tasks.base import E, Example, Facts, H, Parts, Prepared, Progress, Scoring, Task
+from trainers.tasks.base import E, Facts, H, Parts, Prepared, Progress, Scoring, Task, TaskExample
 from trainers.tasks.info import CutFields, OwnFields
 
 _LAYOUT = 7  # Grows when the cache's content changes for the same input
@@ -53,7 +53,7 @@ class Tokenising:
     task: TaskConfig
     progress: Progress
 
-    def texts(self, examples: Sequence[Example], labels: npt.NDArray[Any]) -> TokenSet:
+    def texts(self, examples: Sequence[TaskExample], labels: npt.NDArray[Any]) -> TokenSet:
         """Returns tokens of examples that have one text or two each, with a label for each."""
         texts = [one.texts for one in examples]
         return tokenise(texts, labels, self.tokenizer, self.task.max_length, self.progress)
