@@ -61,7 +61,7 @@ from service.config.settings import Settings
 from service.domain.metrics import better_of
 from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
-from service.output.report import gather, html
+from service.output.report import ReportContents, html
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import Scheduler
 from service.specs.experiment import validate
@@ -157,7 +157,7 @@ def measure_report() -> dict[str, float]:
         experiment = sweep(store, clock, axes=axes, seeds=5, points=200)
         assert experiment.run_count == 200
         began = time.perf_counter()
-        page = html(gather(store, [experiment.id])).text
+        page = html(ReportContents(store, [experiment.id])).text
         seconds = time.perf_counter() - began
         store.close()
     return {"report_200_runs_s": seconds, "report_mb": len(page.encode()) / 1e6}

@@ -30,7 +30,7 @@ from service.analysis.claims import equal_pairs_left
 from service.analysis.uncertainty import Resolution, of_pairs
 from service.config.settings import Settings
 from service.domain.records import Run
-from service.output.report import gather, markdown
+from service.output.report import ReportContents, markdown
 from trainers.tasks.info import NO_LOSS
 
 CONFIGURATIONS = (3, 6, 12, 24)
@@ -191,7 +191,7 @@ def _same_as_report(
         experiment = sweep(
             store, clock, axes={"optimizer.learning_rate": rates}, seeds=seeds, points=2, figures=of_run
         )
-        text = markdown(gather(store, [experiment.id]))
+        text = markdown(ReportContents(store, [experiment.id]))
         store.close()
     labels = [f"{rate:g}" for rate in rates]
     assert f"Use learning_rate={labels[winner]}." in text, (labels[winner], text[:500])

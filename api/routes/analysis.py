@@ -268,15 +268,15 @@ def report_experiment(
     format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
-    from service.output.report import gather, html, markdown
+    from service.output.report import ReportContents, html, markdown
     from service.output.run_files import known_labels, known_scores, traced_step
 
     store, settings = asked.store, asked.settings
-    contents = gather(
+    contents = ReportContents(
         store,
         asked.ids,
         asked.selection,
-        traced=lambda run: traced_step(settings, run),
+        traced=partial(traced_step, settings),
         unit_scores=partial(known_scores, store, settings),
         label_counts=partial(known_labels, store, settings),
     )

@@ -10,17 +10,8 @@ from rich.text import Text
 
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
-from service.domain.formats import (
-    axis_value,
-    duration,
-    figure,
-    kernel_figure,
-    point_text,
-    scale_for,
-    short_names,
-    title,
-)
-from trainers.telemetry.kernels import KERNEL_FIGURES
+from service.domain.formats import axis_value, figure, scale_for, short_names, title
+from service.output.answer_words import configuration, kernel_cells, ratio, scales_of, time_to_rows, weights
 
 if TYPE_CHECKING:
     from service.analysis.answers import (
@@ -30,7 +21,6 @@ if TYPE_CHECKING:
         EffectsAnswer,
         FrontierAnswer,
         KernelRow,
-        Ratio,
         Recommendation,
         ScoreAnswer,
         SpeedupAnswer,
@@ -47,20 +37,14 @@ _VERDICT_STYLES = {
 
 def print_comparison(answer: ComparisonAnswer) -> None:
     """Prints mean ± standard deviation over seeds, with the best mean marked `*`, and notes on them."""
-    scales = {
-        metric.name: scale_for(
-            metric.name,
-            [spread.mean for row in answer.rows if (spread := row.figures[metric.name]) is not None],
-        )
-        for metric in answer.metrics
-    }
+    scales = scales_of(answer)
     headings = {
         name: f"{title(name)}\n{scale.unit}" if scale.unit else title(name) for name, scale in scales.items()
     }
     rows, lines = [], []
     for position, row in enumerate(answer.rows):
         cells = []
-        lines.append(f"{_configuration(row.point)} ({row.finished} of {row.planned} runs)")
+        lines.append(f"{configuration(row.point)} ({row.finished} of {row.planned} runs)")
         for name, scale in scales.items():
             best = answer.best.get(name) == position
             text = scale.spread(row.figures[name])
@@ -87,7 +71,7 @@ def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
 
 
 def _row_notes(row: ComparedRow) -> list[str]:
-    name = _configuration(row.point)
+    name = configuration(row.point)
     notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
     if row.incomplete:
         notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
@@ -102,7 +86,7 @@ def print_claims(pairs: Sequence[TestedPair]) -> None:
         for pair in of_metric:
             if (claim := pair.claim) is None:
                 continue
-            a, b = _configuration(pair.a_point), _configuration(pair.b_point)
+            a, b = configuration(pair.a_point), configuration(pair.b_point)
             difference = _difference(claim)
             p_value = f"{claim.p_equivalent if claim.verdict == 'equivalent' else claim.p_value:.2g}"
             verdict = Text(_verdict(claim), style=_VERDICT_STYLES[claim.verdict])
@@ -146,21 +130,14 @@ def _difference(claim: Claim) -> str:
     return f"{claim.relative:+.1%} ({claim.relative_low:+.1%}, {high})"
 
 
-def _configuration(point: Mapping[str, Any]) -> str:
-    return point_text(point) or "all runs"
-
-
 def print_kernels(kernels: Sequence[KernelRow]) -> None:
     """Prints the kernels of each row; columns of counters only where some kernel has them."""
-    names = [name for name in KERNEL_FIGURES if any(name in kernel.figures for kernel in kernels)]
-    headings = [KERNEL_FIGURES[name].heading for name in names]
-    for label in dict.fromkeys(kernel.label for kernel in kernels):
-        of_row = [kernel for kernel in kernels if kernel.label == label]
+    headings, cells = kernel_cells(kernels)
+    for label, point in {kernel.label: kernel.point for kernel in kernels}.items():
         console().print()
-        console().print(Text(_configuration(of_row[0].point), style="bold"))
-        rows = [
-            (*(kernel_figure(kernel.figures.get(name)) for name in names), kernel.kernel) for kernel in of_row
-        ]
+        console().print(Text(configuration(point), style="bold"))
+        of_kernels = zip(kernels, cells, strict=True)
+        rows = [(*figures, each.kernel) for each, figures in of_kernels if each.label == label]
         print_rows((*headings, "kernel"), rows, right=headings, lead=len(headings), cut={"kernel": 40})
 
 
@@ -174,15 +151,15 @@ def _print_frontier(answer: FrontierAnswer) -> None:
     names = [metric.name for metric in answer.metrics]
     titles = [title(name) for name in names]
     rows = [
-        (_configuration(member.point), *(figure(name, member.values[name]) for name in names))
+        (configuration(member.point), *(figure(name, member.values[name]) for name in names))
         for member in answer.members
     ]
     print_rows(("on the frontier", *titles), rows, right=titles)
     points = {member.label: member.point for member in (*answer.members, *answer.others)}
     for label, dominators in answer.dominated.items():
         others = f" and {len(dominators) - 1} more" if len(dominators) > 1 else ""
-        winner = _configuration(points[dominators[0]])
-        say_dim(f"{_configuration(points[label])} is dominated by {winner}{others}")
+        winner = configuration(points[dominators[0]])
+        say_dim(f"{configuration(points[label])} is dominated by {winner}{others}")
     _print_left_out(answer.left_out)
 
 
@@ -211,10 +188,9 @@ def _print_score(answer: ScoreAnswer) -> None:
     rows = []
     for scored in answer.ranking:
         cells = (f"{scored.parts[name]:+.3f}" for name in names)
-        rows.append((_configuration(scored.point), f"{scored.score:.3f}", *cells))
+        rows.append((configuration(scored.point), f"{scored.score:.3f}", *cells))
     print_rows(("configuration", *numbers), rows, right=numbers)
-    weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
-    say_dim(f"weights: {weights}; lower is better")
+    say_dim(f"weights: {weights(answer)}; lower is better")
     if answer.definitions is not None:
         say_dim(f"time and occupancy as defined by {_DEFINED_BY[answer.definitions]}")
     points = {scored.label: scored.point for scored in answer.ranking}
@@ -222,7 +198,7 @@ def _print_score(answer: ScoreAnswer) -> None:
         if len(ranges) == 1:
             say_dim(f"the winner is the same for any weight of {title(metric)}")
             continue
-        parts = [f"{_configuration(points[r.winner])} from {r.low:.0%} to {r.high:.0%}" for r in ranges]
+        parts = [f"{configuration(points[r.winner])} from {r.low:.0%} to {r.high:.0%}" for r in ranges]
         say_dim(f"winner by share of {title(metric)} in the weights: {'; '.join(parts)}")
     _print_left_out(answer.left_out)
 
@@ -231,30 +207,17 @@ def _print_speedup(answer: SpeedupAnswer) -> None:
     names = [metric.name for metric in answer.metrics]
     titles = [title(name) for name in names]
     rows: list[tuple[str, ...]] = [
-        (_configuration(row.point), *(_ratio(row.ratios[name]) for name in names)) for row in answer.rows
+        (configuration(row.point), *(ratio(row.ratios[name], "-") for name in names)) for row in answer.rows
     ]
     print_rows(("configuration", *titles), rows, right=titles)
     say_dim(f"factor relative to {answer.baseline}, with 95% intervals from two seeds on")
     if answer.time_to is not None:
         points = {row.label: row.point for row in answer.rows}
-        rows = []
-        for to in answer.time_to.rows:
-            factor = f"{to.speedup:.2f}x" if to.speedup else "-"
-            name = _configuration(points.get(to.label, {}))
-            rows.append((name, f"{to.reached}/{to.of}", duration(to.mean_s), factor))
         console().print()
         numbers = ("reached target", "mean time", "speed-up")
-        print_rows(("configuration", *numbers), rows, right=numbers)
+        print_rows(("configuration", *numbers), time_to_rows(answer.time_to, points), right=numbers)
         say_dim(f"time until {title(answer.time_to.metric)} reached {answer.time_to.target:.4g}")
     _print_left_out(answer.left_out)
-
-
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "-"
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.2f}x"
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def _print_left_out(left_out: Mapping[str, str]) -> None:

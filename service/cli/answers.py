@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.connection import Client, experiment_id, writing
+from service.cli.connection import Chosen, Client, Experiments, writing
 from service.cli.terminal import Answer, ExitCode, Failure, note, option
 
 if TYPE_CHECKING:
     from service.analysis.answers import ComparisonAnswer
     from service.domain.records import ExperimentStatus
 
-Targets = Annotated[list[str], typer.Argument(metavar="ID...", help="One or more experiments, such as 17.")]
 Metrics = Annotated[
     list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this figure. Repeatable.")
 ]
-Filter = Annotated[str | None, typer.Option(help="Only matching runs, such as: task = 'imdb' and seed < 3")]
-Undisturbed = Annotated[bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed.")]
-WithOverhead = Annotated[
-    bool,
-    typer.Option("--with-overhead", help="Add each run's even share of the overhead to its time and cost."),
-]
-
 FIRST_SEEDS = 2
 """Further seeds for a first claim: with the existing one three, the fewest that show a spread of their own
 and a difference."""
@@ -39,31 +30,27 @@ MOST_SEEDS = 10
 
 def compare(
     client: Client,
-    targets: Targets,
-    by: list[str] | None = option(
-        None, "Only this axis. Repeatable; unset = all axes.", "--by", metavar="AXIS"
-    ),
+    targets: Experiments,
+    chosen: Chosen,
+    by: list[str] | None = option(None, "Only this axis. Repeatable; unset = all axes.", metavar="AXIS"),
     metrics: Metrics = None,
-    claims: bool = option(False, "Test every pair of rows.", "--claims"),
-    a: str | None = option(None, "Test this side, such as precision=bf16.", "--a", metavar="AXIS=VALUE"),
-    b: str | None = option(None, "Against this side.", "--b", metavar="AXIS=VALUE"),
+    claims: bool = option(False, "Test every pair of rows."),
+    a: str | None = option(None, "Test this side, such as precision=bf16.", metavar="AXIS=VALUE"),
+    b: str | None = option(None, "Against this side.", metavar="AXIS=VALUE"),
     margin: list[str] | None = option(
         None, "Treat differences up to X as equivalent; unset = accuracy=0.005.", metavar="NAME=X"
     ),
-    queue_seeds: bool = option(False, "Submit the seeds that undecided claims need.", "--queue-seeds"),
+    queue_seeds: bool = option(False, "Submit the seeds that undecided claims need."),
     most_seeds: int = option(MOST_SEEDS, "With --queue-seeds: submit at most this many.", min=1, max=1000),
-    kernels: bool = option(False, "Show the GPU kernels of each row's profiled runs.", "--kernels"),
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
+    kernels: bool = option(False, "Show the GPU kernels of each row's profiled runs."),
 ) -> Answer:
     """Compare runs by axis, mean ± sd over seeds; --claims tests which differences are significant."""
-    numbers = _ids(targets)
     tests = claims or queue_seeds or a is not None or b is not None
     comparison = _ask(
         client,
         "compare",
-        numbers,
+        targets,
+        chosen,
         by=by,
         metric=metrics,
         a=a,
@@ -72,16 +59,13 @@ def compare(
         untested=queue_seeds,
         margin=_assigned(margin, "margin"),
         kernels=kernels,
-        filter=filter,
-        undisturbed=undisturbed,
-        with_overhead=with_overhead,
     )
     if not queue_seeds:
         return Answer(comparison, partial(_print_compared, comparison))
-    submitted = _submit_seeds(client, numbers, comparison, most_seeds, named=a is not None)
+    submitted = _submit_seeds(client, dict.fromkeys(targets), comparison, most_seeds, named=a is not None)
     lines = []
     if submitted is not None:
-        together = " ".join(map(str, (*numbers, submitted.id)))
+        together = " ".join(map(str, (*dict.fromkeys(targets), submitted.id)))
         lines = [
             f"submitted experiment {submitted.id}: {submitted.name}, {submitted.run_count:,} runs",
             f"once it has ended: stillhouse compare {together} --claims",
@@ -99,39 +83,18 @@ def _print_compared(comparison: ComparisonAnswer) -> None:
     print_kernels(comparison.kernels)
 
 
-def _question(own: Callable[..., dict[str, Any]]) -> Callable[..., Answer]:
-    """Makes a command of a function that turns the options of a question into its parameters.
+def _decide(client: Client, question: str, targets: Sequence[int], chosen: Chosen, **asked: Any) -> Answer:
+    from service.cli.answer_tables import PRINTERS
 
-    The experiments, and the options that choose among their runs, are common to all questions.
-    """
-
-    def command(
-        client: Client,
-        targets: Targets,
-        filter: Filter = None,
-        undisturbed: Undisturbed = False,
-        with_overhead: WithOverhead = False,
-        **options: Any,
-    ) -> Answer:
-        from service.cli.answer_tables import PRINTERS
-
-        chosen = {"filter": filter, "undisturbed": undisturbed, "with_overhead": with_overhead}
-        decision = _ask(client, own.__name__, _ids(targets), **chosen, **own(**options))
-        notes = [partial(note, line) for line in decision.notes]
-        return Answer(decision, partial(PRINTERS[own.__name__], decision), *notes)
-
-    common = inspect.signature(command, eval_str=True)
-    client, targets, *choice, _ = common.parameters.values()
-    options = inspect.signature(own, eval_str=True).parameters.values()
-    functools.update_wrapper(command, own)
-    command.__signature__ = common.replace(  # type: ignore[attr-defined]
-        parameters=[client, targets, *options, *choice]
-    )
-    return command
+    answer = _ask(client, question, targets, chosen, **asked)
+    notes = [partial(note, line) for line in answer.notes]
+    return Answer(answer, partial(PRINTERS[question], answer), *notes)
 
 
-@_question
 def recommend(
+    client: Client,
+    targets: Experiments,
+    chosen: Chosen,
     objective: str = option("cost_usd", "Figure to optimise.", metavar="NAME"),
     within: list[str] | None = option(
         None,
@@ -145,52 +108,58 @@ def recommend(
     at_least: list[str] | None = option(
         None, "At least X, such as accuracy=0.9. Repeatable.", metavar="NAME=X"
     ),
-) -> dict[str, Any]:
+) -> Answer:
     """Recommend the cheapest configuration that loses no accuracy, with the confidence in it."""
-    return {
-        "objective": objective,
-        "within": _assigned(within, "within"),
-        "at_most": _assigned(at_most, "at-most"),
-        "at_least": _assigned(at_least, "at-least"),
-    }
+    return _decide(
+        client,
+        "recommend",
+        targets,
+        chosen,
+        objective=objective,
+        within=_assigned(within, "within"),
+        at_most=_assigned(at_most, "at-most"),
+        at_least=_assigned(at_least, "at-least"),
+    )
 
 
-@_question
-def frontier(metrics: Metrics = None) -> dict[str, Any]:
+def frontier(client: Client, targets: Experiments, chosen: Chosen, metrics: Metrics = None) -> Answer:
     """Show the configurations that no other dominates, and which of them dominate the rest."""
-    return {"metric": metrics}
+    return _decide(client, "frontier", targets, chosen, metric=metrics)
 
 
-@_question
-def effects(metrics: Metrics = None) -> dict[str, Any]:
+def effects(client: Client, targets: Experiments, chosen: Chosen, metrics: Metrics = None) -> Answer:
     """Estimate the effect of each axis on each figure, such as "bf16 against fp32: time -50%"."""
-    return {"metric": metrics}
+    return _decide(client, "effects", targets, chosen, metric=metrics)
 
 
-@_question
 def score(
+    client: Client,
+    targets: Experiments,
+    chosen: Chosen,
     strategy: str | None = option(
         None, "balance, or a priority order such as cost_time_energy; unset = balance."
     ),
     weight: list[str] | None = option(
         None, "Your own weight, such as cost_usd=0.5. Repeatable.", metavar="NAME=W"
     ),
-    as_published: bool = option(False, "Use figures as Chen and Sköld (2023) define them.", "--as-published"),
-) -> dict[str, Any]:
+    as_published: bool = option(False, "Use figures as Chen and Sköld (2023) define them."),
+) -> Answer:
     """Rank by a weighted sum of max-normalised figures, and show where the winner changes."""
     if strategy is not None and weight:
         raise Failure("give --strategy or --weight, not both", ExitCode.usage)
     if as_published and weight:
         raise Failure("--as-published applies to strategies; remove it or --weight", ExitCode.usage)
-    return {
-        "strategy": strategy,
-        "weight": _assigned(weight, "weight"),
-        "as_published": as_published or None,
-    }
+    weights = _assigned(weight, "weight")
+    published = as_published or None
+    return _decide(
+        client, "score", targets, chosen, strategy=strategy, weight=weights, as_published=published
+    )
 
 
-@_question
 def speedup(
+    client: Client,
+    targets: Experiments,
+    chosen: Chosen,
     baseline: str | None = option(
         None, "All axis values of one configuration; unset = the first of the grid.", metavar="AXIS=VALUE,..."
     ),
@@ -198,49 +167,42 @@ def speedup(
     target: str | None = option(
         None, "Target for the time to accuracy; unset = the best headline less 0.005.", metavar="NAME=X"
     ),
-) -> dict[str, Any]:
+) -> Answer:
     """Show how much faster and cheaper each is than a baseline, and how soon it reaches a target."""
     aim = _assigned([target] if target else None, "target")
-    return {"baseline": baseline, "metric": metrics, "target": aim}
+    return _decide(client, "speedup", targets, chosen, baseline=baseline, metric=metrics, target=aim)
 
 
 def report(
     client: Client,
-    targets: Targets,
+    targets: Experiments,
+    chosen: Chosen,
     output: Path = option(
         Path("report.html"), "Output file; .html or .md sets the format.", "--output", "-o"
     ),
-    filter: Filter = None,
-    undisturbed: Undisturbed = False,
-    with_overhead: WithOverhead = False,
 ) -> Answer:
     """Write one file with question, answer, plots, verdicts, caveats and reproduction steps."""
     form = {".html": "html", ".htm": "html", ".md": "md"}.get(output.suffix.lower())
     if form is None:
         raise Failure(f"{output}: the name of a report ends in .html or .md", ExitCode.usage)
-    runs = {"filter": filter, "undisturbed": undisturbed, "with_overhead": with_overhead}
-    content = _ask(client, "report", _ids(targets), format=form, **runs)
+    content = _ask(client, "report", targets, chosen, format=form)
     with writing(output):
         size = output.write_bytes(content)
     return Answer({"path": str(output), "format": form, "bytes": size}, f"{output}: {size:,} bytes")
 
 
-def _ask(client: Client, question: str, ids: Sequence[int], **parameters: Any) -> Any:
+def _ask(client: Client, question: str, targets: Sequence[int], chosen: Chosen, **asked: Any) -> Any:
     """Asks the service; a question that the runs cannot answer ends with `ExitCode.not_succeeded`."""
     from service.client import ApiError
 
     try:
-        return getattr(client, question)(ids, **parameters)
+        return getattr(client, question)(dict.fromkeys(targets), **asked, **asdict(chosen))
     except ApiError as error:
         if error.type == "invalid-parameter" and error.errors:
             raise Failure([problem.message for problem in error.errors], ExitCode.usage) from None
         if error.type in ("no-answer", "not-comparable"):
             raise Failure(error.detail, ExitCode.not_succeeded) from None
         raise
-
-
-def _ids(targets: Sequence[str]) -> list[int]:
-    return list(dict.fromkeys(experiment_id(target) for target in targets))
 
 
 def _assigned(texts: Sequence[str] | None, option: str) -> dict[str, float] | None:
@@ -255,7 +217,7 @@ def _assigned(texts: Sequence[str] | None, option: str) -> dict[str, float] | No
 
 
 def _submit_seeds(
-    client: Client, numbers: Sequence[int], comparison: ComparisonAnswer, most: int, *, named: bool
+    client: Client, numbers: Collection[int], comparison: ComparisonAnswer, most: int, *, named: bool
 ) -> ExperimentStatus | None:
     """Submits the first experiment's spec with further seeds; None when every claim is decided."""
     from service.analysis.more_seeds import further_spec, next_seeds
@@ -291,6 +253,6 @@ def _submit_seeds(
         note(f"about {wanted} more seeds are needed; queued {most} (--most-seeds)")
     used = {run.seed for number in numbers for run in client.all_runs(experiment_id=number)}
     points = [point for pair in comparison.claims for point in (pair.a_point, pair.b_point)] if named else []
-    spec = json.loads(client.spec(numbers[0], "canonical"))
+    spec = json.loads(client.spec(next(iter(numbers)), "canonical"))
     document = further_spec(spec, next_seeds(used, min(wanted, most)), points)
     return client.submit(json.dumps(document))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,6 @@ else:
     Client = Any  # For signatures alone: the client takes long to import.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-Either = Annotated[
-    str, typer.Argument(metavar="ID", help="An experiment, such as 17, or a run, such as run:42.")
-]
-OneExperiment = Annotated[str, typer.Argument(metavar="ID", help="An experiment, such as 17.")]
-OneRun = Annotated[str, typer.Argument(metavar="RUN", help="A run, such as run:42.")]
 
 _QUICK_ATTEMPTS = 3
 """Someone is waiting at the terminal: about a second until "cannot reach"."""
@@ -103,11 +97,29 @@ def client_errors() -> Iterator[None]:
         raise Failure(str(error), ExitCode.unreachable) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Options that choose among the runs of the experiments that a question is about."""
+
+    filter: Annotated[
+        str | None, typer.Option(help="Only matching runs, such as: task = 'imdb' and seed < 3")
+    ] = None
+    undisturbed: Annotated[
+        bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed.")
+    ] = False
+    with_overhead: Annotated[
+        bool,
+        typer.Option(
+            "--with-overhead", help="Add each run's even share of the overhead to its time and cost."
+        ),
+    ] = False
+
+
 class Group(typer.Typer):
     """A group of commands; what is common to them is added here.
 
     A command that returns an `Answer` has the option `--json`, and its answer is printed. A command with a
-    parameter `client` is given a connected one.
+    parameter `client` is given a connected one; the fields of a parameter `chosen` are options.
     """
 
     def command(self, *args: Any, **options: Any) -> Callable[[Command], Command]:
@@ -123,7 +135,14 @@ class Group(typer.Typer):
 def _completed(command: Callable[..., Any]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     parameters = dict(signature.parameters)
+    for name, parameter in parameters.items():
+        if getattr(parameter.default, "default", None) is False:  # A flag has no `--no-` form.
+            parameter.default.param_decls = parameter.default.param_decls or (f"--{name.replace('_', '-')}",)
     connects = parameters.pop("client", None) is not None
+    choice: Mapping[str, inspect.Parameter] = {}
+    if parameters.pop("chosen", None) is not None:
+        choice = inspect.signature(Chosen, eval_str=True).parameters
+        parameters |= choice
     answers = signature.return_annotation is Answer
     if answers:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -132,6 +151,8 @@ def _completed(command: Callable[..., Any]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
         as_json = arguments.pop("as_json") if answers else False
+        if choice:
+            arguments["chosen"] = Chosen(**{name: arguments.pop(name) for name in choice})
         with connected() if connects else nullcontext() as client:
             answer = command(**arguments, **({"client": client} if connects else {}))
         if answers:
@@ -189,3 +210,21 @@ def run_id(text: str) -> int:
     if not target.is_run:
         raise Failure(f"'{text}' is an experiment; give a run, such as run:42", ExitCode.usage)
     return target.id
+
+
+if TYPE_CHECKING:
+    Either = Target
+    OneExperiment = int
+    OneRun = int
+    Experiments = list[int]
+else:  # Help names the type of what is written, `str`.
+    _ONE = "An experiment, such as 17"
+    Either = Annotated[
+        str, typer.Argument(metavar="ID", parser=reference, help=f"{_ONE}, or a run, such as run:42.")
+    ]
+    OneExperiment = Annotated[str, typer.Argument(metavar="ID", parser=experiment_id, help=f"{_ONE}.")]
+    OneRun = Annotated[str, typer.Argument(metavar="RUN", parser=run_id, help="A run, such as run:42.")]
+    Experiments = Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", parser=experiment_id, help="One or more experiments, such as 17."),
+    ]

@@ -7,20 +7,18 @@ from typing import Any
 
 import typer
 
-from service.cli.connection import Client, Either, OneExperiment, experiment_id, reference
+from service.cli.connection import Client, Either, OneExperiment
 from service.cli.terminal import Answer, ExitCode, Failure, argument, note, option
 
 
 def cancel(client: Client, target: Either) -> Answer:
     """Stop an experiment or run at its next step boundary; finished runs are kept."""
-    ref = reference(target)
-    changed: Any = client.cancel_run(ref.id) if ref.is_run else client.cancel(ref.id)
-    return Answer(changed, _state(str(ref), changed, changed.cancel_requested_s, "cancel"))
+    changed: Any = client.cancel_run(target.id) if target.is_run else client.cancel(target.id)
+    return Answer(changed, _state(str(target), changed, changed.cancel_requested_s, "cancel"))
 
 
-def pause(client: Client, target: OneExperiment) -> Answer:
+def pause(client: Client, number: OneExperiment) -> Answer:
     """Hold an experiment: runs stop at a step boundary with a checkpoint."""
-    number = experiment_id(target)
     changed = client.pause(number)
     return Answer(changed, _state(f"experiment {number}", changed, changed.pause_requested_s, "pause"))
 
@@ -31,9 +29,8 @@ def _state(name: str, changed: Any, requested_s: float | None, word: str) -> str
     return f"{name} is {changed.state}"
 
 
-def resume(client: Client, target: OneExperiment) -> Answer:
+def resume(client: Client, number: OneExperiment) -> Answer:
     """Queue a paused experiment again; its runs continue from their checkpoints."""
-    number = experiment_id(target)
     changed = client.resume(number)
     return Answer(changed, f"experiment {number} is {changed.state}")
 
@@ -41,40 +38,37 @@ def resume(client: Client, target: OneExperiment) -> Answer:
 def retry(
     client: Client,
     target: Either,
-    disturbed: bool = option(False, "Instead, remeasure the runs that neighbours disturbed.", "--disturbed"),
+    disturbed: bool = option(False, "Instead, remeasure the runs that neighbours disturbed."),
 ) -> Answer:
     """Queue failed and cancelled runs again; with --disturbed, remeasure disturbed runs instead."""
-    ref = reference(target)
-    if disturbed and ref.is_run:
+    if disturbed and target.is_run:
         raise Failure(
-            f"--disturbed takes an experiment, but {ref} is a run; give the experiment's number",
+            f"--disturbed takes an experiment, but {target} is a run; give the experiment's number",
             ExitCode.usage,
         )
     changed: Any = (
-        client.retry_run(ref.id) if ref.is_run else client.retry(ref.id, disturbed=disturbed or None)
+        client.retry_run(target.id) if target.is_run else client.retry(target.id, disturbed=disturbed or None)
     )
-    return Answer(changed, f"{ref} is {changed.state}")
+    return Answer(changed, f"{target} is {changed.state}")
 
 
 def priority(
     client: Client,
-    target: OneExperiment,
+    number: OneExperiment,
     value: int = argument(..., "0 to 100; higher runs first.", metavar="PRIORITY", min=0, max=100),
 ) -> Answer:
     """Change the priority of an experiment in the queue."""
-    number = experiment_id(target)
     changed = client.set_priority(number, value)
     return Answer(changed, f"experiment {number}: priority {changed.priority}")
 
 
 def delete(
     client: Client,
-    target: OneExperiment,
+    number: OneExperiment,
     yes: bool = option(False, "Skip the confirmation.", "--yes", "-y"),
-    now: bool = option(False, "Free its space at once; it cannot be restored. For administrators.", "--now"),
+    now: bool = option(False, "Free its space at once; it cannot be restored. For administrators."),
 ) -> Answer:
     """Delete a finished experiment with its runs and results; `restore` takes that back for some time."""
-    number = experiment_id(target)
     if not yes:
         if now:  # It may be deleted already, and then cannot be looked at.
             question = f"remove experiment {number} with all its results, past restoring?"
@@ -91,12 +85,11 @@ def delete(
 
 def tag(
     client: Client,
-    target: OneExperiment,
+    number: OneExperiment,
     tags: list[str] | None = argument(None, "Tags to add.", metavar="TAG..."),
     remove: list[str] | None = option(None, "Tags to take away; repeatable."),
 ) -> Answer:
     """Add tags to an experiment, or take them away; without any, show them."""
-    number = experiment_id(target)
     changes = tags or remove
     experiment = client.tag(number, add=tags, remove=remove) if changes else client.experiment(number)
     return Answer(experiment, f"experiment {number}: {', '.join(experiment.tags) or 'no tags'}")
@@ -104,21 +97,19 @@ def tag(
 
 def annotate(
     client: Client,
-    target: OneExperiment,
+    number: OneExperiment,
     text: str | None = argument(None, "The whole notes; '' removes them.", metavar="TEXT"),
 ) -> Answer:
     """Set the notes of an experiment; without a text, show them."""
-    number = experiment_id(target)
     experiment = client.experiment(number) if text is None else client.annotate(number, text)
     return Answer(experiment, experiment.notes or f"experiment {number} has no notes")
 
 
 def archive(
     client: Client,
-    target: OneExperiment,
-    undo: bool = option(False, "Take it back.", "--undo"),
+    number: OneExperiment,
+    undo: bool = option(False, "Take it back."),
 ) -> Answer:
     """Archive an experiment: `list` leaves it out unless asked."""
-    number = experiment_id(target)
     experiment = client.archive(number, not undo)
     return Answer(experiment, f"experiment {number} is {'not archived' if undo else 'archived'}")

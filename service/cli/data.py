@@ -6,13 +6,12 @@ import itertools
 import os
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from service.cli.connection import read_settings
-from service.cli.terminal import ExitCode, Failure, Json, argument, console, option, print_json, say
+from service.cli.terminal import Answer, ExitCode, Failure, argument, console, option, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,8 +29,7 @@ def inspect(
     tokenizer: Path | None = option(
         None, "Count tokens with this tokenizer; unset = a fast estimate.", metavar="FOLDER"
     ),
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Show what a folder holds: parts, columns, labels, lengths, duplicates, and a spec to start from."""
     from trainers.errors import TrainingError
     from trainers.tasks import inspection
@@ -46,9 +44,12 @@ def inspect(
         raise Failure(str(error), ExitCode.usage) from None
     spec = starting_spec(contents)
     code = ExitCode.not_succeeded if spec is None else ExitCode.ok
-    if as_json:
-        print_json(_document(contents, spec))
-        raise typer.Exit(code)
+    return Answer(_document(contents, spec), partial(_print, contents, spec), code=code)
+
+
+def _print(contents: Contents, spec: Mapping[str, Any] | None) -> None:
+    import yaml
+
     for line in _lines(contents):
         if isinstance(line, str):
             say(_wrapped(line))
@@ -58,18 +59,13 @@ def inspect(
         say("")
         for mistake in contents.proposals[0].mistakes:
             say(f"fix first: {mistake}")
-        say("a spec to start from:")
-        say("")
-        say(_yaml(spec).rstrip())
-    raise typer.Exit(code)
+        text = yaml.safe_dump(spec, sort_keys=False, width=76, allow_unicode=True)
+        say(f"a spec to start from:\n\n{text.rstrip()}")
 
 
 def _wrapped(line: str) -> str:
-    return "\n".join(
-        textwrap.wrap(
-            line, console().width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
-        or [""]
+    return textwrap.fill(
+        line, console().width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -103,16 +99,6 @@ def _path_in_spec(path: Path) -> str:
         if path.is_relative_to(root) and path != root:
             return str(path.relative_to(root))
     return str(path)
-
-
-def _yaml(spec: Mapping[str, Any]) -> str:
-    import yaml
-
-    sections = (
-        yaml.safe_dump({name: value}, sort_keys=False, width=76, allow_unicode=True)
-        for name, value in spec.items()
-    )
-    return "".join(sections)
 
 
 def _lines(contents: Contents) -> Iterator[str | Table]:

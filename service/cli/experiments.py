@@ -45,7 +45,7 @@ def list_experiments(
     filter: Filter = None,
     order_by: OrderBy = None,
     limit: Limit = 20,
-    archived: bool = option(False, "Include archived ones, as a filter does.", "--archived"),
+    archived: bool = option(False, "Include archived ones, as a filter does."),
 ) -> Answer:
     """List experiments, newest first, without archived ones unless a filter is given."""
     from service.cli.tables import print_experiments
@@ -83,18 +83,17 @@ def show(
     """Show the history of an experiment or run: state, attempts, failures, resumes, events."""
     from service.cli.tables import print_experiment, print_run
 
-    ref = reference(target)
-    if ref.is_run:
-        run = client.run(ref.id)
-        attempts, summary = client.attempts(ref.id), client.summary(ref.id)
+    if target.is_run:
+        run = client.run(target.id)
+        attempts, summary = client.attempts(target.id), client.summary(target.id)
         events = [event for event in _all_events(client, run.experiment_id) if event.run_id == run.id]
         return Answer(
             {"run": run, "attempts": attempts, "summary": summary, "events": events},
             partial(print_run, run, attempts, events, summary),
         )
-    experiment = client.experiment(ref.id)
-    runs = list(client.all_runs(experiment_id=ref.id))
-    events = list(_all_events(client, ref.id))
+    experiment = client.experiment(target.id)
+    runs = list(client.all_runs(experiment_id=target.id))
+    events = list(_all_events(client, target.id))
     return Answer(
         {"experiment": experiment, "runs": runs, "events": events},
         partial(print_experiment, experiment, runs, events, every_event=every_event),
@@ -137,10 +136,9 @@ def wait(
     """Wait until an experiment or run has ended; the exit code says how."""
     from service.cli.progress import exit_code, wait_for
 
-    ref = reference(target)
     with connected(patient=True) as client:
-        ended = wait_for(client, ref, timeout_s=timeout_s)
-    return Answer(ended, f"{ref} {ended.state}", code=exit_code(ended))
+        ended = wait_for(client, target, timeout_s=timeout_s)
+    return Answer(ended, f"{target} {ended.state}", code=exit_code(ended))
 
 
 def logs(
@@ -152,24 +150,23 @@ def logs(
     """Print the log lines of a run, or of all runs of an experiment."""
     from service.cli.progress import look
 
-    ref = reference(target)
     with connected(patient=follow) as client:
-        if ref.is_run:
-            ids = [client.run(ref.id).id]
+        if target.is_run:
+            ids = [client.run(target.id).id]
         else:
-            ids = [run.id for run in client.all_runs(experiment_id=client.experiment(ref.id).id)]
+            ids = [run.id for run in client.all_runs(experiment_id=client.experiment(target.id).id)]
         cursors = dict.fromkeys(ids, 0)
         everything: list[LogLine] = []
         while True:
             # The state is read before the lines: what was written before the end is then read too.
-            ended = not follow or look(client, ref)[1]
+            ended = not follow or look(client, target)[1]
             fresh = [line for id in ids for line in _new_lines(client, id, cursors, attempt)]
             fresh.sort(key=lambda line: line.at_s)
             if as_json and not follow:
                 everything += fresh
             else:
                 for line in fresh:
-                    say(json_text(line) if as_json else _log_text(line, several=not ref.is_run))
+                    say(json_text(line) if as_json else _log_text(line, several=not target.is_run))
             if ended:
                 break
             time.sleep(_POLL_S)
@@ -199,10 +196,9 @@ def _log_text(line: LogLine, *, several: bool) -> str:
 
 def ledger(client: Client, target: Either) -> Answer:
     """Show what every attempt took in time, money and energy, and how much was lost or overhead."""
-    ref = reference(target)
-    charged: Account | Ledger = client.account(ref.id) if ref.is_run else client.ledger(ref.id)
+    charged: Account | Ledger = client.account(target.id) if target.is_run else client.ledger(target.id)
     if not charged.total.attempts and not charged.total.time_s:
-        return Answer(charged, f"{ref}: no attempts yet, so nothing has been charged")
+        return Answer(charged, f"{target}: no attempts yet, so nothing has been charged")
     return Answer(charged, partial(_print_ledger, charged))
 
 

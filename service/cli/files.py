@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from service.cli.connection import Client, OneRun, experiment_id, run_id, writing
+from service.cli.connection import Client, OneRun, experiment_id, writing
 from service.cli.experiments import Filter
 from service.cli.terminal import Answer, ExitCode, Failure, Json, argument, note, option
 
@@ -15,14 +15,11 @@ from service.cli.terminal import Answer, ExitCode, Failure, Json, argument, note
 def export(
     client: Client,
     target: str | None = argument(None, "An experiment, such as 17; unset = all runs.", metavar="[ID]"),
-    format: Literal["csv", "parquet", "jsonl"] = option("csv", "csv, jsonl or parquet.", "--format"),
+    format: Literal["csv", "parquet", "jsonl"] = option("csv", "csv, jsonl or parquet."),
     output: Path | None = option(None, "File; unset = standard output.", "--output", "-o"),
     filter: Filter = None,
     bundle: Path | None = option(
-        None,
-        "Pack one experiment with checksums: spec, runs, points, environment.",
-        "--bundle",
-        metavar="FILE.zip",
+        None, "Pack one experiment with checksums: spec, runs, points, environment.", metavar="FILE.zip"
     ),
     as_json: Json = False,
 ) -> None:
@@ -38,14 +35,12 @@ def export(
         raise Failure("parquet is binary; give a file with -o, or pipe it", ExitCode.usage)
     chunks = client.export_chunks(number, format=form, filter=filter)
     if output is None:
-        for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.writelines(chunks)
         sys.stdout.buffer.flush()
         return
     with writing(output), output.open("wb") as file:
         try:
-            for chunk in chunks:
-                file.write(chunk)
+            file.writelines(chunks)
         except BaseException:
             output.unlink(missing_ok=True)
             raise
@@ -85,15 +80,14 @@ def verify(
 
 def export_model(
     client: Client,
-    target: OneRun,
+    run: OneRun,
     folder: Path = argument(..., "A new or empty folder.", metavar="DIR"),
     checkpoint: Literal["best", "last"] = option("best", "best (of the best evaluation) or last."),
-    packed: bool = option(False, "One bit a weight: for trainers.models.binary.load_packed.", "--packed"),
+    packed: bool = option(False, "One bit a weight: for trainers.models.binary.load_packed."),
 ) -> Answer:
     """Write a run's model as a folder that transformers can load, with a model card of its figures."""
     from service.output.model_archive import BrokenModel, NotPackable, fetch_packed
 
-    run = run_id(target)
     try:
         with writing(folder):
             # A full folder is refused before the download.
@@ -117,15 +111,14 @@ def export_model(
 
 def trace(
     client: Client,
-    target: OneRun,
+    run: OneRun,
     output: Path = option(
         Path("trace.json"), "A file for Perfetto (ui.perfetto.dev) or chrome://tracing.", "--output", "-o"
     ),
-    kernels: bool = option(False, "Instead, operators and kernels of the profiled steps.", "--kernels"),
-    rank: int = option(0, "With --kernels: rank of the worker.", "--rank", min=0),
+    kernels: bool = option(False, "Instead, operators and kernels of the profiled steps."),
+    rank: int = option(0, "With --kernels: rank of the worker.", min=0),
 ) -> Answer:
     """Write the timeline of a run's traced steps: where each worker spent them."""
-    run = run_id(target)
     document = client.kernel_trace(run, rank) if kernels else client.trace(run)
     with writing(output):
         size = output.write_bytes(document)
@@ -134,13 +127,12 @@ def trace(
 
 def predictions(
     client: Client,
-    target: OneRun,
+    run: OneRun,
     output: Path = option(
         Path("predictions.parquet"), "A Parquet file, or JSON lines if it ends in .jsonl.", "--output", "-o"
     ),
 ) -> Answer:
     """Write a run's result for each unit of its test part: score, prediction and truth."""
-    run = run_id(target)
     with writing(output):
         size = client.predictions(run, output, format="jsonl" if output.suffix == ".jsonl" else "parquet")
     return _written(run, output, size, "one row per unit: unit, score, prediction, truth")

@@ -111,7 +111,7 @@ def doctor(as_json: Json = False) -> None:
 
 def backup(
     file: Path = argument(..., "Tar archive to write."),
-    checkpoints: bool = option(False, "Include checkpoints, predictions and traces.", "--checkpoints"),
+    checkpoints: bool = option(False, "Include checkpoints, predictions and traces."),
 ) -> Answer:
     """Back up the database, on request with all checkpoints, while the service runs."""
     from service.db.backup import back_up
@@ -126,7 +126,7 @@ def restore(
     target: str | None = argument(
         None, "A deleted experiment, such as 17, or an archive of `stillhouse backup`.", metavar="ID|FILE"
     ),
-    replace: bool = option(False, "Restore a backup although the installation has experiments.", "--replace"),
+    replace: bool = option(False, "Restore a backup although the installation has experiments."),
     listed: bool = option(False, "List the deleted experiments that can be restored.", "--list"),
 ) -> Answer:
     """Restore a deleted experiment; or verify a backup and replace a stopped installation with it."""

@@ -22,8 +22,8 @@ def add(
     client: Client,
     channel: str = argument(..., "webhook or mail.", metavar="CHANNEL"),
     target: str = argument(..., "A URL, or an e-mail address.", metavar="TARGET"),
-    on: list[Topic] = option(..., "What to be notified of. Repeatable.", "--on", show_default=False),
-    project: str | None = option(None, "All experiments of a project; unset = your own.", "--project"),
+    on: list[Topic] = option(..., "What to be notified of. Repeatable.", show_default=False),
+    project: str | None = option(None, "All experiments of a project; unset = your own."),
 ) -> Answer:
     """Subscribe; prints the secret that signs a webhook's messages, once."""
     made = client.subscribe(channel, target, on, project=project)
@@ -76,8 +76,8 @@ def test(client: Client, id: Id) -> Answer:
 @notify.command()
 def log(
     client: Client,
-    subscription: int | None = option(None, "Only those of this subscription.", "--subscription", min=1),
-    limit: int = option(50, "Most messages.", "--limit", min=1, max=500),
+    subscription: int | None = option(None, "Only those of this subscription.", min=1),
+    limit: int = option(50, "Most messages.", min=1, max=500),
 ) -> Answer:
     """List the newest messages to your subscriptions, and the outcome of each."""
     messages = client.deliveries(subscription=subscription, page_size=limit)

@@ -59,9 +59,7 @@ def length_of_time(text: str) -> str:
 
 
 def login(
-    token: bool = option(
-        False, "Paste a token, at a prompt or on standard input, instead of a code.", "--token"
-    ),
+    token: bool = option(False, "Paste a token, at a prompt or on standard input, instead of a code."),
     scope: Scope | None = option(None, "Most that the new token may be used for; operate unless given."),
     as_json: Json = False,
 ) -> None:
@@ -144,8 +142,8 @@ def add_user(
     client: Client,
     name: UserName,
     email: str | None = option(None, "Where messages go."),
-    admin: bool = option(False, "Let them do everything.", "--admin"),
-    service: bool = option(False, "A service account, such as of a CI system.", "--service"),
+    admin: bool = option(False, "Let them do everything."),
+    service: bool = option(False, "A service account, such as of a CI system."),
 ) -> Answer:
     """Add a user, who becomes a member of the project default."""
     kind = "service" if service else "person"
@@ -253,8 +251,7 @@ def audit(
     chosen = {"since_s": time.time() - seconds(since), "actor": actor, "action": action, "object": object}
     with connected() as client:
         if export is not None:
-            for chunk in client.export_audit(export, **chosen):
-                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.writelines(client.export_audit(export, **chosen))
             sys.stdout.buffer.flush()
             return
         rows = list(client.audit(**chosen))

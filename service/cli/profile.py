@@ -5,23 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.cli.connection import connected, read_settings, run_id
 from service.cli.specs import read_catalogue, spec_errors, spec_text
-from service.cli.terminal import (
-    ExitCode,
-    Failure,
-    Json,
-    argument,
-    console,
-    note,
-    option,
-    print_json,
-    print_table,
-    say,
-)
+from service.cli.terminal import Answer, ExitCode, Failure, argument, console, note, option, print_table
 
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
@@ -45,19 +35,14 @@ def profile(
     steps: int = option(5, "Steps to measure.", min=1, max=1000),
     warm_up: int = option(2, "Steps before the measured ones.", min=0, max=1000),
     check: bool = option(True, "Also train a data-parallel run of two workers, and compare."),
-    on_cluster: bool = option(
-        False, "Measure in a worker group on nodes of the spec's hardware.", "--on-cluster"
-    ),
+    on_cluster: bool = option(False, "Measure in a worker group on nodes of the spec's hardware."),
     timeout_s: float = option(
         900.0, "With --on-cluster: give up after this many seconds.", "--timeout", min=1.0
     ),
-    estimate: bool = option(
-        False, "Measure nothing: use only parameters, arithmetic and rates.", "--estimate"
-    ),
-    link_gb_s: float | None = option(None, "Bandwidth of a worker's link, in GB/s.", "--link-gb-s", min=1e-3),
+    estimate: bool = option(False, "Measure nothing: use only parameters, arithmetic and rates."),
+    link_gb_s: float | None = option(None, "Bandwidth of a worker's link, in GB/s.", min=1e-3),
     tflops: float | None = option(None, "With --estimate: rate of matrix products, in TFLOP/s.", min=1e-4),
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Estimate a step on 1, 2, 4 and 8 workers from layer times measured here or on the cluster."""
     from service.config.hardware import lookup
     from service.planner.step_time import estimate as estimated
@@ -70,21 +55,20 @@ def profile(
     spec, seed = _chosen(target, assignments or [], settings, catalogue)
     config = _config(spec, seed, settings, catalogue)
     hardware = lookup(spec.hardware, catalogue)
-    measured = None
+    measured, own = None, set[int]()
     if estimate:
         step, exchange, notes = _assumed(config, hardware, tflops)
         link = _assumed_link(hardware, link_gb_s)
         notes.append(f"link {link.bandwidth_gb_s:g} GB/s (--link-gb-s)")
     else:
-        if on_cluster:
-            measured = _measured_on_cluster(
-                config, spec, settings, steps=steps, warm_up=warm_up, check=check, timeout_s=timeout_s
-            )
-        else:
-            measured = _measured(config, steps=steps, warm_up=warm_up, check=check)
+        measured = (
+            _measured_on_cluster(config, spec, settings, steps, warm_up, check, timeout_s)
+            if on_cluster
+            else _measured(config, steps, warm_up, check)
+        )
         step, link, notes = _of(measured, config, hardware, link_gb_s)
         exchange = exchange_of(config.parallel, measured.compression)
-    own = {measured.exchange.workers} if measured is not None and measured.exchange is not None else set()
+        own = {measured.exchange.workers} if measured.exchange is not None else own
     size, micro = config.batch.global_size, config.batch.micro_size
     estimates = [
         estimated(
@@ -106,33 +90,31 @@ def profile(
             "measured_ms": measured.measured_ms,
             "error_pct": 100.0 * (predicted_ms / measured.measured_ms - 1.0),
         }
-    if as_json:
-        print_json(
-            {
-                "measured": measured is not None,
-                "global_size": config.batch.global_size,
-                "layers": [
-                    # Its tensors are only of use to the estimate.
-                    {name: value for name, value in asdict(layer).items() if name != "gradients"}
-                    for layer in step.layers
-                ],
-                "exchange": asdict(exchange),
-                "rest_ms": step.rest_ms,
-                "examples": step.examples,
-                "link": asdict(link),
-                "estimates": [asdict(one) for one in estimates],
-                "comparison": comparison,
-                "notes": notes,
-            }
-        )
-        return
-    notes.append(_sent(config, exchange, estimates[1]))
-    _print(step, estimates, notes)
-    if comparison is not None:
-        say(
-            f"ddp x{comparison['workers']}: predicted {comparison['predicted_ms']:.1f} ms, measured "
-            f"{comparison['measured_ms']:.1f} ms: {comparison['error_pct']:+.1f}%"
-        )
+    layers = [asdict(layer) for layer in step.layers]
+    for layer in layers:
+        del layer["gradients"]  # Of use to the estimate alone.
+    document = {
+        "measured": measured is not None,
+        "global_size": size,
+        "layers": layers,
+        "exchange": exchange,
+        "rest_ms": step.rest_ms,
+        "examples": step.examples,
+        "link": link,
+        "estimates": estimates,
+        "comparison": comparison,
+        "notes": notes,
+    }
+    lines = [partial(_print, step, estimates), *(partial(note, line) for line in notes)]
+    lines.append(partial(note, _sent(config, exchange, estimates[1])))
+    if comparison is None:
+        return Answer(document, *lines)
+    return Answer(
+        document,
+        *lines,
+        f"ddp x{comparison['workers']}: predicted {comparison['predicted_ms']:.1f} ms, measured "
+        f"{comparison['measured_ms']:.1f} ms: {comparison['error_pct']:+.1f}%",
+    )
 
 
 def _chosen(
@@ -181,7 +163,7 @@ def _config(
     )
 
 
-def _measured(config: RunConfig, *, steps: int, warm_up: int, check: bool) -> Profile:
+def _measured(config: RunConfig, steps: int, warm_up: int, check: bool) -> Profile:
     from trainers.entrypoint import profile as measure
     from trainers.errors import TrainingError
 
@@ -201,7 +183,6 @@ def _measured_on_cluster(
     config: RunConfig,
     spec: ExperimentSpec,
     settings: Settings,
-    *,
     steps: int,
     warm_up: int,
     check: bool,
@@ -277,16 +258,13 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
     )
     exchange = exchange_of(config.parallel, assumed_compression(config.parallel, bandwidth_gb_s=memory_gb_s))
     how = "assumed" if peak is None else f"{tflops / peak:.0%} of the catalogue's {peak:g}"
-    return (
-        step,
-        exchange,
-        [
-            f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
-            f"example {config.task.max_length} tokens long",
-            "in it: the layers' products, the embeddings' and the optimizer's bytes; not in it: data, "
-            "other kernels",
-        ],
-    )
+    notes = [
+        f"nothing was measured: {tflops:g} TFLOP/s ({how}; --tflops), memory {memory_gb_s:g} GB/s, every "
+        f"example {config.task.max_length} tokens long",
+        "in it: the layers' products, the embeddings' and the optimizer's bytes; not in it: data, "
+        "other kernels",
+    ]
+    return step, exchange, notes
 
 
 def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
@@ -295,7 +273,7 @@ def _assumed_link(hardware: Hardware, link_gb_s: float | None) -> Link:
     return Link(link_gb_s if link_gb_s is not None else hardware.kind.link_gb_s)
 
 
-def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
+def _print(step: Step, estimates: list[Estimate]) -> None:
     layers = []
     for layer in step.layers:
         both = (f"{layer.forward_ms:.2f} ms", f"{layer.backward_ms:.2f} ms")
@@ -310,8 +288,6 @@ def _print(step: Step, estimates: list[Estimate], notes: list[str]) -> None:
         rows.append((each.workers, *times, f"{each.speed_up:.2f}"))
     columns = ("workers", "step", "exchange", "exposed", "speed-up")
     print_table(columns, rows, right=columns)
-    for line in notes:
-        note(line)
 
 
 def _sent(config: RunConfig, exchange: Exchange, two: Estimate) -> str:

@@ -18,19 +18,10 @@ from rich.text import Text
 from service.cli.connection import Target
 from service.cli.tables import axis_columns, score_text, state_text, step_text
 from service.cli.terminal import ExitCode, Failure, console, grid_table, json_text, note, say
-from service.client import (
-    Client,
-    Ended,
-    ExperimentChanged,
-    Happened,
-    NewLine,
-    NewPoints,
-    RunChanged,
-    RunEnded,
-)
+from service.client import Client, Ended
 from service.domain.formats import clock, counts_text, duration, point_text, title
 from service.domain.metrics import headline, score, shared_headline
-from service.domain.records import ExperimentStatus, Run
+from service.domain.records import Event, ExperimentStatus, LogLine, Run, RunProgress
 from service.domain.states import (
     RUN_STATES_WITH_RESULT,
     TERMINAL_EXPERIMENT_STATES,
@@ -53,8 +44,7 @@ class Board:
     """The state of a followed experiment; does no I/O."""
 
     experiment: ExperimentStatus
-    runs: dict[int, Run] = field(default_factory=dict)
-    """By number, in grid order."""
+    runs: dict[int, Run] = field(default_factory=dict)  # By number, in grid order
     latest: dict[int, Mapping[str, float]] = field(default_factory=dict)
     """Last value of each metric, by run number and metric name."""
     said: dict[int, str] = field(default_factory=dict)
@@ -201,11 +191,29 @@ def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = Fal
 
 def _follow_as_json(client: Client, experiment_id: int) -> ExperimentStatus:
     for message in client.follow(experiment_id):
+        say(json_text(_document(message)))
         if isinstance(message, Ended):
-            say(json_text({"ended": message.experiment}))
-            return message.experiment
-        say(json_text(message))
+            return message.target
     raise Failure(f"the service closed the stream of experiment {experiment_id}", ExitCode.unreachable)
+
+
+def _document(message: Any) -> dict[str, Any]:
+    match message:
+        case Event():
+            return {"event": message}
+        case RunProgress():
+            return {"run": message.run, "latest": _latest(message), "line": message.line}
+        case ExperimentStatus():
+            return {"experiment": message}
+        case LogLine():
+            return {"log": message}
+        case Ended():
+            return {"ended": message.target}
+    return {"points": message}
+
+
+def _latest(progress: RunProgress) -> dict[str, float]:
+    return {name: point.value for name, point in progress.latest.items()}
 
 
 def _follow_live(client: Client, board: Board) -> ExperimentStatus:
@@ -225,11 +233,10 @@ def _follow_live(client: Client, board: Board) -> ExperimentStatus:
 def _follow_in_lines(client: Client, board: Board) -> ExperimentStatus:
     shown_s: dict[int, float] = {}
     for message in _take_messages(client, board):
-        if isinstance(message, Happened):
-            event = message.event
-            about = f"run:{event.run_id} " if event.run_id is not None else ""
-            say(f"{clock(event.at_s)} {about}{event.message}")
-        elif isinstance(message, RunChanged):
+        if isinstance(message, Event):
+            about = f"run:{message.run_id} " if message.run_id is not None else ""
+            say(f"{clock(message.at_s)} {about}{message.message}")
+        elif isinstance(message, RunProgress):
             run, now_s = message.run, time.monotonic()
             active = run.state is RunState.running or board.preparing(run) is not None
             if active and now_s - shown_s.get(run.id, 0.0) >= _LINE_EVERY_S:
@@ -243,14 +250,15 @@ def _follow_in_lines(client: Client, board: Board) -> ExperimentStatus:
 
 def _take_messages(client: Client, board: Board) -> Iterator[Any]:
     for message in client.follow(board.experiment.id):
-        if isinstance(message, RunChanged):
+        if isinstance(message, RunProgress):
             board.take_runs([message.run])
-            board.latest[message.run.id] = message.latest
+            board.latest[message.run.id] = _latest(message)
             if message.line is not None:
                 board.said[message.run.id] = message.line.message
-        elif isinstance(message, ExperimentChanged | Ended):
-            board.experiment = message.experiment
-        if isinstance(message, Ended):
+        elif isinstance(message, ExperimentStatus):
+            board.experiment = message
+        elif isinstance(message, Ended):
+            board.experiment = message.target
             # The stream carries active runs; the list also has those that ended between two looks.
             board.take_runs(client.all_runs(experiment_id=board.experiment.id))
         yield message
@@ -265,29 +273,21 @@ def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
     board = Board(client.experiment(run.experiment_id))
     for message in client.follow_run(run_id):
         if as_json:
-            say(json_text(_run_message(message)))
-        elif isinstance(message, NewLine):
-            say(f"{clock(message.line.at_s)} {message.line.message}")
-        elif isinstance(message, RunChanged):
-            board.latest[run_id] = message.latest
+            document = _document(message)
+            document.pop("line", None)
+            say(json_text(document))
+        elif isinstance(message, LogLine):
+            say(f"{clock(message.at_s)} {message.message}")
+        elif isinstance(message, RunProgress):
+            board.latest[run_id] = _latest(message)
             if time.monotonic() - shown_s >= _LINE_EVERY_S:
                 shown_s = time.monotonic()
                 say(f"{clock(time.time())} {board.line(message.run)}")
-        if isinstance(message, RunEnded):
+        if isinstance(message, Ended):
             if not as_json:
-                say(board.line(message.run))
-            return message.run
+                say(board.line(message.target))
+            return message.target
     raise Failure(f"the service closed the stream of run:{run_id}", ExitCode.unreachable)
-
-
-def _run_message(message: Any) -> dict[str, Any]:
-    if isinstance(message, NewLine):
-        return {"log": message.line}
-    if isinstance(message, NewPoints):
-        return {"points": message.series}
-    if isinstance(message, RunChanged):
-        return {"run": message.run, "latest": message.latest}
-    return {"ended": message.run}
 
 
 def look(client: Client, ref: Target) -> tuple[ExperimentStatus | Run, bool]:

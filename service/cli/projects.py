@@ -183,7 +183,7 @@ def _print_limits(limits: ProjectLimits) -> None:
 def archive_project(
     client: Client,
     name: ProjectName,
-    undo: bool = option(False, "Accept new experiments again.", "--undo"),
+    undo: bool = option(False, "Accept new experiments again."),
 ) -> Answer:
     """Stop accepting new experiments in a project; existing ones stay and keep running."""
     changed = client.archive_project(name, not undo)

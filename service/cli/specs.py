@@ -70,8 +70,8 @@ def submit(
     file: File,
     assignments: Set = None,
     reuse: Reuse = False,
-    wait: bool = option(False, "Wait until the experiment has ended.", "--wait"),
-    follow: bool = option(False, "Show live progress to the end.", "--follow"),
+    wait: bool = option(False, "Wait until the experiment has ended."),
+    follow: bool = option(False, "Show live progress to the end."),
     timeout_s: float | None = option(
         None, "With --wait: give up after this many seconds.", "--timeout", min=0.0
     ),

@@ -87,17 +87,12 @@ def api(end_with_parent: EndWithParent = False) -> None:
 
 def scheduler(
     end_with_parent: EndWithParent = False,
-    check: bool = option(
-        False, "Only check that one of this machine is alive; for health checks.", "--check"
-    ),
+    check: bool = option(False, "Only check that one of this machine is alive; for health checks."),
     pool: str | None = option(
-        None, "Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`.", "--pool"
+        None, "Pool whose experiments it claims; unset = STILLHOUSE_POOL, or `default`."
     ),
     ray_address: str | None = option(
-        None,
-        "Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.",
-        "--ray-address",
-        metavar="URL",
+        None, "Dashboard of the pool's Ray cluster; unset = STILLHOUSE_RAY_DASHBOARD_URL.", metavar="URL"
     ),
 ) -> None:
     """Run only a scheduler, of one pool; several of a pool share its work by leases."""

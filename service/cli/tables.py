@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.terminal import console, grid_table, note, print_facts, print_rows, print_table, say, say_dim
+from service.cli.terminal import console, grid_table, note, print_grid, print_rows, print_table, say, say_dim
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT
 from service.domain.events import EventKind
 from service.domain.formats import (
@@ -127,7 +127,7 @@ def print_experiment(
     """Prints an experiment from submission to end: its state, its runs, what happened."""
     name = (f"experiment {experiment.id}", "bold")
     console().print(Text.assemble(name, f"  {experiment.name}  ", state_text(experiment.state)))
-    print_facts((name, text) for name, text in _experiment_facts(experiment, runs) if text)
+    print_grid(((name, text) for name, text in _experiment_facts(experiment, runs) if text), "dim", "")
     if runs:
         console().print()
         print_runs(runs[:_RUNS_IN_STORY])
@@ -197,7 +197,7 @@ def print_run(
     """Prints a run from its first attempt to its figures."""
     name = (f"run:{run.id}", "bold")
     console().print(Text.assemble(name, f"  of experiment {run.experiment_id}  ", state_text(run.state)))
-    print_facts(_run_facts(run, attempts))
+    print_grid(_run_facts(run, attempts), "dim", "")
     for attempt in attempts:
         console().print(_attempt_line(attempt))
     if summary:
@@ -277,15 +277,12 @@ def _attempt_line(attempt: Attempt) -> Text:
 def _print_events(events: Sequence[Event]) -> None:
     if not events:
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for event in events:
-        about = f"run:{event.run_id}" if event.run_id is not None else ""
-        table.add_row(clock(event.at_s), about, event.message)
     console().print()
-    console().print(table)
+    rows = (
+        (clock(event.at_s), f"run:{event.run_id}" if event.run_id is not None else "", event.message)
+        for event in events
+    )
+    print_grid(rows, "dim", "", "")
 
 
 def print_queue(queue: QueueListing) -> None:
@@ -403,7 +400,7 @@ def print_device(entry: Hardware) -> None:
         "price": f"{entry.price_usd_per_hour:.2f} USD/h, {entry.price_date}",
         "price source": entry.price_source,
     }
-    print_facts(rows.items(), dim=False)
+    print_grid(rows.items(), "", "")
 
 
 def _figure(value: float | None) -> str:

@@ -21,6 +21,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 
@@ -32,24 +33,15 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class ExitCode(IntEnum):
     """Exit codes of all commands; `docs/operations.md` lists them for scripts."""
 
-    ok = 0
-    """Done; for `wait`, `watch` and `submit --wait`: the experiment or run succeeded."""
-    not_succeeded = 1
-    """The experiment or run ended without success, or a check found something broken."""
-    usage = 2
-    """Wrong arguments, or a spec that is not valid."""
-    not_found = 3
-    """No such experiment, run or file."""
-    conflict = 4
-    """Not possible in the present state, or the idempotency key was used for something else."""
-    unreachable = 5
-    """The service cannot be reached or cannot serve now; trying again may help."""
-    refused = 6
-    """The token is missing, wrong or does not allow this."""
-    timeout = 7
-    """`--timeout` passed before the end was reached."""
-    interrupted = 130
-    """Ctrl-C; what runs in the service continues."""
+    ok = 0  # Done; for `wait`, `watch` and `submit --wait`: the experiment or run succeeded
+    not_succeeded = 1  # The experiment or run ended without success, or a check found something broken
+    usage = 2  # Wrong arguments, or a spec that is not valid
+    not_found = 3  # No such experiment, run or file
+    conflict = 4  # Not possible in the present state, or the idempotency key was used for something else
+    unreachable = 5  # The service cannot be reached or cannot serve now; trying again may help
+    refused = 6  # The token is missing, wrong or does not allow this
+    timeout = 7  # `--timeout` passed before the end was reached
+    interrupted = 130  # Ctrl-C; what runs in the service continues
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -233,15 +225,16 @@ def _lines_of(headings: Sequence[str], cells: Sequence[str], lead: int) -> str:
     return "\n  ".join(filter(None, (cells[lead], ", ".join(others))))
 
 
-def print_facts(facts: Iterable[tuple[str, str]], *, dim: bool = True) -> None:
-    """Prints a name and a text on each line; a long text is broken in its own column."""
+def print_grid(rows: Iterable[Sequence[str | Text]], *styles: str) -> None:
+    """Prints aligned columns in these styles; a long text is broken in the last."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim" if dim else "", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        table.add_row(name, value)
+    for style in styles[:-1]:
+        table.add_column(style=style, no_wrap=True)
+    table.add_column(style=styles[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     console().print(table)
 
 

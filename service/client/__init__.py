@@ -1,31 +1,7 @@
 """A typed client of the HTTP API: it returns the same records as the store, over the network."""
 
-from service.client.client import (
-    Client,
-    Ended,
-    ExperimentChanged,
-    Happened,
-    LoginRefused,
-    NewLine,
-    NewPoints,
-    RunChanged,
-    RunEnded,
-)
+from service.client.client import Client, Ended, LoginRefused
 from service.client.credentials import UnsafeCredentials
 from service.client.wire import ApiError, ClientError, Unreachable
 
-__all__ = [
-    "ApiError",
-    "Client",
-    "ClientError",
-    "Ended",
-    "ExperimentChanged",
-    "Happened",
-    "LoginRefused",
-    "NewLine",
-    "NewPoints",
-    "RunChanged",
-    "RunEnded",
-    "Unreachable",
-    "UnsafeCredentials",
-]
+__all__ = ["ApiError", "Client", "ClientError", "Ended", "LoginRefused", "Unreachable", "UnsafeCredentials"]

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.client.wire import whole_file
 from trainers.reporting import Provenance
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ class NotABundle(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    experiment_id: int | None
-    """None when unreadable."""
-    files: int
-    """Number of files that the checksums name."""
+    experiment_id: int | None  # None when unreadable
+    files: int  # Number of files that the checksums name
     differences: tuple[str, ...]
 
     @property
@@ -71,31 +70,25 @@ def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
     runs = list(client.all_runs(experiment_id=experiment_id))
     canonical = client.spec(experiment_id, "canonical")
     sums: dict[str, str] = {}
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+    with whole_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
 
-            def add(name: str, content: bytes) -> None:
-                sums[name] = hashlib.sha256(content).hexdigest()
-                _write(archive, name, content)
+        def add(name: str, content: bytes) -> None:
+            sums[name] = hashlib.sha256(content).hexdigest()
+            _write(archive, name, content)
 
-            readme = _README.format(id=experiment.id, name=experiment.name, sha256=experiment.spec_sha256)
-            add("README.txt", readme.encode())
-            add("environment.json", _json(_environment(client, runs)))
-            add("experiment.json", _json({**asdict(experiment), "waiting": None}))
-            add("ledger.csv", _ledger(client.ledger(experiment_id)))
-            add("points.parquet", _points(client, runs))
-            for format in ("csv", "parquet"):
-                chunks = client.export_chunks(experiment_id, format=format)
-                add(f"runs.{format}", b"".join(chunks))
-            add("spec.json", canonical.encode())
-            add("spec.yaml", client.spec(experiment_id).encode())
-            add("summaries.json", _json({str(run.id): client.summary(run.id) for run in runs}))
-            lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
-            _write(archive, CHECKSUMS, lines.encode())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        readme = _README.format(id=experiment.id, name=experiment.name, sha256=experiment.spec_sha256)
+        add("README.txt", readme.encode())
+        add("environment.json", _json(_environment(client, runs)))
+        add("experiment.json", _json({**asdict(experiment), "waiting": None}))
+        add("ledger.csv", _ledger(client.ledger(experiment_id)))
+        add("points.parquet", _points(client, runs))
+        for format in ("csv", "parquet"):
+            add(f"runs.{format}", b"".join(client.export_chunks(experiment_id, format=format)))
+        add("spec.json", canonical.encode())
+        add("spec.yaml", client.spec(experiment_id).encode())
+        add("summaries.json", _json({str(run.id): client.summary(run.id) for run in runs}))
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+        _write(archive, CHECKSUMS, lines.encode())
     return [*sorted(sums), CHECKSUMS]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import httpx
 import orjson
@@ -21,7 +21,7 @@ from service.analysis.answers import (
     ScoreAnswer,
     SpeedupAnswer,
 )
-from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read
+from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read, whole_file
 from service.config.hardware import Hardware
 from service.domain.access import Scope
 from service.domain.ledger import Account, Ledger
@@ -44,7 +44,6 @@ from service.domain.records import (
     RunProgress,
     RunSummary,
 )
-from service.domain.serialization import adapter
 from service.domain.shares import ProjectUse, Share
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.output.model_archive import unpack
@@ -59,44 +58,10 @@ _SLOWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    event: Event
+class Ended(Generic[T]):
+    """The last message of a live stream: the experiment or run as it ended."""
 
-
-@dataclass(frozen=True, slots=True)
-class RunChanged:
-    """A run as it is now with the last value of each metric, and its newest log line while it prepares."""
-
-    run: Run
-    latest: dict[str, float]
-    line: LogLine | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentChanged:
-    experiment: ExperimentStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    experiment: ExperimentStatus
-
-
-@dataclass(frozen=True, slots=True)
-class NewPoints:
-    """New points by metric; one with the same metric and step replaces the old."""
-
-    series: dict[str, NewSeries]
-
-
-@dataclass(frozen=True, slots=True)
-class NewLine:
-    line: LogLine
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnded:
-    run: Run
+    target: T
 
 
 class LoginRefused(ClientError):
@@ -305,8 +270,8 @@ class Client(Wire):
 
     def predictions(self, id: int, file: Path, *, format: Literal["parquet", "jsonl"] = "parquet") -> int:
         """Writes the predictions of a run's test part to a file; returns its size in bytes."""
-        with self._download(f"/runs/{id}/predictions", format=format) as chunks:
-            return write_whole(file, chunks)
+        with self._download(f"/runs/{id}/predictions", format=format) as chunks, whole_file(file) as stream:
+            return sum(map(stream.write, chunks))
 
     def export_model(
         self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
@@ -340,29 +305,26 @@ class Client(Wire):
 
     def follow(
         self, id: int, *, after: int = 0
-    ) -> Iterator[Happened | RunChanged | ExperimentChanged | Ended]:
+    ) -> Iterator[Event | RunProgress | ExperimentStatus | Ended[ExperimentStatus]]:
         """Yields every event after number `after`, and changes of runs, until the end, across reconnects."""
+        kinds = {"event": Event, "run": RunProgress, "experiment": ExperimentStatus}
         for kind, payload in self._stream(f"/api/v1/experiments/{id}/stream", str(after) if after else None):
-            if kind == "event":
-                yield Happened(read(Event, payload))
-            elif kind == "run":
-                yield _run_changed(payload)
-            elif kind == "experiment":
-                yield ExperimentChanged(read(ExperimentStatus, payload))
-            elif kind == "end":
+            if kind == "end":
                 yield Ended(read(ExperimentStatus, payload))
+            elif kind in kinds:
+                yield read(kinds[kind], payload)
 
-    def follow_run(self, id: int) -> Iterator[RunChanged | NewPoints | NewLine | RunEnded]:
-        """Yields a run's points and log lines until it ends, across reconnects."""
+    def follow_run(self, id: int) -> Iterator[RunProgress | dict[str, NewSeries] | LogLine | Ended[Run]]:
+        """Yields a run's new points by metric and its log lines until it ends, across reconnects.
+
+        A point replaces an earlier one with the same metric and step.
+        """
+        kinds = {"run": RunProgress, "points": dict[str, NewSeries], "log": LogLine}
         for kind, payload in self._stream(f"/api/v1/runs/{id}/stream", None):
-            if kind == "run":
-                yield _run_changed(payload)
-            elif kind == "points":
-                yield NewPoints(adapter(dict[str, NewSeries]).validate_json(payload))
-            elif kind == "log":
-                yield NewLine(read(LogLine, payload))
-            elif kind == "end":
-                yield RunEnded(_run_changed(payload).run)
+            if kind == "end":
+                yield Ended(read(RunProgress, payload).run)
+            elif kind in kinds:
+                yield read(kinds[kind], payload)
 
     # -- Login by a code (RFC 8628) ----------------------------------------------------------------
 
@@ -410,20 +372,6 @@ class Client(Wire):
         return answer
 
 
-def write_whole(file: Path, chunks: Iterator[bytes]) -> int:
-    """Writes a file when all of it has arrived, in place of an earlier one; returns its size in bytes."""
-    draft = file.with_name(f".{file.name}.draft")
-    try:
-        with draft.open("wb") as stream:
-            for chunk in chunks:
-                stream.write(chunk)
-        size = draft.stat().st_size
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
-    return size
-
-
 def _first_pages(read: Callable[..., P], limit: int) -> list[P]:
     """Returns as many pages as have the first `limit` items."""
     pages: list[P] = []
@@ -441,12 +389,6 @@ def _pages(listing: Callable[..., Page[T]], **parameters: Any) -> Iterator[T]:
         yield from page.items
         if (token := page.next_page_token) is None:
             return
-
-
-def _run_changed(payload: bytes) -> RunChanged:
-    progress = read(RunProgress, payload)
-    latest = {name: point.value for name, point in progress.latest.items()}
-    return RunChanged(progress.run, latest, progress.line)
 
 
 def _refusal(answer: httpx.Response) -> LoginRefused:

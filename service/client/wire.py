@@ -12,8 +12,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import NoneType
-from typing import Any, Generic, Self, TypeVar, get_args, get_origin
+from typing import Any, BinaryIO, Generic, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import httpx
@@ -254,6 +255,18 @@ def api_error(status: int, content: bytes) -> ApiError:
         for entry in problem.get("errors") or ()
     )
     return ApiError(slug, status, str(problem.get("detail", f"the server returned {status}")), errors)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that takes the place of an earlier one when all of it is written."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _written(value: Any) -> Any:

@@ -30,20 +30,16 @@ _LARGEST_SKEW_S = 1.0
 
 class Health(StrEnum):
     ok = "ok"
-    note = "note"
-    """Works with a limit, or is not needed here."""
-    broken = "broken"
-    """Stillhouse cannot work until this is fixed."""
+    note = "note"  # Works with a limit, or is not needed here
+    broken = "broken"  # Stillhouse cannot work until this is fixed
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     health: Health
     subject: str
-    detail: str
-    """One line."""
-    fix: str = ""
-    """What to do; empty = nothing."""
+    detail: str  # One line
+    fix: str = ""  # What to do; empty = nothing
 
 
 _ok = partial(Finding, Health.ok)

@@ -56,10 +56,8 @@ class RayStartError(RuntimeError):
 class LocalRay:
     """A Ray cluster to use: one started here, or the one that `RAY_ADDRESS` names."""
 
-    address: str
-    """`host:port` of the head (GCS), for `ray.init`."""
-    dashboard_url: str
-    """Address for people, and for submitting jobs."""
+    address: str  # `host:port` of the head (GCS), for `ray.init`
+    dashboard_url: str  # Address for people, and for submitting jobs
     environment: Mapping[str, str]
     """Variables that a process needs to reach this Ray; `start` has put them into `os.environ` already."""
     token: str | None = None

@@ -17,9 +17,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from pydantic import SecretStr
 
@@ -41,10 +41,8 @@ class Addresses:
     ray_dashboard_url: str
     ray_token: str | None
     """Token that the dashboard asks for once; None on a cluster that was already running."""
-    ray_was_there: bool
-    """The cluster was named by `RAY_ADDRESS` and is left running."""
-    logs: Path
-    """Folder with the log of each part."""
+    ray_was_there: bool  # The cluster was named by `RAY_ADDRESS` and is left running
+    logs: Path  # Folder with the log of each part
 
 
 @dataclass
@@ -79,6 +77,7 @@ class LocalService:
         self._report = report
         self._ray: LocalRay | None = None
         self._parts: list[_Part] = []
+        self._ends = ExitStack()
         self._logs = settings.data_dir / "logs"
 
     def start(self) -> Addresses:
@@ -87,32 +86,29 @@ class LocalService:
         Raises:
             ServiceStartError: everything that had started has been ended again.
         """
-        try:
-            return self._start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _start(self) -> Addresses:
         settings = self._settings
         self._logs.mkdir(parents=True, exist_ok=True)
         port = _port(settings)
         self._migrate()
         self._report("starting Ray ...")
         ray_was_there = os.environ.get("RAY_ADDRESS") not in (None, "", "local", "auto")
-        try:
-            self._ray = LocalRay.start(settings, self._num_cpus)
-        except RayStartError as error:
-            raise ServiceStartError(str(error)) from None
-        url = f"http://{_reachable(settings.host)}:{port}"
-        environment = _environment_of(
-            settings.model_copy(update={"port": port, "ray_dashboard_url": self._ray.dashboard_url})
-        )
-        self._report("starting the API and the scheduler ...")
-        api = self._spawn("api", ["api"], environment)
-        self._spawn("scheduler", ["service.cli", "scheduler"], environment)
-        self._wait_until_ready(api, url)
-        return Addresses(url, self._ray.dashboard_url, self._ray.token, ray_was_there, self._logs)
+        with ExitStack() as ends:
+            try:
+                self._ray = ray = LocalRay.start(settings, self._num_cpus)
+            except RayStartError as error:
+                raise ServiceStartError(str(error)) from None
+            ends.callback(ray.stop)
+            url = f"http://{_reachable(settings.host)}:{port}"
+            environment = _environment_of(
+                settings.model_copy(update={"port": port, "ray_dashboard_url": ray.dashboard_url})
+            )
+            self._report("starting the API and the scheduler ...")
+            for name, module in (("api", ["api"]), ("scheduler", ["service.cli", "scheduler"])):
+                self._parts.append(self._spawn(name, module, environment))
+                ends.callback(_end, self._parts[-1].process)
+            self._wait_until_ready(url)
+            self._ends = ends.pop_all()
+        return Addresses(url, ray.dashboard_url, ray.token, ray_was_there, self._logs)
 
     def _migrate(self) -> None:
         from service.db.errors import StoreError
@@ -137,11 +133,9 @@ class LocalService:
                 env={**inherited, **environment, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # Ctrl-C in the terminal is for us; we end the parts in order.
             )
-        part = _Part(name, process, log)
-        self._parts.append(part)
-        return part
+        return _Part(name, process, log)
 
-    def _wait_until_ready(self, api: _Part, url: str) -> None:
+    def _wait_until_ready(self, url: str) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if died := self.died():
@@ -150,7 +144,7 @@ class LocalService:
                 return
             time.sleep(0.1)
         raise ServiceStartError(
-            f"the API was not reachable at {url} within {_READY_TIMEOUT_S:.0f} s:\n{api.tail()}"
+            f"the API was not reachable at {url} within {_READY_TIMEOUT_S:.0f} s:\n{self._parts[0].tail()}"
         )
 
     def died(self) -> str | None:
@@ -167,18 +161,7 @@ class LocalService:
 
     def stop(self) -> None:
         """Ends every part that was started: the scheduler first, Ray last. Safe to call twice."""
-        while self._parts:
-            _end(self._parts[-1].process)
-            self._parts.pop()
-        if self._ray is not None:
-            self._ray.stop()
-            self._ray = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._ends.close()
 
 
 def watch_parent() -> None:

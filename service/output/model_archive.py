@@ -7,8 +7,10 @@ import json
 import shutil
 import tarfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 MANIFEST = "manifest.json"
@@ -28,20 +30,20 @@ def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
         BrokenModel: the archive is cut off, or a file does not match the manifest.
         OSError: the folder is not empty or cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_of(folder)
-    draft.mkdir()
+    with _replacing(folder) as draft:
+        return _extract(chunks, draft)
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yields a new folder that is in place of the empty one once it is written, and otherwise removed."""
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
+    draft.mkdir(parents=True)
     try:
-        listing = _extract(chunks, draft)
-        draft.rename(folder)  # Replaces an empty folder, and fails for one that is not.
-        return listing
-    except BaseException:
+        yield draft
+        draft.rename(folder)  # Fails for a folder that is not empty.
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-        raise
-
-
-def _draft_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.partial")
 
 
 def _extract(chunks: Iterable[bytes], draft: Path) -> dict[str, Any]:
@@ -115,15 +117,10 @@ def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[
     encoder = quantising()
     if encoder is None or encoder.quantisation is None:
         raise NotPackable("this installation has no binary models")
-    whole, draft = _draft_of(folder), _draft_of(folder)
-    try:
+    with _replacing(folder) as draft, TemporaryDirectory(prefix=".", dir=folder.parent) as between:
+        whole = Path(between) / "model"
         fetch(whole)
-        draft.mkdir()
-        listing = encoder.quantisation.write_packed(whole, draft)
-        draft.rename(folder)  # Replaces an empty folder, and fails for one that is not.
-        return listing
-    except BadSpecError as error:
-        raise NotPackable(str(error).removeprefix(f"{whole}: ")) from None
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
-        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            return encoder.quantisation.write_packed(whole, draft)
+        except BadSpecError as error:
+            raise NotPackable(str(error).removeprefix(f"{whole}: ")) from None

@@ -22,6 +22,7 @@ from service.config.settings import Settings
 from service.domain.metrics import headline
 from service.domain.records import MeasurementRow, Run
 from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
+from service.output.templates import template
 from service.specs.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
@@ -206,30 +207,37 @@ class CardSource:
     """Everything that a card is written from."""
 
     run: Run
-    which: str
-    """`best` or `last`, of the run's checkpoints."""
-    step: int
-    """Of the checkpoint."""
-    score: float | None
-    """Headline score of the best checkpoint; None when unknown."""
-    spec: Mapping[str, Any]
-    """The run's spec without axes, as a document."""
+    which: str  # `best` or `last`, of the run's checkpoints
+    step: int  # Of the checkpoint
+    score: float | None  # Headline score of the best checkpoint; None when unknown
+    spec: Mapping[str, Any]  # The run's spec without axes, as a document
     spec_sha256: str
     """Hash of the experiment's canonical spec."""
-    summary: Mapping[str, float | int | str | None]
-    """Figures by name; empty until the run has ended."""
+    summary: Mapping[str, float | int | str | None]  # Figures by name; empty until the run has ended
     measurements: Sequence[MeasurementRow]
-    facts: Mapping[str, Any]
-    """Facts of the last attempt that trained."""
-    model_type: str
-    """As in the model's `config.json`."""
+    facts: Mapping[str, Any]  # Facts of the last attempt that trained
+    model_type: str  # As in the model's `config.json`
 
 
 def model_card(source: CardSource) -> str:
     """Returns the card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
-    front = yaml.safe_dump(_front_matter(source), sort_keys=False, allow_unicode=True).rstrip()
-    parts = [f"---\n{front}\n---", *_sections(source)]
-    return "\n\n".join(parts) + "\n"
+    run, facts = source.run, source.facts
+    packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
+    return template("model_card.md.j2").render(
+        source=source,
+        run=run,
+        facts=facts,
+        front=_yaml(_front_matter(source)),
+        kind=PIPELINES[TASKS[run.task].head][1],
+        what=_what(source),
+        figures=[*_figures(source)],
+        packages=packages or "not known",
+        spec=_yaml({**source.spec, "seeds": [run.seed]}),
+    )
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
 
 
 def _front_matter(source: CardSource) -> dict[str, Any]:
@@ -286,22 +294,6 @@ def _scores_of_this_checkpoint(source: CardSource) -> dict[str, float]:
     return known
 
 
-def _sections(source: CardSource) -> Iterator[str]:
-    run = source.run
-    yield f"# {source.spec['name']}: run {run.id}"
-    if source.spec.get("description"):
-        yield _plain(str(source.spec["description"]))
-    yield _what(source)
-    yield "## Use"
-    yield _use(source)
-    yield "## Figures"
-    yield from _figures(source)
-    yield "## Data"
-    yield _table(("what", "value"), [*_data(source)])
-    yield "## How to reproduce"
-    yield _reproduction(source)
-
-
 def _what(source: CardSource) -> str:
     run = source.run
     taught = f", distilled from `{run.teacher}`" if run.teacher else ""
@@ -318,75 +310,12 @@ def _what(source: CardSource) -> str:
     return f"{words}{where}, the best of the run's evaluations by `{by}`{score}.{test}"
 
 
-def _use(source: CardSource) -> str:
-    _, kind = PIPELINES[TASKS[source.run.task].head]
-    return (
-        "```python\n"
-        f"from transformers import AutoTokenizer, {kind}\n\n"
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n'
-        f'model = {kind}.from_pretrained("path/to/this/folder")\n'
-        "```"
-    )
-
-
-def _figures(source: CardSource) -> Iterator[str]:
-    if not source.summary:
-        state = f"{source.run.state} at step {source.run.step}"
-        yield f"The run was {state} when this was exported, so there are none yet."
-        return
-    steps = source.summary.get("steps")
-    if steps != source.step:
-        yield (
-            f"Figures are for the whole run, which ended at step {steps}; accuracies are from its last "
-            f"evaluation, while the weights here are from step {source.step}. Figures starting with `test_` "
-            "are for the best checkpoint."
-        )
+def _figures(source: CardSource) -> Iterator[tuple[str, str, str, str]]:
+    """Yields name, value, unit and provenance."""
     sources = {row.name: row for row in source.measurements if row.attempt == source.run.attempt}
-    rows = []
     for name, value in source.summary.items():
         if name in _BESIDE or value is None:
             continue
         origin = sources.get(name)
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
-        rows.append((f"`{name}`", shown, origin.unit if origin else "", origin.provenance if origin else ""))
-    yield _table(("figure", "value", "unit", "provenance"), rows)
-    yield (
-        "`counter`: read from hardware or the clock; `sampled`: integrated from samples; `modelled`: "
-        "computed from rated power, price or another assumption."
-    )
-
-
-def _data(source: CardSource) -> Iterator[tuple[str, str]]:
-    task = source.spec["task"]
-    yield "dataset", f"`{task.get('path') or 'the default of the task'}`"
-    for name, value in sorted((source.facts.get("data") or {}).items()):
-        yield name.replace("_", " "), f"`{value}`"
-
-
-def _reproduction(source: CardSource) -> str:
-    run, facts = source.run, source.facts
-    document = {**source.spec, "seeds": [run.seed]}
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
-    packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
-    device = facts.get("gpu") or facts.get("cpu") or "not known"
-    rows = [
-        ("spec of the experiment, SHA-256", f"`{source.spec_sha256}`"),
-        ("seed", str(run.seed)),
-        ("hardware", f"{run.workers} x {run.hardware} ({device})"),
-        ("Python", str(facts.get("python", "not known"))),
-        ("packages", packages or "not known"),
-    ]
-    if facts.get("git_commit"):
-        rows.append(("commit", f"`{facts['git_commit']}`" + (", changed" if facts.get("git_dirty") else "")))
-    lead = f"Save this as `run-{run.id}.yaml`, then: `stillhouse submit run-{run.id}.yaml`"
-    return f"{lead}\n\n```yaml\n{text}\n```\n\n" + _table(("what", "value"), rows)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *([_plain(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _plain(text: str) -> str:
-    """Text that stays in its cell and its line."""
-    return " ".join(text.split()).replace("|", "\\|")
+        yield f"`{name}`", shown, origin.unit if origin else "", origin.provenance if origin else ""

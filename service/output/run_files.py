@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from service.config.settings import Settings
 from service.domain.records import Run
@@ -20,6 +20,8 @@ from trainers.checkpoints import manifest, predictions
 from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.checkpoints.predictions import NoPredictions as NoPredictions
+
+Read = TypeVar("Read")
 
 CHUNK_BYTES = 1 << 20
 
@@ -160,34 +162,21 @@ def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
     raise NoPredictions(f"run {run_id} is {run.state}; its test part is scored at its end")
 
 
-def unit_scores(settings: Settings, source: Run) -> Mapping[str, float]:
-    """Returns each test unit's share of a run's headline, by the unit's name.
-
-    `source` is the run that was trained: of a run that reuses another, that other one (`Store.source_of`).
-    """
-    folder = checkpoints_of(settings, source)
-    try:
-        file = newest_file(folder, predictions.PREDICTIONS)
-    except OSError as error:
-        raise NoPredictions(f"{error.filename}: cannot be read ({error.strerror or error})") from None
-    if file is None:
-        raise NoPredictions(f"run {source.id} has no {predictions.PREDICTIONS} in {folder}")
-    return predictions.unit_scores(file)
-
-
 def known_scores(store: Store, settings: Settings, run: Run) -> Mapping[str, float] | None:
-    """Returns the same for any run; None where there are none on this machine."""
-    try:
-        return unit_scores(settings, store.runs.source_of(run))
-    except NoPredictions:
-        return None
+    """Returns each test unit's share of a run's headline, by the unit's name; None as `_of_predictions`."""
+    return _of_predictions(store, settings, run, predictions.unit_scores)
 
 
 def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | None:
-    """Returns a run's counts by label on the test part; None where there are none on this machine."""
+    """Returns a run's counts by label on the test part; None as `_of_predictions`."""
+    return _of_predictions(store, settings, run, lambda file: predictions.read_record(file).labels)
+
+
+def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[Path], Read]) -> Read | None:
+    """Reads the predictions of the run that was trained; None where there are none on this machine."""
     try:
         file = newest_file(checkpoints_of(settings, store.runs.source_of(run)), predictions.PREDICTIONS)
-        return None if file is None else predictions.read_record(file).labels
+        return None if file is None else read(file)
     except (NoPredictions, OSError):
         return None
 
@@ -212,20 +201,13 @@ def raw(file: Path) -> Iterator[bytes]:
 class SavedCheckpoint(Serializable):
     """A checkpoint of a run that is on the disk."""
 
-    attempt: int
-    """Attempt that saved it."""
-    step: int
-    """Last optimizer update that it holds."""
-    best: bool
-    """Whether it is of the best evaluation."""
-    saved_s: float | None
-    """When it was complete, Unix time; null = not known."""
-    size_bytes: int | None
-    """Size of its files; null = its manifest cannot be read."""
-    problem: str | None
-    """What is wrong with it, by its manifest and the sizes of its files; null = nothing."""
-    path: str
-    """Its folder on the machine of the service."""
+    attempt: int  # Attempt that saved it
+    step: int  # Last optimizer update that it holds
+    best: bool  # Whether it is of the best evaluation
+    saved_s: float | None  # When it was complete, Unix time; null = not known
+    size_bytes: int | None  # Size of its files; null = its manifest cannot be read
+    problem: str | None  # What is wrong with it, by its manifest and the sizes of its files; null = nothing
+    path: str  # Its folder on the machine of the service
 
 
 def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:

@@ -71,10 +71,10 @@ def test_the_page_gets_the_figures_of_the_report(house: tuple[TestClient, Store]
         "curve", "tradeoff", "effect", "breakdown", "timeline",
     }  # fmt: skip
     found: dict[str, Any] = {}
-    for kind in FIGURES.values():
-        if kind.id in {id.partition("-")[0] for id in of_report}:
+    for kind_id, kind in FIGURES.items():
+        if kind_id in {id.partition("-")[0] for id in of_report}:
             for options in kind.of_report(material):
-                figure = get(client, kind.id, **parameters(options))
+                figure = get(client, kind_id, **parameters(options))
                 found[figure["id"]] = figure
     assert found.keys() == of_report.keys()
     for id, figure in of_report.items():

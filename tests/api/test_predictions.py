@@ -6,13 +6,12 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from fastapi.testclient import TestClient
 from pyarrow import parquet
 
 from service.config.settings import Settings
 from service.domain.states import RunState
-from service.output.run_files import NoPredictions, unit_scores
+from service.output.run_files import known_scores
 from service.specs.models import checkpoints_folder
 from tests.api.conftest import Driver
 from tests.api.test_reading import problem
@@ -54,17 +53,15 @@ def test_predictions_are_served_as_parquet_and_as_json_lines(
     }
 
 
-def test_unit_scores_are_those_of_the_file(driver: Driver, settings: Settings) -> None:
+def test_known_scores_are_those_of_the_file(driver: Driver, settings: Settings) -> None:
     experiment = driver.submit()
     (run,) = driver.start(experiment)
-    with pytest.raises(NoPredictions, match="has no predictions"):
-        unit_scores(settings, run)
+    assert known_scores(driver.store, settings, run) is None
     folder = checkpoints_folder(settings, experiment.id, run.id)
     write_predictions(folder)
-    assert unit_scores(settings, run) == SCORES
+    assert known_scores(driver.store, settings, run) == SCORES
     (attempt_folder(folder, 1) / predictions.PREDICTIONS).write_bytes(b"PAR1 but no table")
-    with pytest.raises(NoPredictions, match="not a Parquet file"):
-        unit_scores(settings, run)
+    assert known_scores(driver.store, settings, run) is None
 
 
 def test_a_run_without_a_test_part_says_so(client: TestClient, driver: Driver) -> None:

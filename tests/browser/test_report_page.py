@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
-from service.output.report import gather, html
+from service.output.report import ReportContents, html
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _OFFLINE = (
@@ -42,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> t
     folder = tmp_path_factory.mktemp("page")
     shutil.copy(sqlite_template, folder / "stillhouse.db")
     store, clock = open_store(Settings(data_dir=folder, data_roots=str(folder)))
-    contents = gather(store, [sweep(store, clock).id])
+    contents = ReportContents(store, [sweep(store, clock).id])
     store.close()
     path = folder / "report.html"
     path.write_text(html(contents).text, encoding="utf-8")

@@ -112,7 +112,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
     from service.domain.metrics import headline
     from service.domain.states import ExperimentState, RunState
     from service.output.model_folder import open_model
-    from service.output.report.contents import gather
+    from service.output.report.contents import ReportContents
     from service.scheduling.queue import Queue
     from service.scheduling.run_plan import run_config
     from service.specs.experiment import ExperimentSpec
@@ -145,7 +145,7 @@ def _trained(settings: Any, experiment_id: int) -> dict[str, Any]:
         store.recording.record(RecordBatch(points=points, checkpoints=[last]))
         store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=outcome.summary)
     store.drivers.finish_experiment(experiment_id, 1, ExperimentState.succeeded)
-    contents = gather(store, [experiment_id])
+    contents = ReportContents(store, [experiment_id])
     judged = Question(contents.run_table).judged_by
     with tarfile.open(fileobj=io.BytesIO(b"".join(open_model(store, settings, run.id, "best").tar()))) as tar:
         (card,) = (tar.extractfile(file) for file in tar if file.name.endswith("README.md"))

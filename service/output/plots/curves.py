@@ -88,21 +88,14 @@ class CurveSet:
 
     metric: str
     curves: Mapping[str, list[Curve]]
-    wanted: int
-    """Lines that there would be if every chosen run had the metric."""
-    chosen: int
-    """Chosen configurations or runs, by experiment: one that two have counts twice."""
-    of: int
-    """Number of configurations or runs to choose from, counted likewise."""
+    wanted: int  # Lines that there would be if every chosen run had the metric
+    chosen: int  # Chosen configurations or runs, by experiment: one that two have counts twice
+    of: int  # Number of configurations or runs to choose from, counted likewise
     unit: str
-    width: int
-    """Steps per bucket."""
-    exact: bool
-    """Values are means of all points of a bucket."""
-    without_x: int
-    """Runs whose place on the axis is not known."""
-    cut: int
-    """Runs of the chosen configurations beyond what is read at once."""
+    width: int  # Steps per bucket
+    exact: bool  # Values are means of all points of a bucket
+    without_x: int  # Runs whose place on the axis is not known
+    cut: int  # Runs of the chosen configurations beyond what is read at once
 
 
 def read(store: Store, experiment_ids: Sequence[int], selection: Selection, options: Options) -> CurveSet:

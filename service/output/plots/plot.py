@@ -33,58 +33,41 @@ MOST_CURVES = 400
 class Plot(Serializable):
     """One plot: plain data for plotly, without colours of a theme."""
 
-    id: str
-    """Word that names it in a page."""
-    caption: str
-    """What it shows and how to read it, in a few sentences."""
-    data: list[Trace]
-    """plotly traces."""
-    layout: Layout
-    """plotly layout without theme."""
-    note: str = ""
-    """What is left out or estimated; empty = nothing."""
+    id: str  # Word that names it in a page
+    caption: str  # What it shows and how to read it, in a few sentences
+    data: list[Trace]  # plotly traces
+    layout: Layout  # plotly layout without theme
+    note: str = ""  # What is left out or estimated; empty = nothing
 
 
 @dataclass(frozen=True, slots=True)
 class PlotInfo(Serializable):
     """A kind of figure, as the API lists it."""
 
-    id: str
-    """Word that names it in the address."""
-    title: str
-    """Heading of the figure."""
-    about: str
-    """What it answers, in one sentence."""
-    reads: tuple[str, ...]
-    """Parameters that change it; it refuses others."""
+    id: str  # Word that names it in the address
+    title: str  # Heading of the figure
+    about: str  # What it answers, in one sentence
+    reads: tuple[str, ...]  # Parameters that change it; it refuses others
 
 
 @dataclass(frozen=True, slots=True)
 class Drawable(Serializable):
     """A metric or figure of runs."""
 
-    name: str
-    """Name with its unit."""
-    title: str
-    """Name as headings show it."""
-    unit: str
-    """Its unit in words."""
-    better: Better | None
-    """Which direction wins; null = neither."""
+    name: str  # Name with its unit
+    title: str  # Name as headings show it
+    unit: str  # Its unit in words
+    better: Better | None  # Which direction wins; null = neither
 
 
 @dataclass(frozen=True, slots=True)
 class Choices(Serializable):
     """What can be drawn of some experiments."""
 
-    figures: list[PlotInfo]
-    """Kinds of figures."""
-    points: list[Drawable]
-    """Metrics that have curves."""
-    metrics: list[Drawable]
-    """Figures that runs end with."""
-    axes: list[str]
-    """Axes of the grids, by dotted name."""
+    figures: list[PlotInfo]  # Kinds of figures
+    points: list[Drawable]  # Metrics that have curves
+    metrics: list[Drawable]  # Figures that runs end with
+    axes: list[str]  # Axes of the grids, by dotted name
 
 
 def layout(x: str, y: str, *, height: int) -> Layout:
@@ -174,60 +157,43 @@ def faded(colour: str, opacity: float = 0.18) -> str:
 class XAxis(StrEnum):
     """What a curve is drawn over."""
 
-    step = "step"
-    """Optimizer updates."""
-    time = "time"
-    """Time of the run's attempts, without waits between them."""
-    tokens = "tokens"
-    """Tokens without padding."""
-    cost = "cost"
-    """Price of the devices x time."""
-    energy = "energy"
-    """Energy, at the run's mean power."""
+    step = "step"  # Optimizer updates
+    time = "time"  # Time of the run's attempts, without waits between them
+    tokens = "tokens"  # Tokens without padding
+    cost = "cost"  # Price of the devices x time
+    energy = "energy"  # Energy, at the run's mean power
 
 
 class By(StrEnum):
     """What a line stands for."""
 
-    cell = "cell"
-    """A configuration: the mean over its seeds, with a band."""
-    run = "run"
-    """One run."""
+    cell = "cell"  # A configuration: the mean over its seeds, with a band
+    run = "run"  # One run
 
 
 class Band(StrEnum):
     """What a band around a mean shows."""
 
-    sd = "sd"
-    """One standard deviation between seeds to each side."""
-    range = "range"
-    """From the least to the greatest seed."""
+    sd = "sd"  # One standard deviation between seeds to each side
+    range = "range"  # From the least to the greatest seed
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The chosen options; each kind of plot reads some of them."""
 
-    metric: tuple[str, ...] = ()
-    """Figures that are drawn; none = those of the report."""
-    over: tuple[str, ...] = ()
-    """Figures over which the frontier is found; none = those that are drawn."""
+    metric: tuple[str, ...] = ()  # Figures that are drawn; none = those of the report
+    over: tuple[str, ...] = ()  # Figures over which the frontier is found; none = those that are drawn
     x: XAxis = XAxis.step
-    by: By | None = None
-    """What a line or a point stands for; None = the kind's own choice."""
+    by: By | None = None  # What a line or a point stands for; None = the kind's own choice
     band: Band = Band.sd
-    smooth: float = 0.0
-    """Weight of earlier values in the exponentially weighted mean; 0 = as measured."""
-    max_curves: int | None = None
-    """Most lines; None = the kind's own choice."""
-    unfinished: bool = True
-    """Include runs that have not ended, or not well."""
-    strategy: str | None = None
-    """Named weighting of scores."""
+    smooth: float = 0.0  # Weight of earlier values in the exponentially weighted mean; 0 = as measured
+    max_curves: int | None = None  # Most lines; None = the kind's own choice
+    unfinished: bool = True  # Include runs that have not ended, or not well
+    strategy: str | None = None  # Named weighting of scores
     weight: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """The user's own weights by metric."""
-    run: int | None = None
-    """Run of which a step is drawn."""
+    run: int | None = None  # Run of which a step is drawn
 
     def given(self) -> list[str]:
         """Names of the options that differ from their defaults."""

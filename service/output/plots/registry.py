@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from service.analysis.answers import AnalysisError, BadQuestion
+from service.analysis.answers import AnalysisError, BadQuestion, FittedEffects
 from service.config.hardware import nearest
 from service.domain.formats import title
 from service.domain.metrics import better_of
@@ -32,17 +32,9 @@ OfReport = Callable[[Material], Iterable[Options]]
 
 @dataclass(frozen=True, slots=True)
 class PlotKind:
-    id: str
-    """Word for addresses."""
-    title: str
-    about: str
-    """What it answers, in one sentence."""
-    reads: tuple[str, ...]
-    """Names of the options that it reads."""
-    draw: Draw
-    """Returns one plot; raises `AnalysisError` where there is nothing to draw."""
-    of_report: OfReport
-    """Options of each plot of this kind in a report."""
+    info: PlotInfo
+    draw: Draw  # Returns one plot; raises `AnalysisError` where there is nothing to draw
+    of_report: OfReport  # Options of each plot of this kind in a report
 
 
 FIGURES: dict[str, PlotKind] = {}
@@ -55,21 +47,18 @@ def _kind(
     """Registers the function that draws a kind of plot."""
 
     def register(draw: Draw) -> Draw:
-        FIGURES[id] = PlotKind(id, title, about, reads, draw, of_report)
+        FIGURES[id] = PlotKind(PlotInfo(id, title, about, reads), draw, of_report)
         return draw
 
     return register
 
 
-def _once(material: Material) -> Iterator[Options]:
-    yield Options()
+def _once(material: Material) -> Iterable[Options]:
+    return (Options(),)
 
 
-def _report_curves(material: Material) -> Iterator[Options]:
-    known = set(material.point_names)
-    for name in CURVES:
-        if name in known:
-            yield Options(metric=(name,), unfinished=False)
+def _report_curves(material: Material) -> Iterable[Options]:
+    return [Options(metric=(name,), unfinished=False) for name in CURVES if name in material.point_names]
 
 
 @_kind(
@@ -121,26 +110,23 @@ def _trade_off(material: Material, options: Options) -> Plot:
     return answers.trade_off(answer, drawn, runs, judged_by_all=len(names) > len(drawn))
 
 
-def _report_effects(material: Material) -> Iterator[Options]:
-    if not isinstance(material.effects, Unanswered):
-        yield from (Options(metric=(item.model.metric,)) for item in material.effects.items)
+def _fitted(material: Material) -> Sequence[FittedEffects]:
+    return () if isinstance(material.effects, Unanswered) else material.effects.items
+
+
+def _report_effects(material: Material) -> Iterable[Options]:
+    return [Options(metric=(item.model.metric,)) for item in _fitted(material)]
 
 
 @_kind("effect", "Effects", "What each value of each axis changes.", ("metric",), _report_effects)
 def _effect(material: Material, options: Options) -> Plot:
     if len(options.metric) > 1:
         raise BadQuestion("metric", "effects are drawn of one figure; name one metric")
-    if not options.metric:
-        answer = material.effects
-        if isinstance(answer, Unanswered):
-            raise AnalysisError(answer.reason)
-        return answers.effect(answer.items[0])
-    (wanted,) = (material.question.metric(name).name for name in options.metric)
-    if not isinstance(material.effects, Unanswered):
-        for item in material.effects.items:
-            if item.model.metric == wanted:
-                return answers.effect(item)
-    return answers.effect(material.question.effects(metrics=options.metric).items[0])
+    if not options.metric and isinstance(material.effects, Unanswered):
+        raise AnalysisError(material.effects.reason)
+    wanted = [material.question.metric(name).name for name in options.metric]
+    known = [item for item in _fitted(material) if not wanted or item.model.metric in wanted]
+    return answers.effect((known or material.question.effects(metrics=options.metric).items)[0])
 
 
 @_kind("parallel", "Parallel coordinates", "Axes and figures of every run side by side.", ("metric", "by"))
@@ -187,8 +173,8 @@ def _breakdown(material: Material, options: Options) -> Plot:
     return times.breakdown(material.breakdown, material.run_table.finished)
 
 
-def _report_steps(material: Material) -> Iterator[Options]:
-    yield from (Options(run=id) for id in material.steps)
+def _report_steps(material: Material) -> Iterable[Options]:
+    return [Options(run=id) for id in material.steps]
 
 
 @_kind("step", "One step", "What each worker did in one step of a run.", ("run",), _report_steps)
@@ -216,12 +202,6 @@ def _money(material: Material, options: Options) -> Plot:
     return times.money(material.ledgers, material.run_table.runs)
 
 
-def kind_of(id: str) -> PlotKind:
-    if id not in FIGURES:
-        raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
-    return FIGURES[id]
-
-
 def drawn(id: str, material: Material, options: Options) -> Plot:
     """Returns one plot.
 
@@ -229,10 +209,12 @@ def drawn(id: str, material: Material, options: Options) -> Plot:
         BadQuestion: an unknown kind, an option that it does not read, or an invalid one.
         AnalysisError: there is nothing to draw.
     """
-    kind = kind_of(id)
+    if id not in FIGURES:
+        raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
+    kind = FIGURES[id]
     for name in options.given():
-        if name not in kind.reads:
-            takes = ", ".join(kind.reads) or "none"
+        if name not in kind.info.reads:
+            takes = ", ".join(kind.info.reads) or "none"
             raise BadQuestion(name, f"{name} changes nothing about the figure '{id}'; it takes {takes}")
     return kind.draw(material, options)
 
@@ -256,7 +238,7 @@ def choices(store: Store, experiment_ids: Sequence[int]) -> Choices:
         _, canonical = store.experiments.spec(id)
         axes |= dict.fromkeys(json.loads(canonical)["search"]["axes"])
     return Choices(
-        [PlotInfo(kind.id, kind.title, kind.about, kind.reads) for kind in FIGURES.values()],
+        [kind.info for kind in FIGURES.values()],
         [_drawable(name) for name in store.series.point_names(ids)],
         [_drawable(name) for name in store.series.figure_names(ids)],
         list(axes),

@@ -1,4 +1,4 @@
-"""The report as one HTML file with styles, script and plotly inside.
+"""The report as one HTML file with styles, script and plotly inside, or as Markdown.
 
 A content security policy in the page forbids the network and any script but the three in it, by their
 hashes: whatever a user named an experiment stays text.
@@ -10,16 +10,17 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
-
-import jinja2
+from typing import Any
 
 from service.domain.formats import utc
 from service.output.plots.plot import Plot
 from service.output.report.contents import ReportContents
-from service.output.report.sections import Block, Bullets, Code, Paragraph, Table, sections
+from service.output.report.sections import Block, ReportSection, sections
+from service.output.templates import template
 
 _FOLDER = files("service.output.report")
 
@@ -39,18 +40,33 @@ def html(contents: ReportContents) -> ReportPage:
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     scripts = (_plotly(), _read("page.js")) if drawn else ()
     policy = _policy(scripts)
-    names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
-    text = _template().render(
-        title=names,
+    style = _read("page.css")
+    text = _rendered("html", contents, parts, data=data, scripts=scripts, style=style, policy=policy)
+    return ReportPage(text, policy)
+
+
+def markdown(contents: ReportContents) -> str:
+    written = []
+    for section in sections(contents):
+        blocks: list[Block] = [block for block in section.blocks if not isinstance(block, Plot)]
+        if blocks:
+            written.append(replace(section, blocks=blocks))
+    return _rendered("md", contents, written, fence=_fence)
+
+
+def _fence(text: str) -> str:
+    """More backticks than the text has in a row, at least three."""
+    return "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
+
+
+def _rendered(form: str, contents: ReportContents, parts: Sequence[ReportSection], **more: Any) -> str:
+    return template(f"report/page.{form}.j2").render(
+        title=", ".join(experiment.name for experiment in contents.run_table.experiments),
         made=utc(contents.made_at_s),
         sections=parts,
         kind=lambda block: type(block).__name__,
-        data=data,
-        scripts=scripts,
-        style=_read("page.css"),
-        policy=policy,
+        **more,
     )
-    return ReportPage(text, policy)
 
 
 def _policy(scripts: tuple[str, ...]) -> str:
@@ -65,14 +81,6 @@ def _policy(scripts: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.from_string(_read("page.html.j2"))
-
-
-@functools.cache
 def _read(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
@@ -80,42 +88,3 @@ def _read(name: str) -> str:
 def _plotly() -> str:
     """Not kept: a process that made one report may make no other."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-
-
-def markdown(contents: ReportContents) -> str:
-    names = ", ".join(experiment.name for experiment in contents.run_table.experiments)
-    lines = [f"# {_inline(names)}", "", f"Generated {utc(contents.made_at_s)}."]
-    for section in sections(contents):
-        written = [line for block in section.blocks for line in _block(block)]
-        if written:
-            lines += ["", f"## {section.title}", *written]
-    return "\n".join(lines) + "\n"
-
-
-def _block(block: Block) -> Iterator[str]:
-    if isinstance(block, Plot):
-        return
-    yield ""
-    if isinstance(block, Paragraph):
-        yield f"**{_inline(block.text)}**" if block.strong else _inline(block.text)
-    elif isinstance(block, Bullets):
-        yield from (f"- {_inline(item)}" for item in block.items)
-    elif isinstance(block, Code):
-        fence = "```"
-        while fence in block.text:
-            fence += "`"
-        yield from (fence, block.text, fence)
-    elif isinstance(block, Table):
-        yield "| " + " | ".join(_cell(heading) for heading in block.headings) + " |"
-        marks = ["--:" if number in block.numbers else "---" for number in range(len(block.headings))]
-        yield "|" + "|".join(marks) + "|"
-        yield from ("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in block.rows)
-
-
-def _inline(text: str) -> str:
-    """Names of users cannot open a tag; stars and underscores stay readable."""
-    return " ".join(text.split()).replace("<", "&lt;").replace(" *", " \\*")
-
-
-def _cell(text: str) -> str:
-    return _inline(text).replace("|", "\\|")

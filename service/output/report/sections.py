@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from service.analysis.answers import (
@@ -11,7 +12,6 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
-    Ratio,
     ScoreAnswer,
     SpeedupAnswer,
     TestedPair,
@@ -22,7 +22,6 @@ from service.domain.formats import (
     axis_value,
     duration,
     figure,
-    kernel_figure,
     point_text,
     scale_for,
     short_names,
@@ -34,11 +33,11 @@ from service.domain.metrics import finite
 from service.domain.neighbours import in_words
 from service.domain.records import Run
 from service.output import ledger_words
-from service.output.plots.material import Unanswered
+from service.output.answer_words import configuration, kernel_cells, ratio, scales_of, time_to_rows, weights
+from service.output.plots.material import Unanswered, answered
 from service.output.plots.plot import Plot
 from service.output.report.contents import MOST_ROWS, OF_SIGNS, ReportContents, description_of
 from trainers.tasks.info import NO_LOSS
-from trainers.telemetry.kernels import KERNEL_FIGURES
 
 Answer = TypeVar("Answer")
 
@@ -121,22 +120,19 @@ def sections(contents: ReportContents) -> list[ReportSection]:
     def plots(prefix: str) -> list[Block]:
         return [plot for plot in contents.figures if plot.id.startswith(prefix)]
 
-    def told(
-        answer: Answer | Unanswered, tell: Callable[[ReportContents, Answer], Iterable[Block]]
-    ) -> list[Block]:
-        return [Paragraph(answer.reason)] if isinstance(answer, Unanswered) else [*tell(contents, answer)]
+    def told(answer: Answer | Unanswered, tell: Callable[[Answer], Iterable[Block]]) -> list[Block]:
+        return [Paragraph(answer.reason)] if isinstance(answer, Unanswered) else [*tell(answer)]
 
+    frontier, speedup = answered(contents.frontier), partial(_speedup, contents)
     by_time = [*plots("breakdown"), *plots("step-"), *plots("timeline"), *_drift(contents)]
     every = [
         ReportSection("answer", "Answer", [*_answer(contents)]),
         ReportSection("question", "Question", [*_question(contents)]),
         ReportSection("results", "Results", told(contents.comparison, _results)),
-        ReportSection(
-            "trade-offs", "The price of accuracy", told(contents.frontier, _frontier) + plots("tradeoff-")
-        ),
+        ReportSection("trade-offs", "The price of accuracy", told(frontier, _frontier) + plots("tradeoff-")),
         ReportSection("verdicts", "Tested claims", told(contents.verdicts, _verdicts)),
         ReportSection("effects", "Effects by axis", told(contents.effects, _effects) + plots("effect-")),
-        ReportSection("speed-ups", "Speed-up over the baseline", told(contents.speedup, _speedup)),
+        ReportSection("speed-ups", "Speed-up over the baseline", told(contents.speedup, speedup)),
         ReportSection("scores", "Other weightings", told(contents.scores, _scores)),
         ReportSection("curves", "Learning curves", plots("curve-")),
         ReportSection("bits", "Bits", [*_bits(contents)]),
@@ -160,8 +156,8 @@ def _answer(contents: ReportContents) -> Iterable[Block]:
     yield Paragraph(f"Use {point_text(chosen.winner_point) or 'the only configuration'}.", strong=True)
     yield Paragraph(chosen.text)
     if chosen.excluded:
-        short = _short_labels(contents)
-        rows = [[short[label], reason] for label, reason in chosen.excluded.items()]
+        points = _points(contents)
+        rows = [[configuration(points[label]), reason] for label, reason in chosen.excluded.items()]
         yield _table(["not chosen", "why"], rows)
 
 
@@ -211,13 +207,8 @@ def _fixed(contents: ReportContents) -> dict[str, list[str]]:
     }
 
 
-def _results(contents: ReportContents, answer: ComparisonAnswer) -> Iterable[Block]:
-    scales = {
-        metric.name: scale_for(
-            metric.name, [s.mean for row in answer.rows if (s := row.figures[metric.name]) is not None]
-        )
-        for metric in answer.metrics
-    }
+def _results(answer: ComparisonAnswer) -> Iterable[Block]:
+    scales = scales_of(answer)
     units = {name: f" ({scale.unit})" if scale.unit else "" for name, scale in scales.items()}
     numbers = ["runs", *(title(name) + unit for name, unit in units.items())]
     rows = []
@@ -253,13 +244,9 @@ def _kernels(contents: ReportContents) -> Iterable[Block]:
     rows = () if isinstance(contents.comparison, Unanswered) else contents.comparison.kernels
     if not rows:
         return
-    names = [name for name in KERNEL_FIGURES if any(name in row.figures for row in rows)]
-    headings = [KERNEL_FIGURES[name].heading for name in names]
-    cells = [
-        [_name(row.point), row.kernel, *(kernel_figure(row.figures.get(name)) for name in names)]
-        for row in rows
-    ]
-    yield _table(["configuration", "kernel", *headings], cells, slice(2, None))
+    headings, cells = kernel_cells(rows)
+    named = [[configuration(row.point), row.kernel, *of] for row, of in zip(rows, cells, strict=True)]
+    yield _table(["configuration", "kernel", *headings], named, slice(2, None))
     yield Paragraph(
         "Profiled steps of the first worker, means over runs. Grid in blocks and block in threads, as "
         "launched for most of the kernel's time; counters are read in a step of their own."
@@ -281,10 +268,10 @@ def _bits(contents: ReportContents) -> Iterable[Block]:
             numbers = [finite(summaries.get(run.id, {}).get(name)) for run in runs]
             values[name] = [number for number in numbers if number is not None]
         for name in OF_SIGNS:
-            series = [contents.curves.get(run.id, {}).get(name) for run in runs]
+            series = [contents.points.get(run.id, {}).get(name) for run in runs]
             values[name] = [float(points[-1].value) for points in series if points]
         shown = [figure(name, sum(of) / len(of)) if of else "-" for name, of in values.items()]
-        rows.append([_name(runs[0].point), *shown])
+        rows.append([configuration(runs[0].point), *shown])
     yield _table(["configuration", *map(title, (*_OF_BITS, *OF_SIGNS))], rows, slice(1, None))
     yield Paragraph(
         "Means over seeds. Stored bits of the encoder's weights and of all, embeddings included; memory as "
@@ -340,7 +327,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "–"
 
 
-def _frontier(contents: ReportContents, answer: FrontierAnswer) -> Iterable[Block]:
+def _frontier(answer: FrontierAnswer) -> Iterable[Block]:
     names = ", ".join(title(metric.name) for metric in answer.metrics)
     yield Paragraph(
         f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are not "
@@ -361,7 +348,7 @@ def _frontier(contents: ReportContents, answer: FrontierAnswer) -> Iterable[Bloc
         yield _table(["dominated", "by"], rows)
 
 
-def _verdicts(contents: ReportContents, answer: tuple[TestedPair, ...]) -> Iterable[Block]:
+def _verdicts(answer: tuple[TestedPair, ...]) -> Iterable[Block]:
     yield Paragraph(
         "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
         "are of 95% each; p-values are corrected over all pairs of configurations on a metric, because the "
@@ -404,7 +391,7 @@ def _signed(scale: Any, value: float) -> str:
     return f"{'+' if value > 0 else ''}{scale.text(value)}"
 
 
-def _effects(contents: ReportContents, answer: EffectsAnswer) -> Iterable[Block]:
+def _effects(answer: EffectsAnswer) -> Iterable[Block]:
     for item in answer.items:
         yield Paragraph(
             f"{title(item.model.metric).capitalize()} (the axes explain {item.model.r_squared:.1%} of "
@@ -418,13 +405,13 @@ def _effects(contents: ReportContents, answer: EffectsAnswer) -> Iterable[Block]
 def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]:
     metrics = [metric.name for metric in answer.metrics]
     rows = [
-        [point_text(row.point) or row.label, *(_ratio(row.ratios[name]) for name in metrics)]
+        [point_text(row.point) or row.label, *(ratio(row.ratios[name], " to ") for name in metrics)]
         for row in answer.rows
     ]
-    short = _short_labels(contents)
+    points = _points(contents)
     yield Paragraph(
-        f"Factor relative to {short[answer.baseline]}, with 95% intervals; 2x is twice as fast, or half the "
-        "cost."
+        f"Factor relative to {configuration(points[answer.baseline])}, with 95% intervals; 2x is twice as "
+        "fast, or half the cost."
     )
     yield _table(["configuration", *map(title, metrics)], rows, slice(1, None))
     if answer.time_to is not None:
@@ -432,33 +419,20 @@ def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]
             f"Time until {title(answer.time_to.metric)} first reached {answer.time_to.target:.4g} at an "
             "evaluation, from the start of the run; a mean only if every seed reached it."
         )
-        rows = []
-        for row in answer.time_to.rows:
-            factor = f"{row.speedup:.2f}x" if row.speedup else "-"
-            rows.append([short[row.label], f"{row.reached}/{row.of}", duration(row.mean_s), factor])
         headings = ["configuration", "seeds that reached it", "mean time", "speed-up"]
-        yield _table(headings, rows, slice(1, None))
+        yield _table(headings, time_to_rows(answer.time_to, points), slice(1, None))
 
 
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "-"
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.ratio:.2f}x"
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-def _scores(contents: ReportContents, answers: Mapping[str, ScoreAnswer]) -> Iterable[Block]:
+def _scores(answers: Mapping[str, ScoreAnswer]) -> Iterable[Block]:
     yield Paragraph(
         "The best weighted sum of max-normalised metrics, for different weights of time, cost, energy "
         "and occupancy. Accuracy is not included; the recommendation above treats it as a constraint."
     )
     rows = []
     for name, answer in answers.items():
-        weights = ", ".join(f"{title(c.metric)} {c.weight:g}" for c in answer.criteria)
         ranked = [f"{point_text(each.point)} ({each.score:.3f})" for each in answer.ranking[:2]]
         best, second = ranked if len(ranked) > 1 else (*ranked, "-")
-        rows.append([name.replace("_", " "), weights, best, second])
+        rows.append([name.replace("_", " "), weights(answer), best, second])
     yield _table(["strategy", "weights", "best (score)", "second"], rows)
 
 
@@ -538,9 +512,5 @@ def _reproduce(contents: ReportContents) -> Iterable[Block]:
         yield Code(spec.rstrip())
 
 
-def _short_labels(contents: ReportContents) -> dict[str, str]:
-    return {label_of(run.point): _name(run.point) for run in contents.run_table.runs}
-
-
-def _name(point: Mapping[str, Any]) -> str:
-    return point_text(point) or "all runs"
+def _points(contents: ReportContents) -> dict[str, Mapping[str, Any]]:
+    return {label_of(run.point): run.point for run in contents.run_table.runs}

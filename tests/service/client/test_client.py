@@ -14,20 +14,10 @@ import pytest
 from pydantic import SecretStr
 
 from api.app import create_app
-from service.client import (
-    ApiError,
-    Client,
-    ClientError,
-    Ended,
-    Happened,
-    NewPoints,
-    RunChanged,
-    RunEnded,
-    Unreachable,
-)
+from service.client import ApiError, Client, ClientError, Ended, Unreachable
 from service.client.wire import Operation
 from service.config.settings import Settings
-from service.domain.records import ExperimentStatus, Run
+from service.domain.records import Event, ExperimentStatus, Run, RunProgress
 from service.domain.states import ExperimentState, RunState
 from service.store import Store
 
@@ -191,10 +181,10 @@ def test_follow_connects_again_after_the_last_event() -> None:
                sse("end", EXPERIMENT), sse("event", event)),
     )  # fmt: skip
     messages = list(client_of(server).follow(3))
-    assert [m.event.number for m in messages if isinstance(m, Happened)] == [1, 2, 3]
+    assert [m.number for m in messages if isinstance(m, Event)] == [1, 2, 3]
     assert isinstance(messages[-1], Ended)
-    changed = next(m for m in messages if isinstance(m, RunChanged))
-    assert changed.latest == {"loss": float("inf")}
+    changed = next(m for m in messages if isinstance(m, RunProgress))
+    assert changed.latest["loss"].value == float("inf")
     assert [request.headers.get("last-event-id") for request in server.requests] == [None, "1", "2", "2"]
 
 
@@ -210,9 +200,9 @@ def test_follow_run_reads_points() -> None:
     points = {"loss": {"steps": [1, 2], "values": [0.5, "NaN"], "at_s": [1.0, 2.0]}}
     server = Server(stream(sse("points", points, "1-2-0"), sse("end", {"run": RUN, "latest": {}})))
     first, last = list(client_of(server).follow_run(7))
-    assert isinstance(first, NewPoints)
-    assert first.series["loss"].steps == [1, 2]
-    assert isinstance(last, RunEnded)
+    assert isinstance(first, dict)
+    assert first["loss"].steps == [1, 2]
+    assert isinstance(last, Ended)
 
 
 def test_preview_reads_as_many_pages_as_asked() -> None:

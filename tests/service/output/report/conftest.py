@@ -12,7 +12,7 @@ import pytest
 from benchmarks.simulated import Clock, open_store, sweep
 from service.config.settings import Settings
 from service.domain.records import Experiment
-from service.output.report import ReportContents, gather
+from service.output.report import ReportContents
 from service.store import Store
 
 
@@ -26,7 +26,7 @@ class Sweep:
 
     def contents(self, *more: int) -> ReportContents:
         """What its report says."""
-        return gather(self.store, [self.experiment.id, *more])
+        return ReportContents(self.store, [self.experiment.id, *more])
 
 
 @pytest.fixture(scope="session")

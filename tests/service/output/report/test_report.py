@@ -17,7 +17,7 @@ from service.domain.formats import title
 from service.domain.records import PointRow
 from service.output.plots.material import TIME_PARTS, Unanswered
 from service.output.plots.plot import PALETTE, unit_of
-from service.output.report import ReportContents, gather, html, markdown
+from service.output.report import ReportContents, html, markdown
 from service.output.report.sections import Block, Paragraph, Table, sections
 from tests.service.output.report.conftest import Sweep
 from trainers.checkpoints.predictions import LabelCounts
@@ -113,24 +113,18 @@ def test_a_name_cannot_bring_a_script_into_the_page(simulated: Sweep) -> None:
     experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32"]}, seeds=1, name=name)
     contents = simulated.contents()
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    runs = tuple(_with(run, failure_message=evil) for run in contents.run_table.runs)
-    page = html(_with(contents, run_table=_with(contents.run_table, runs=runs), specs=(evil,))).text
+    runs = tuple(replace(run, failure_message=evil) for run in contents.run_table.runs)
+    contents.run_table = replace(contents.run_table, runs=runs)
+    contents.specs = [evil]
+    page = html(contents).text
     assert "<script>alert(1)" not in page
     assert "<img src=x" not in page
     assert experiment.id > 1
 
 
-def _with(record: object, **changes: object) -> object:
-    from dataclasses import replace
-
-    return replace(record, **changes)  # type: ignore[type-var]
-
-
 def test_one_seed_is_reported_without_claims(simulated: Sweep) -> None:
     experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
-    from service.output.report import gather
-
-    contents = gather(simulated.store, [experiment.id])
+    contents = ReportContents(simulated.store, [experiment.id])
     assert isinstance(contents.effects, Unanswered)
     text = markdown(contents)
     assert "One seed per configuration: the spread is unknown." in text
@@ -145,25 +139,23 @@ def test_an_experiment_without_results_still_has_a_report(simulated: Sweep) -> N
         seeds=2,
         out_of_memory=lambda run: True,
     )
-    from service.output.report import gather
-
-    text = markdown(gather(simulated.store, [experiment.id]))
+    text = markdown(ReportContents(simulated.store, [experiment.id]))
     assert "No recommendation: " in text
     assert "2 runs (run:" in text
 
 
 def test_a_filter_that_takes_nothing_leaves_no_report(simulated: Sweep) -> None:
-    from service.output.report import gather
-
     with pytest.raises(AnalysisError, match="has no runs"):
-        gather(simulated.store, [simulated.experiment.id], Selection(filter="precision = 'tf32'"))
+        markdown(
+            ReportContents(simulated.store, [simulated.experiment.id], Selection(filter="precision = 'tf32'"))
+        )
 
 
 def test_the_confusion_matrix_of_the_recommended_configuration_is_added_up_over_seeds(
     simulated: Sweep,
 ) -> None:
     counts = LabelCounts(["art", "war | 1"], [7, 3], [6, 4], [5, 2], [[5, 2], [1, 2]])
-    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    contents = ReportContents(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
     assert contents.by_label is not None
     runs = len(contents.by_label.runs)
     assert runs > 1
@@ -180,7 +172,7 @@ def test_the_confusion_matrix_of_the_recommended_configuration_is_added_up_over_
 def test_of_many_labels_the_most_frequent_confusions_are_listed(simulated: Sweep) -> None:
     predicted, true = np.array([1, 1, 5, 0, 2]), np.array([0, 0, 4, 0, 2])
     counts = LabelCounts.of_classes(predicted, true, [f"label {number}" for number in range(20)])
-    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    contents = ReportContents(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
     table = next(b for b in _blocks(contents, "labels") if isinstance(b, Table) and b.headings[0] == "true")
     assert [row[:2] for row in table.rows] == [["label 0", "label 1"], ["label 4", "label 5"]]
     assert table.rows[0][3] == "0.667"
@@ -188,7 +180,7 @@ def test_of_many_labels_the_most_frequent_confusions_are_listed(simulated: Sweep
 
 def test_labels_without_a_matrix_have_their_figures(simulated: Sweep) -> None:
     counts = LabelCounts(["city", "person"], [4, 0], [2, 0], [1, 0])
-    contents = gather(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
+    contents = ReportContents(simulated.store, [simulated.experiment.id], label_counts=lambda run: counts)
     assert [type(block) for block in _blocks(contents, "labels")] == [Paragraph, Table]
     assert "confusion" not in {figure.id for figure in contents.figures}
 
@@ -199,17 +191,15 @@ def test_models_of_few_bits_have_a_section_of_their_own(simulated: Sweep) -> Non
     same = [run.id for run in others if run.point == first.point]
     bits = {first.id: {"bits_per_weight": 1.5, "weight_memory_mib": 4.0}, same[0]: {"bits_per_weight": 2.5}}
     points = [PointRow("flipped_signs_pct", step, 1, 0.0, 10.0 / step) for step in (8, 16)]
-    quantised = replace(
-        contents,
-        run_table=replace(contents.run_table, summaries=bits),
-        curves={first.id: {"flipped_signs_pct": points}},
-    )
+    assert "bits" not in {section.id for section in sections(contents)}
+    quantised = simulated.contents()
+    quantised.run_table = replace(contents.run_table, summaries=bits)
+    quantised.points = {first.id: {"flipped_signs_pct": points}}
     table = next(block for block in _blocks(quantised, "bits") if isinstance(block, Table))
     by_heading = dict(zip(table.headings, table.rows[0], strict=True))
     assert by_heading[title("bits_per_weight")].startswith("2")
     assert by_heading[title("weight_memory_mib")].startswith("4")
     assert by_heading[title("flipped_signs_pct")].startswith("0.62")
-    assert "bits" not in {section.id for section in sections(contents)}
 
 
 def _blocks(contents: ReportContents, id: str) -> list[Block]:

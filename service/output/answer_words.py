@@ -1,0 +1,56 @@
+"""Parts of answers that the command line and the report write alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.analysis.answers import ComparisonAnswer, KernelRow, Ratio, ScoreAnswer, TimeTo
+from service.domain.formats import Scale, duration, kernel_figure, point_text, scale_for, title
+from trainers.telemetry.kernels import KERNEL_FIGURES
+
+
+def configuration(point: Mapping[str, Any]) -> str:
+    return point_text(point) or "all runs"
+
+
+def scales_of(answer: ComparisonAnswer) -> dict[str, Scale]:
+    """By metric, so that a column has one unit."""
+    means = {
+        metric.name: [spread.mean for row in answer.rows if (spread := row.figures[metric.name]) is not None]
+        for metric in answer.metrics
+    }
+    return {name: scale_for(name, values) for name, values in means.items()}
+
+
+def kernel_cells(kernels: Sequence[KernelRow]) -> tuple[list[str], list[list[str]]]:
+    """Returns headings and a row per kernel; counters only where some kernel has them."""
+    names = [name for name in KERNEL_FIGURES if any(name in kernel.figures for kernel in kernels)]
+    rows = [[kernel_figure(kernel.figures.get(name)) for name in names] for kernel in kernels]
+    return [KERNEL_FIGURES[name].heading for name in names], rows
+
+
+def weights(answer: ScoreAnswer) -> str:
+    return ", ".join(f"{title(each.metric)} {each.weight:g}" for each in answer.criteria)
+
+
+def ratio(of: Ratio | None, to: str) -> str:
+    """`1.52x (1.40-1.60)`, with `to` between the ends of the interval."""
+    if of is None:
+        return "-"
+    if of.low is None or of.high is None:
+        return f"{of.ratio:.2f}x"
+    return f"{of.ratio:.2f}x ({of.low:.2f}{to}{of.high:.2f})"
+
+
+def time_to_rows(time_to: TimeTo, points: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Configuration, runs that reached the target, mean time, speed-up; `points` are by label."""
+    return [
+        [
+            configuration(points.get(row.label, {})),
+            f"{row.reached}/{row.of}",
+            duration(row.mean_s),
+            f"{row.speedup:.2f}x" if row.speedup else "-",
+        ]
+        for row in time_to.rows
+    ]
