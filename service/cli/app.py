@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -30,26 +30,12 @@ from service.cli.terminal import ExitCode, Failure, note, option
 class Commands(TyperGroup):
     """The command group, with errors as single lines on standard error."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Runs a command and exits with its code; see `ExitCode`."""
         code: object
+        exits = options.get("standalone_mode", True)
         try:
-            code = super().main(
-                args=args,
-                prog_name=prog_name,
-                complete_var=complete_var,
-                standalone_mode=False,
-                windows_expand_args=windows_expand_args,
-                **extra,
-            )
+            code = super().main(*args, **{**options, "standalone_mode": False})
         except Failure as failure:
             for line in failure.lines:
                 note(f"error: {line}")
@@ -59,7 +45,7 @@ class Commands(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             code = ExitCode.interrupted
         number = code if isinstance(code, int) else int(ExitCode.ok)
-        if standalone_mode:
+        if exits:
             sys.exit(number)
         return number
 

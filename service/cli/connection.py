@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from service.cli.terminal import Answer, ExitCode, Failure, Json
+from service.cli.terminal import Answer, ExitCode, Failure, Json, option
 
 if TYPE_CHECKING:
     from service.client import Client as Client
@@ -32,14 +32,7 @@ _CODES = {401: ExitCode.refused, 403: ExitCode.refused, 404: ExitCode.not_found,
 
 
 def read_settings(**options: str | None) -> Settings:
-    """Reads the settings of this process.
-
-    Args:
-        options: settings that the command line gives instead; None = as the environment has them.
-
-    Raises:
-        Failure: one line per variable that is not valid.
-    """
+    """Reads the settings of this process; `options` are instead of the environment's unless None."""
     from pydantic import ValidationError
 
     from service.config.settings import Settings
@@ -56,7 +49,6 @@ def read_settings(**options: str | None) -> Settings:
 
 
 def shown_database(settings: Settings) -> str:
-    """Returns the URL of the database without its password."""
     from sqlalchemy.engine import make_url
 
     return make_url(settings.resolved_database_url()).render_as_string(hide_password=True)
@@ -66,8 +58,7 @@ def shown_database(settings: Settings) -> str:
 def connected(*, patient: bool = False) -> Iterator[Client]:
     """Yields a client of the service that the environment names; its errors become failures.
 
-    Args:
-        patient: outlast a restart of the service, for commands that follow something.
+    A patient one outlasts a restart of the service, for commands that follow something.
     """
     from service.client import Client
 
@@ -78,7 +69,6 @@ def connected(*, patient: bool = False) -> Iterator[Client]:
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turns every error of a client into a `Failure` with its exit code."""
     from service.client import ApiError, ClientError, LoginRefused, Unreachable, UnsafeCredentials
 
     try:
@@ -97,22 +87,26 @@ def client_errors() -> Iterator[None]:
         raise Failure(str(error), ExitCode.unreachable) from None
 
 
+@contextmanager
+def store_errors(code: ExitCode = ExitCode.not_succeeded) -> Iterator[None]:
+    """Turns every error of the store into a `Failure` with its exit code, or else with this one."""
+    from service.db.errors import Conflict, StoreError, StoreUnavailable
+
+    codes = {StoreUnavailable: ExitCode.unreachable, Conflict: ExitCode.conflict}
+    try:
+        yield
+    except StoreError as error:
+        known = (its for kind, its in codes.items() if isinstance(error, kind))
+        raise Failure(str(error), next(known, code)) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Options that choose among the runs of the experiments that a question is about."""
 
-    filter: Annotated[
-        str | None, typer.Option(help="Only matching runs, such as: task = 'imdb' and seed < 3")
-    ] = None
-    undisturbed: Annotated[
-        bool, typer.Option("--undisturbed", help="Leave out runs that neighbours disturbed.")
-    ] = False
-    with_overhead: Annotated[
-        bool,
-        typer.Option(
-            "--with-overhead", help="Add each run's even share of the overhead to its time and cost."
-        ),
-    ] = False
+    filter: str | None = option(None, "Only matching runs, such as: task = 'imdb' and seed < 3")
+    undisturbed: bool = option(False, "Leave out runs that neighbours disturbed.")
+    with_overhead: bool = option(False, "Add each run's even share of the overhead to its time and cost.")
 
 
 class Group(typer.Typer):
@@ -135,14 +129,14 @@ class Group(typer.Typer):
 def _completed(command: Callable[..., Any]) -> Callable[..., None]:
     signature = inspect.signature(command, eval_str=True)
     parameters = dict(signature.parameters)
-    for name, parameter in parameters.items():
-        if getattr(parameter.default, "default", None) is False:  # A flag has no `--no-` form.
-            parameter.default.param_decls = parameter.default.param_decls or (f"--{name.replace('_', '-')}",)
     connects = parameters.pop("client", None) is not None
     choice: Mapping[str, inspect.Parameter] = {}
     if parameters.pop("chosen", None) is not None:
         choice = inspect.signature(Chosen, eval_str=True).parameters
         parameters |= choice
+    for name, parameter in parameters.items():
+        if getattr(parameter.default, "default", None) is False:  # A flag has no `--no-` form.
+            parameter.default.param_decls = parameter.default.param_decls or (f"--{name.replace('_', '-')}",)
     answers = signature.return_annotation is Answer
     if answers:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -174,8 +168,6 @@ def writing(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An experiment or a run by its number."""
-
     id: int
     is_run: bool
 
@@ -197,7 +189,6 @@ def reference(text: str) -> Target:
 
 
 def experiment_id(text: str) -> int:
-    """Reads the number of an experiment, where a run makes no sense."""
     target = reference(text)
     if target.is_run:
         raise Failure(f"'{text}' is a run; this command takes an experiment, such as 17", ExitCode.usage)
@@ -205,7 +196,6 @@ def experiment_id(text: str) -> int:
 
 
 def run_id(text: str) -> int:
-    """Reads the number of a run, where an experiment makes no sense."""
     target = reference(text)
     if not target.is_run:
         raise Failure(f"'{text}' is an experiment; give a run, such as run:42", ExitCode.usage)

@@ -105,11 +105,7 @@ def annotate(
     return Answer(experiment, experiment.notes or f"experiment {number} has no notes")
 
 
-def archive(
-    client: Client,
-    number: OneExperiment,
-    undo: bool = option(False, "Take it back."),
-) -> Answer:
+def archive(client: Client, number: OneExperiment, undo: bool = option(False, "Take it back.")) -> Answer:
     """Archive an experiment: `list` leaves it out unless asked."""
     experiment = client.archive(number, not undo)
     return Answer(experiment, f"experiment {number} is {'not archived' if undo else 'archived'}")

@@ -104,7 +104,7 @@ def _path_in_spec(path: Path) -> str:
 def _lines(contents: Contents) -> Iterator[str | Table]:
     yield f"{contents.path}"
     for name, size in list(contents.files.items())[:_FILES]:
-        yield f"  {name}  {_size(size)}"
+        yield f"  {name}  " + (f"{size:,} B" if size < 10_000 else f"{size / 1e6:,.1f} MB")
     if len(contents.files) > _FILES:
         yield f"  and {len(contents.files) - _FILES:,} other files"
     yield ""
@@ -168,10 +168,6 @@ def _label_lines(contents: Contents) -> Iterator[str]:
             yield f"{part}, {name}: {shown}{more}"
         for name, (low, mean, high) in content.numbers.items():
             yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes:,} B" if size_bytes < 10_000 else f"{size_bytes / 1e6:,.1f} MB"
 
 
 def _document(contents: Contents, spec: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,27 +52,28 @@ def list_experiments(
 
     if filter is None and not archived:
         filter = "archived_s IS NULL"
-    listed = list(islice(client.all_experiments(filter=filter, order_by=order_by), limit + 1))
-    if not listed:
-        return Answer([], partial(note, "no experiments; submit one: stillhouse submit examples/demo.yaml"))
-    return Answer(listed[:limit], partial(print_experiments, listed[:limit]), *_more(listed, limit))
+    found = client.all_experiments(filter=filter, order_by=order_by)
+    none = "no experiments; submit one: stillhouse submit examples/demo.yaml"
+    return _first(found, limit, print_experiments, none)
 
 
 def runs(client: Client, filter: Filter = None, order_by: OrderBy = None, limit: Limit = 20) -> Answer:
     """List runs over all experiments."""
     from service.cli.tables import print_runs
 
-    listed = list(islice(client.all_runs(filter=filter, order_by=order_by), limit + 1))
+    found = client.all_runs(filter=filter, order_by=order_by)
+    none = "no runs" + (" match the filter" if filter else "")
+    return _first(found, limit, partial(print_runs, with_experiment=True), none)
+
+
+def _first(found: Iterator[Any], limit: int, table: Callable[[list[Any]], object], none: str) -> Answer:
+    listed = list(islice(found, limit + 1))
     if not listed:
-        return Answer([], partial(note, "no runs" + (" match the filter" if filter else "")))
-    table = partial(print_runs, listed[:limit], with_experiment=True)
-    return Answer(listed[:limit], table, *_more(listed, limit))
-
-
-def _more(listed: Sequence[object], limit: int) -> list[Callable[[], object]]:
-    if len(listed) <= limit:
-        return []
-    return [partial(note, f"more than {limit}; raise --limit, or narrow down with --filter")]
+        return Answer([], partial(note, none))
+    answer = Answer(listed[:limit], partial(table, listed[:limit]))
+    if len(listed) > limit:
+        answer.text += (partial(note, f"more than {limit}; raise --limit, or narrow down with --filter"),)
+    return answer
 
 
 def show(

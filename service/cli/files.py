@@ -27,7 +27,13 @@ def export(
     if bundle is not None:
         if target is None or output is not None or filter is not None:
             raise Failure("--bundle takes one experiment and no other option", ExitCode.usage)
-        _export_bundle(client, experiment_id(target), bundle).print(as_json=as_json)
+        from service.client.bundle import write_bundle
+
+        with writing(bundle):
+            files = write_bundle(client, experiment_id(target), bundle)
+        size = bundle.stat().st_size
+        line = partial(note, f"{bundle}: {len(files)} files, {size:,} bytes")
+        Answer({"path": str(bundle), "files": files, "bytes": size}, line).print(as_json=as_json)
         return
     form: Literal["csv", "parquet", "jsonl"] = "jsonl" if as_json else format
     number = experiment_id(target) if target is not None else None
@@ -45,18 +51,6 @@ def export(
             output.unlink(missing_ok=True)
             raise
     note(f"{output}: {output.stat().st_size:,} bytes")
-
-
-def _export_bundle(client: Client, number: int, path: Path) -> Answer:
-    from service.client.bundle import write_bundle
-
-    with writing(path):
-        files = write_bundle(client, number, path)
-    size = path.stat().st_size
-    return Answer(
-        {"path": str(path), "files": files, "bytes": size},
-        partial(note, f"{path}: {len(files)} files, {size:,} bytes"),
-    )
 
 
 def verify(

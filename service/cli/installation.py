@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from service.cli.connection import (
     is_reference,
     read_settings,
     shown_database,
+    store_errors,
 )
 from service.cli.people import seconds
 from service.cli.terminal import (
@@ -116,7 +116,7 @@ def backup(
     """Back up the database, on request with all checkpoints, while the service runs."""
     from service.db.backup import back_up
 
-    with _as_failure():
+    with store_errors():
         made = back_up(read_settings(), file, checkpoints=checkpoints)
     size = f"{made.files} files, {made.size_bytes / 2**20:.1f} MiB"
     return Answer(made, f"{file}: {_counted(made.contents)}, {size}")
@@ -150,7 +150,7 @@ def restore(
             experiment = client.restore(number)
         return Answer(experiment, f"restored experiment {number} ({experiment.name}, {experiment.state})")
     settings = read_settings()
-    with _as_failure():
+    with store_errors():
         restored = restore_backup(settings, Path(target), replace=replace)
         roles.make_driver_role(settings)  # A backup holds no grants.
     return Answer(restored, f"restored {_counted(restored.contents)}; check with: stillhouse db check")
@@ -180,7 +180,7 @@ def upgrade() -> Answer:
     from service.db import migrate, roles
 
     settings = read_settings()
-    with _as_failure():
+    with store_errors():
         migrate.upgrade(settings)
         roles.make_driver_role(settings)
     return _current(settings)
@@ -200,7 +200,7 @@ def role() -> Answer:
             "STILLHOUSE_DRIVER_DATABASE_URL is not set; use postgresql+psycopg://role:password@host/name",
             ExitCode.usage,
         )
-    with _as_failure():
+    with store_errors():
         made = roles.make_driver_role(settings)
     if made is None:
         raise Failure(
@@ -216,7 +216,7 @@ def check() -> Answer:
     from service.db import migrate
 
     settings = read_settings()
-    with _as_failure():
+    with store_errors():
         problems = migrate.check(settings)
     if problems:
         raise Failure(problems, ExitCode.not_succeeded)
@@ -243,7 +243,7 @@ def prune(
     from service.store import Store
 
     settings, go_on = read_settings(), threading.Event()
-    with _as_failure(), closing(Store.open(settings)) as store:
+    with store_errors(), closing(Store.open(settings)) as store:
         upkeep = Upkeep(store, settings.model_copy(update={"prune_after_days": None}))
         upkeep.run_once(go_on)
         experiments, points = upkeep.prune(older_than, keep_every, go_on)
@@ -258,25 +258,11 @@ def recount() -> Answer:
     """Add up again what experiments have used, where the running sums differ from their rows."""
     from service.store import Store
 
-    with _as_failure(), closing(Store.open(read_settings())) as store:
+    with store_errors(), closing(Store.open(read_settings())) as store:
         wrong = [id for id in store.accounting.experiments_with_usage() if store.accounting.wrong_usage(id)]
         for id in wrong:
             store.accounting.recount(id)
     return Answer({"recounted": wrong}, f"recounted {len(wrong)} experiment{'' if len(wrong) == 1 else 's'}")
-
-
-@contextmanager
-def _as_failure() -> Iterator[None]:
-    from service.db.errors import Conflict, StoreError, StoreUnavailable
-
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise Failure(str(error), ExitCode.unreachable) from None
-    except Conflict as error:
-        raise Failure(str(error), ExitCode.conflict) from None
-    except StoreError as error:
-        raise Failure(str(error), ExitCode.not_succeeded) from None
 
 
 def _counted(contents: Contents) -> str:

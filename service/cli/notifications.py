@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from service.cli.connection import Client, Group
-from service.cli.terminal import Answer, argument, note, option, print_table, say
+from service.cli.terminal import Answer, argument, note, option, print_table
 from service.domain.events import Topic
 
 notify = Group(
@@ -27,15 +28,11 @@ def add(
 ) -> Answer:
     """Subscribe; prints the secret that signs a webhook's messages, once."""
     made = client.subscribe(channel, target, on, project=project)
-
-    def show() -> None:
-        topics = ", ".join(made.subscription.topics)
-        say(f"subscription {made.subscription.id}: {channel} {target} on {topics}")
-        if made.secret is not None:
-            say(f"secret: {made.secret}")
-            note("keep the secret: it is not shown again; docs/team.md says how a receiver checks signatures")
-
-    return Answer(made, show)
+    text = f"subscription {made.subscription.id}: {channel} {target} on {', '.join(made.subscription.topics)}"
+    if made.secret is None:
+        return Answer(made, text)
+    how = "keep the secret: it is not shown again; docs/team.md says how a receiver checks signatures"
+    return Answer(made, text, f"secret: {made.secret}", partial(note, how))
 
 
 @notify.command("list")

@@ -41,7 +41,7 @@ _ACTIVE = (RunState.running, RunState.starting)
 
 @dataclass
 class Board:
-    """The state of a followed experiment; does no I/O."""
+    """The state of a followed experiment."""
 
     experiment: ExperimentStatus
     runs: dict[int, Run] = field(default_factory=dict)  # By number, in grid order
@@ -49,6 +49,8 @@ class Board:
     """Last value of each metric, by run number and metric name."""
     said: dict[int, str] = field(default_factory=dict)
     """Last line of the log of each run that prepares, by run number."""
+    shown_s: dict[int, float] = field(default_factory=dict)
+    """When a line of each run was printed, by run number."""
 
     def take_runs(self, runs: Iterable[Run]) -> None:
         self.runs.update((run.id, run) for run in runs)
@@ -113,6 +115,7 @@ class Board:
         axes, axis_cells = axis_columns(runs)
         shared = shared_headline(runs)
         judged = title(shared) if shared else "score"
+        losses = {run.id: self.latest.get(run.id, {}).get("loss", run.train_loss) for run in runs}
         rows = [
             (
                 f"run:{run.id}",
@@ -121,7 +124,7 @@ class Board:
                 *([_bar(run, bar_width)] if bar_width else []),
                 step_text(run),
                 _phase(run),
-                _number(self.latest.get(run.id, {}).get("loss", run.train_loss)),
+                "-" if (loss := losses[run.id]) is None else f"{loss:.3f}",
                 score_text(run, self.latest.get(run.id, {}), named=shared is None),
             )
             for run in runs
@@ -138,7 +141,6 @@ class Board:
         return self.said.get(run.id) if is_preparing else None
 
     def line(self, run: Run) -> str:
-        """Returns one line on a run, for output that is not a terminal."""
         latest = self.latest.get(run.id, {})
         parts = [f"run:{run.id}", point_text(run.point), f"seed={run.seed}", str(run.state), step_text(run)]
         loss = latest.get("loss", run.train_loss)
@@ -150,6 +152,12 @@ class Board:
         if (text := self.preparing(run)) is not None:
             parts.append(f"({text})")
         return " ".join(part for part in parts if part and part != "-")
+
+    def say_now_and_then(self, run: Run) -> None:
+        now_s = time.monotonic()
+        if now_s - self.shown_s.get(run.id, 0.0) >= _LINE_EVERY_S:
+            self.shown_s[run.id] = now_s
+            say(f"{clock(time.time())} {self.line(run)}")
 
 
 def _bar(run: Run, width: int) -> Text:
@@ -169,10 +177,6 @@ def _phase(run: Run) -> Text:
     if run.state is RunState.failed and run.failure_class is not None:
         return Text(str(run.failure_class), style="red")
     return state_text(run.state)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def follow_experiment(client: Client, experiment_id: int, *, as_json: bool = False) -> ExperimentStatus:
@@ -231,17 +235,14 @@ def _follow_live(client: Client, board: Board) -> ExperimentStatus:
 
 
 def _follow_in_lines(client: Client, board: Board) -> ExperimentStatus:
-    shown_s: dict[int, float] = {}
     for message in _take_messages(client, board):
         if isinstance(message, Event):
             about = f"run:{message.run_id} " if message.run_id is not None else ""
             say(f"{clock(message.at_s)} {about}{message.message}")
-        elif isinstance(message, RunProgress):
-            run, now_s = message.run, time.monotonic()
-            active = run.state is RunState.running or board.preparing(run) is not None
-            if active and now_s - shown_s.get(run.id, 0.0) >= _LINE_EVERY_S:
-                shown_s[run.id] = now_s
-                say(f"{clock(time.time())} {board.line(run)}")
+        elif isinstance(message, RunProgress) and (
+            message.run.state is RunState.running or board.preparing(message.run) is not None
+        ):
+            board.say_now_and_then(message.run)
     for run in board.runs.values():
         say(board.line(run))
     say(f"experiment {board.experiment.id} {board.experiment.state}: {counts_text(board.counts())}")
@@ -267,10 +268,7 @@ def _take_messages(client: Client, board: Board) -> Iterator[Any]:
 
 
 def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
-    """Shows one run with its points until it has ended."""
-    shown_s = 0.0
-    run = client.run(run_id)
-    board = Board(client.experiment(run.experiment_id))
+    board = Board(client.experiment(client.run(run_id).experiment_id))
     for message in client.follow_run(run_id):
         if as_json:
             document = _document(message)
@@ -280,9 +278,7 @@ def follow_run(client: Client, run_id: int, *, as_json: bool = False) -> Run:
             say(f"{clock(message.at_s)} {message.message}")
         elif isinstance(message, RunProgress):
             board.latest[run_id] = _latest(message)
-            if time.monotonic() - shown_s >= _LINE_EVERY_S:
-                shown_s = time.monotonic()
-                say(f"{clock(time.time())} {board.line(message.run)}")
+            board.say_now_and_then(message.run)
         if isinstance(message, Ended):
             if not as_json:
                 say(board.line(message.target))
@@ -297,11 +293,6 @@ def look(client: Client, ref: Target) -> tuple[ExperimentStatus | Run, bool]:
 
 
 def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> ExperimentStatus | Run:
-    """Waits silently until an experiment or run has ended.
-
-    Raises:
-        Failure: with the timeout code.
-    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         target, ended = look(client, ref)

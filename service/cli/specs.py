@@ -110,11 +110,7 @@ def schema(as_json: Json = False) -> None:
 
 
 def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
-    """Returns the bytes to submit: the file's own, or those of the file with `--set` applied.
-
-    Raises:
-        Failure: the file cannot be read or is not a mapping, or an assignment is not valid.
-    """
+    """Returns the bytes to submit: the file's own, or those of the file with `--set` applied."""
     try:
         text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except FileNotFoundError:

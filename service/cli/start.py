@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from service.cli.connection import client_errors, read_settings, shown_database
+from service.cli.connection import client_errors, read_settings, shown_database, store_errors
 from service.cli.terminal import Answer, ExitCode, Failure, Json, console, note, option, print_json, say
 
 if TYPE_CHECKING:
@@ -126,17 +126,13 @@ def demo(
 
 
 def _check_scheduler(settings: Settings) -> None:
-    from service.db.errors import StoreError
     from service.domain.access import DEFAULT_POOL
     from service.scheduling.queue import Queue
     from service.store import Store
 
     node = socket.gethostname()
-    try:
-        with closing(Store.open(settings)) as store:
-            schedulers = Queue(store).schedulers_alive()
-    except StoreError as error:
-        raise Failure(str(error), ExitCode.unreachable) from None
+    with store_errors(ExitCode.unreachable), closing(Store.open(settings)) as store:
+        schedulers = Queue(store).schedulers_alive()
     alive = [each for each in schedulers if (each.node, each.pool) == (node, settings.pool)]
     if not alive:
         named = "" if settings.pool == DEFAULT_POOL else f" of pool '{settings.pool}'"
@@ -176,29 +172,10 @@ def _write_texts(folder: Path) -> None:
     write_corpus(folder, train=_TRAIN_TEXTS, test=_TEST_TEXTS, seed=0)
 
 
-def _demo_settings(folder: Path) -> Settings:
-    from service.config.settings import Settings
-
-    return Settings(
-        data_dir=folder,
-        database_url=f"sqlite:///{folder / 'stillhouse.db'}",
-        data_roots=str(folder),
-        model_roots=str(folder),
-        host="127.0.0.1",
-        port=0,
-        token=None,
-        offline=True,
-    )
-
-
 def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
-    """Runs the demo; returns whether every run succeeded.
-
-    It writes a text set that it generates, starts the whole service on free ports in a temporary
-    folder (the same code as `stillhouse up`), submits `examples/demo.yaml`, follows it, prints the
-    comparison, and stops everything. The folder stays, so that the results can be looked at.
-    """
+    """Returns whether every run succeeded; the folder stays, so that the results can be looked at."""
     from service.config.examples import examples_folder
+    from service.config.settings import Settings
     from service.local.local_service import LocalService, ServiceStartError
 
     started = time.monotonic()
@@ -210,7 +187,17 @@ def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
     note(f"demo in {folder}")
     _write_texts(folder / "demo-texts")
     note(f"generated {_TRAIN_TEXTS} training and {_TEST_TEXTS} test texts")
-    service = LocalService(_demo_settings(folder), report=note)
+    settings = Settings(
+        data_dir=folder,
+        database_url=f"sqlite:///{folder / 'stillhouse.db'}",
+        data_roots=str(folder),
+        model_roots=str(folder),
+        host="127.0.0.1",
+        port=0,
+        token=None,
+        offline=True,
+    )
+    service = LocalService(settings, report=note)
     try:
         addresses = service.start()
         note(f"service ready at {addresses.api_url}, Ray dashboard at {addresses.ray_dashboard_url}")
@@ -221,11 +208,8 @@ def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
         stop.interrupts = False  # From here on a first Ctrl-C does not break the stopping.
         note("stopping ...")
         service.stop()
-    line = f"demo: {succeeded} of {planned} runs succeeded in {time.monotonic() - started:.0f} s"
-    if as_json:
-        note(line)
-    else:
-        say(line)
+    show = note if as_json else say
+    show(f"demo: {succeeded} of {planned} runs succeeded in {time.monotonic() - started:.0f} s")
     return succeeded == planned
 
 

@@ -124,7 +124,6 @@ def step_text(run: Run) -> str:
 def print_experiment(
     experiment: ExperimentDetail, runs: Sequence[Run], events: Sequence[Event], *, every_event: bool = False
 ) -> None:
-    """Prints an experiment from submission to end: its state, its runs, what happened."""
     name = (f"experiment {experiment.id}", "bold")
     console().print(Text.assemble(name, f"  {experiment.name}  ", state_text(experiment.state)))
     print_grid(((name, text) for name, text in _experiment_facts(experiment, runs) if text), "dim", "")
@@ -194,7 +193,6 @@ def _is_routine(event: Event) -> bool:
 def print_run(
     run: Run, attempts: Sequence[Attempt], events: Sequence[Event], summary: Mapping[str, Any]
 ) -> None:
-    """Prints a run from its first attempt to its figures."""
     name = (f"run:{run.id}", "bold")
     console().print(Text.assemble(name, f"  of experiment {run.experiment_id}  ", state_text(run.state)))
     print_grid(_run_facts(run, attempts), "dim", "")
@@ -315,7 +313,6 @@ def _start(forecast: StartForecast | None) -> str:
 
 
 def print_pools(pools: Sequence[Pool]) -> None:
-    """Prints who serves each pool, and what its cluster has."""
     rows = []
     for pool in pools:
         ray = "never seen"
@@ -355,7 +352,6 @@ def print_shares(shares: Sequence[Share]) -> None:
 
 
 def print_use(use: ProjectUse) -> None:
-    """Prints what a project has used in a month: all of it, each user's part, and its budgets."""
     used = [("all", use.used), *((each.user, each.used) for each in use.users)]
     rows = [(name, *(f"{getattr(part, unit):,.3f}" for unit in UNITS)) for name, part in used]
     units = list(UNITS.values())
@@ -387,7 +383,6 @@ def print_hardware(entries: Sequence[Hardware]) -> None:
 
 
 def print_device(entry: Hardware) -> None:
-    """Prints all known facts of a device, with their sources."""
     peaks = [f"{precision} {peak:g}" for precision, peak in (entry.peak_tflops or {}).items()]
     rows = {
         "name": " = ".join((entry.name, *entry.aliases)),
@@ -408,7 +403,6 @@ def _figure(value: float | None) -> str:
 
 
 def preview_table(runs: Sequence[PlannedRun]) -> Table:
-    """Returns the runs that a spec would create, with what each reserves."""
     axes, axis_cells = axis_columns(runs)
     rows = []
     for run in runs:
@@ -429,7 +423,6 @@ def _range(low: object, high: object) -> str:
 
 
 def print_preview(planned: Preview) -> None:
-    """Prints the runs that a spec would create, a forecast, and what to know before submitting."""
     console().print(preview_table(planned.items))
     left = planned.run_count - len(planned.items)
     reused = f", {planned.reused_count:,} reused" if planned.reused_count else ""
@@ -465,7 +458,6 @@ def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def _forecast_lines(forecast: Forecast) -> list[str]:
-    """Returns the cost of a whole grid, and what that rests on."""
     lines = []
     if forecast.runs:
         shown: list[tuple[str, Span, Callable[[float], str]]] = [

@@ -91,7 +91,6 @@ class Answer:
         self.code = code
 
     def print(self, *, as_json: bool) -> None:
-        """Prints one of the two, and exits where the code is not 0."""
         if as_json:
             print_json(self.value)
         else:
@@ -154,8 +153,6 @@ def grid_table(
     """Returns a table in the house's form: no frame, one rule under the headings.
 
     Args:
-        headings: one for each cell of a row.
-        rows: the cells; all but rich texts are shown as strings, None as an empty one.
         right: headings of columns with numbers, which stand on the right and are never broken.
         cut: widths, by heading, at which longer cells are cut.
     """
@@ -180,7 +177,6 @@ def _cell(value: Any) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], right: Collection[str] = ()) -> None:
-    """Prints `grid_table`."""
     console().print(grid_table(headings, rows, right=right))
 
 
@@ -195,10 +191,7 @@ def print_rows(
 ) -> None:
     """Prints a table, or, where its columns would have to be cut, two lines for each row.
 
-    Args:
-        headings, rows, right, cut: those of `grid_table`.
-        lead: column that stands alone on the first of the two lines.
-        lines: printed in a narrow terminal instead of those lines.
+    The column `lead` stands alone on the first of the two; `lines` are printed instead of them.
     """
     from rich.measure import Measurement
     from rich.text import Text
@@ -239,7 +232,6 @@ def print_grid(rows: Iterable[Sequence[str | Text]], *styles: str) -> None:
 
 
 def say_dim(text: str) -> None:
-    """Prints a remark below a table."""
     from rich.text import Text
 
     console().print(Text(text, style="dim"), soft_wrap=True)

@@ -50,7 +50,7 @@ SHA256SUMS         `sha256sum -c SHA256SUMS` or `stillhouse verify` checks all f
 
 
 class NotABundle(ValueError):
-    """The file is not a bundle."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,7 @@ def write_bundle(client: Client, experiment_id: int, path: Path) -> list[str]:
 
 
 def verify_bundle(path: Path) -> Verification:
-    """Checks every file of a bundle against its checksum, and the spec against its hash.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        NotABundle: it is not an archive, or has no checksums.
-    """
+    """Checks every file against its checksum, and the spec against its hash, or raises `NotABundle`."""
     try:
         with zipfile.ZipFile(path) as archive:
             return _verified(archive)
@@ -184,11 +179,7 @@ def _environment(client: Client, runs: list[Run]) -> list[dict[str, Any]]:
         {
             "run_id": run.id,
             "attempt": attempt.number,
-            "state": attempt.state,
-            "started_s": attempt.started_s,
-            "ended_s": attempt.ended_s,
-            "node": attempt.node,
-            "facts": attempt.facts,
+            **{name: getattr(attempt, name) for name in ("state", "started_s", "ended_s", "node", "facts")},
         }
         for run in runs
         for attempt in client.attempts(run.id)
@@ -237,12 +228,9 @@ def _points(client: Client, runs: list[Run]) -> bytes:
             for name in sorted(client.points(run.id, max_points=4)):
                 for series in client.all_points(run.id, name):
                     count = len(series.steps)
-                    columns: list[list[Any]] = [
-                        [run.id] * count, [name] * count,
-                        series.steps, series.attempts, series.at_s, series.values,
-                    ]  # fmt: skip
-                    arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
-                    writer.write_table(pyarrow.table(arrays, schema=schema))
+                    of_run = {"run_id": [run.id] * count, "name": [name] * count, "step": series.steps}
+                    at = {"attempt": series.attempts, "at_s": series.at_s, "value": series.values}
+                    writer.write_table(pyarrow.table({**of_run, **at}, schema=schema))
     return sink.getvalue()
 
 

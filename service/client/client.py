@@ -207,11 +207,9 @@ class Client(Wire):
         return self._runs_of(experiment_id, **parameters)
 
     def all_runs(self, **parameters: Any) -> Iterator[Run]:
-        """Yields all runs, page by page as they are read."""
         yield from _pages(self.runs, **parameters)
 
     def all_experiments(self, **parameters: Any) -> Iterator[ExperimentStatus]:
-        """Yields all experiments, page by page as they are read."""
         yield from _pages(self.experiments, **parameters)
 
     def queue(self, *, limit: int = 1000) -> QueueListing:
@@ -264,7 +262,6 @@ class Client(Wire):
             yield from chunks
 
     def export_audit(self, format: Literal["jsonl", "csv"], **chosen: Any) -> Iterator[bytes]:
-        """Yields the audit log as a file, as it arrives."""
         with self._download("/audit/export", format=format, **chosen) as chunks:
             yield from chunks
 
@@ -276,12 +273,7 @@ class Client(Wire):
     def export_model(
         self, id: int, folder: Path, *, checkpoint: Literal["best", "last"] = "best"
     ) -> dict[str, Any]:
-        """Writes a run's model, verified and whole, to a folder for transformers; returns its manifest.
-
-        Raises:
-            BrokenModel: what arrived is not what the manifest says.
-            OSError: the folder is not empty or cannot be written.
-        """
+        """Writes a run's model, verified and whole, to a folder for transformers; returns its manifest."""
         with self._download(f"/runs/{id}/model", checkpoint=checkpoint) as chunks:
             return unpack(chunks, folder)
 

@@ -9,7 +9,7 @@ import re
 import stat
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,10 +27,7 @@ class UnsafeCredentials(Exception):
 class Credentials:
     url: str
     user: str
-    token: str
-
-    def __repr__(self) -> str:
-        return f"Credentials(url={self.url!r}, user={self.user!r})"
+    token: str = field(repr=False)
 
 
 def token_for(settings: Settings) -> str | None:
@@ -42,11 +39,6 @@ def token_for(settings: Settings) -> str | None:
 
 
 def load(url: str) -> Credentials | None:
-    """Returns the token stored for a server; None = there is none.
-
-    Raises:
-        UnsafeCredentials: others can read the file, it is not the user's, or it is damaged.
-    """
     path = path_for(url)
     try:
         # Checked on the open file, so that no one can exchange it in between.

@@ -163,7 +163,6 @@ class Wire:
 
     @contextmanager
     def _download(self, path: str, **parameters: Any) -> Iterator[Iterator[bytes]]:
-        """Yields the chunks of an answer that is too large to hold."""
         query = {name: value for name, value in parameters.items() if value is not None}
         try:
             with self._http.stream("GET", f"/api/v1{path}", params=query) as answer:

@@ -72,15 +72,8 @@ class LocalRay:
     ) -> LocalRay:
         """Starts Ray on this machine and waits until it can take jobs (about 7 s).
 
-        Call it before the first `import ray`: Ray reads its authentication mode once.
-
-        Args:
-            settings: names the dashboard of an existing cluster.
-            num_cpus: CPUs that Ray hands out; None = those of the machine.
-            include_dashboard: False leaves out the dashboard and, with it, the submission of jobs.
-
-        Raises:
-            RayStartError: Ray ended or was not ready in 90 s.
+        Call it before the first `import ray`: Ray reads its authentication mode once. Without a dashboard it
+        takes no jobs.
         """
         existing = os.environ.get("RAY_ADDRESS")
         if existing and existing not in ("local", "auto"):
@@ -163,26 +156,15 @@ class LocalRay:
             # Ray prints this last, when the node is registered; jobs also need the dashboard's agent.
             with contextlib.suppress(FileNotFoundError):
                 if "block forever" in log_path.read_text(errors="replace") and (
-                    not include_dashboard or self._serves("/api/jobs/")
+                    not include_dashboard or status_of(f"{self.dashboard_url}/api/jobs/", self.token) == 200
                 ):
                     return
             time.sleep(0.1)
         log = log_path.read_text(errors="replace")[-2000:] if log_path.exists() else ""
         raise RayStartError(f"Ray did not start on port {port}:\n{log}")
 
-    def _serves(self, path: str) -> bool:
-        request = urllib.request.Request(
-            self.dashboard_url + path, headers={"Authorization": f"Bearer {self.token}"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            return False
-
     @property
     def alive(self) -> bool:
-        """Whether a Ray that was started here is still running."""
         return self._head is None or self._head.poll() is None
 
     def stop(self) -> None:
@@ -209,6 +191,18 @@ class LocalRay:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def status_of(url: str, token: str | None = None) -> int | None:
+    """Returns the status of an HTTP answer; None = there is none."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=2) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return None
 
 
 def _short_folder() -> Path:

@@ -14,8 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from service.config.settings import Settings
-from service.local.local_ray import LocalRay, RayStartError
+from service.local.local_ray import LocalRay, RayStartError, status_of
 
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
@@ -66,12 +64,7 @@ class LocalService:
         num_cpus: int | None = None,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            num_cpus: CPUs that a local Ray hands out; None = those of the machine.
-            report: receives one line at each stage of starting.
-        """
+        """`report` receives one line at each stage of starting."""
         self._settings = settings
         self._num_cpus = num_cpus
         self._report = report
@@ -83,8 +76,7 @@ class LocalService:
     def start(self) -> Addresses:
         """Migrates, starts Ray, the API and the scheduler, and waits until they serve.
 
-        Raises:
-            ServiceStartError: everything that had started has been ended again.
+        After a `ServiceStartError` everything that had started has been ended again.
         """
         settings = self._settings
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -140,7 +132,7 @@ class LocalService:
         while time.monotonic() < deadline:
             if died := self.died():
                 raise ServiceStartError(died)
-            if _answers(f"{url}/healthz"):
+            if status_of(f"{url}/healthz") is not None:  # An error of its own is in its log.
                 return
             time.sleep(0.1)
         raise ServiceStartError(
@@ -220,13 +212,3 @@ def _reachable(host: str) -> str:
     if host == "::":
         return "[::1]"
     return f"[{host}]" if ":" in host else host
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except urllib.error.HTTPError:
-        return True  # It is up; the error is in its log.
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
-        return False

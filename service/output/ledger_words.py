@@ -36,7 +36,6 @@ def energy(parts: Mapping[str, float]) -> str:
 
 
 def time(charge: Charge) -> str:
-    """How long the attempt is charged for."""
     return ("~" if charge.until == "its last heartbeat" else "") + duration(charge.time_s)
 
 
@@ -53,11 +52,7 @@ def cells(charge: Charge) -> list[str]:
 
 
 def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
-    """Returns the sum in words, with the parts that were retries, lost work or overhead.
-
-    Args:
-        overhead: Parts of an experiment's overhead; a run has none.
-    """
+    """Returns the sum in words, with the parts that were retries, lost work or overhead."""
     lines = [
         f"total: {total.attempts:,} attempt{'s' * (total.attempts != 1)}, "
         f"{duration(total.device_hours * 3600)} of device time, "

@@ -24,12 +24,7 @@ class BrokenModel(Exception):
 
 
 def unpack(chunks: Iterable[bytes], folder: Path) -> dict[str, Any]:
-    """Writes the archive to a new or empty folder, verified or not at all; returns its manifest.
-
-    Raises:
-        BrokenModel: the archive is cut off, or a file does not match the manifest.
-        OSError: the folder is not empty or cannot be written.
-    """
+    """Writes the archive to a new or empty folder, or raises `BrokenModel`; returns its manifest."""
     with _replacing(folder) as draft:
         return _extract(chunks, draft)
 
@@ -104,12 +99,7 @@ class NotPackable(Exception):
 def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Writes a model with one bit a weight to a new or empty folder, or nothing; returns its manifest.
 
-    Args:
-        fetch: Writes the model folder to a new folder.
-
-    Raises:
-        NotPackable: the model is not binary.
-        OSError: the folder is not empty or cannot be written.
+    `fetch` writes the whole model to a new folder.
     """
     from trainers.errors import BadSpecError
     from trainers.model_kinds.encoders import quantising

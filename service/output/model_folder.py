@@ -103,12 +103,7 @@ class ModelFolder:
 
 
 def open_model(store: Store, settings: Settings, run_id: int, which: Which) -> ModelFolder:
-    """Returns the model of a run's best or last checkpoint.
-
-    Raises:
-        NotFound: the run does not exist.
-        NoModel: it has no such checkpoint, or the checkpoint is incomplete.
-    """
+    """Returns the model of a run's best or last checkpoint, or raises `NoModel`."""
     source = _card_source(store, settings, run_id, which)
     path = checkpoint_of(settings, store.runs.source_of(source.run), which)
     try:
@@ -204,8 +199,6 @@ def _sha256(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CardSource:
-    """Everything that a card is written from."""
-
     run: Run
     which: str  # `best` or `last`, of the run's checkpoints
     step: int  # Of the checkpoint

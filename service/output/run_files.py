@@ -31,12 +31,7 @@ class NoTrace(Exception):
 
 
 def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
-    """Returns a run's timeline as stored: a document in Chrome's trace-event format.
-
-    Raises:
-        NotFound: the run does not exist.
-        NoTrace: it keeps none, or not yet, or its files are not on this machine.
-    """
+    """Returns a run's timeline as stored, in Chrome's trace-event format, or raises `NoTrace`."""
     run = store.runs.get(run_id)
     folder = checkpoints_of(settings, run)
     try:
@@ -58,12 +53,7 @@ def _untraced(store: Store, run: Run, file: str, verb: Literal["trace", "profile
 
 
 def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
-    """Returns the profiler's trace of a worker's profiled steps, a document in Chrome's trace-event format.
-
-    Raises:
-        NotFound: the run does not exist.
-        NoTrace: it keeps none of this worker, or not yet, or its files are not on this machine.
-    """
+    """Returns the profiler's trace of a worker's profiled steps in the same format, or raises `NoTrace`."""
     run = store.runs.get(run_id)
     folder = checkpoints_of(settings, run)
     try:
@@ -104,11 +94,7 @@ class TracedStep:
 
 
 def typical_step(document: Mapping[str, Any]) -> TracedStep:
-    """Returns the step of a trace that takes the median time.
-
-    Raises:
-        ValueError: the document is not a trace of this service.
-    """
+    """Returns the step that takes the median time; a ValueError for what is not a trace of this service."""
     try:
         events = document["traceEvents"]
         rows = {e["pid"]: str(e["args"]["name"]) for e in events if e["name"] == "process_name"}
@@ -140,12 +126,7 @@ def traced_step(settings: Settings, run: Run) -> TracedStep | None:
 
 
 def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
-    """Returns the Parquet file of a run's predictions, or of the run that it reuses.
-
-    Raises:
-        NotFound: the run does not exist.
-        NoPredictions: it has none, or not yet, or its files are not on this machine.
-    """
+    """Returns the Parquet file of a run, or of the run that it reuses, or raises `NoPredictions`."""
     run = store.runs.get(run_id)
     folder = checkpoints_of(settings, store.runs.source_of(run))
     try:
@@ -182,7 +163,6 @@ def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[
 
 
 def json_lines(file: Path) -> Iterator[bytes]:
-    """Yields JSON lines with `unit`, `score`, `prediction`, `truth`."""
     for one in predictions.read(file):
         row = {"unit": one.unit, "score": one.score, "prediction": one.prediction, "truth": one.truth}
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

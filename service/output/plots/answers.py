@@ -7,11 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from service.analysis.answers import FittedEffects, FrontierAnswer, FrontierMember, ScoreAnswer
 from service.analysis.ranking import label_of
-from service.analysis.run_table import Column, RunTable
 from service.domain.formats import Scale, axis_value, point_text, scale_for, short_names, title
 from service.domain.metrics import Metric
 from service.domain.records import Run
@@ -53,18 +50,14 @@ def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
 def trade_off(
     answer: FrontierAnswer, drawn: Sequence[str], runs: Mapping[str, Sequence[int]], *, judged_by_all: bool
 ) -> Plot:
-    """Plots two figures against each other, and a third as colour.
+    """Plots two of the frontier's metrics against each other, and a third as colour.
 
-    Args:
-        answer: The frontier; its members stand out.
-        drawn: Two or three of its metrics.
-        runs: Ids of the runs of each configuration, by label.
-        judged_by_all: The frontier is over more metrics than are drawn.
+    `runs` are ids by label of the configuration; `judged_by_all`: the frontier is over more than is drawn.
     """
     across, up = drawn[:2]
     better = {metric.name: metric.better for metric in answer.metrics}
     everything = [*answer.members, *answer.others]
-    scales = {name: _scale(name, everything) for name in drawn}
+    scales = {name: scale_for(name, [member.values[name] for member in everything]) for name in drawn}
     members = {member.label for member in answer.members}
     signs = (-1.0 if better[across] == "higher" else 1.0, 1.0 if better[up] == "higher" else -1.0)
     edge = _edge([(m.values[across], m.values[up]) for m in everything], signs)
@@ -111,10 +104,6 @@ def trade_off(
         shape,
         _left_out(answer.left_out),
     )
-
-
-def _scale(name: str, everything: Sequence[FrontierMember]) -> Scale:
-    return scale_for(name, [member.values[name] for member in everything])
 
 
 def _scaled(name: str, scale: Scale) -> str:
@@ -183,7 +172,7 @@ def effect(item: FittedEffects) -> Plot:
         {
             "type": "scatter",
             "x": [level.effect * factor for level in rows],
-            "y": [_level_name(level.axis, level.level, level.baseline) for level in rows],
+            "y": [f"{point_text({of.axis: of.level})} against {axis_value(of.baseline)}" for of in rows],
             "mode": "markers",
             "marker": {"color": PALETTE[0], "size": 9},
             "error_x": {
@@ -212,10 +201,6 @@ def effect(item: FittedEffects) -> Plot:
         shape,
         " ".join(f"{check[:1].upper()}{check[1:]}." for check in model.checks),
     )
-
-
-def _level_name(axis: str, level: Any, baseline: Any) -> str:
-    return f"{point_text({axis: level})} against {point_text({axis: baseline}).partition('=')[2]}"
 
 
 def score(answer: ScoreAnswer) -> Plot:
@@ -251,7 +236,6 @@ def score(answer: ScoreAnswer) -> Plot:
 
 
 def confusion(labels: ByLabel) -> Plot:
-    """Plots the confusion matrix, each row as shares of its true label."""
     counts = labels.counts
     shares = [
         rounded(count / max(1, true) for count in row)
@@ -274,7 +258,8 @@ def confusion(labels: ByLabel) -> Plot:
         "hovertemplate": "true %{y}, predicted %{x}: %{customdata} (%{z:.1%})<extra></extra>",
     }
     shape = layout("predicted label", "true label", height=min(900, 200 + 28 * len(places)))
-    ticks = {"tickmode": "array", "tickvals": places, "ticktext": [_short(label) for label in counts.labels]}
+    names = [label if len(label) <= 24 else f"{label[:23]}…" for label in counts.labels]
+    ticks = {"tickmode": "array", "tickvals": places, "ticktext": names}
     shape["xaxis"] |= {**ticks, "showgrid": False, "constrain": "domain"}
     shape["yaxis"] |= {**ticks, "showgrid": False, "autorange": "reversed"}
     return Plot(
@@ -286,52 +271,20 @@ def confusion(labels: ByLabel) -> Plot:
     )
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= 24 else f"{label[:23]}…"
-
-
-def of_runs(run_table: RunTable, positions: Sequence[int], metrics: Sequence[Metric]) -> Plot:
-    """Returns a line per finished run among `positions`."""
-    runs = [run_table.runs[at] for at in positions]
-    columns = {metric.name: run_table.column(metric.name)[list(positions)] for metric in metrics}
-    return _figure(
-        [run.point for run in runs],
-        columns,
-        metrics,
-        [[run.id] for run in runs],
-        [f"run:{run.id} {point_text(run.point)} seed={run.seed}" for run in runs],
-        "one line per run",
-    )
-
-
-def of_cells(
-    members: Sequence[FrontierMember], metrics: Sequence[Metric], runs: Mapping[str, Sequence[int]]
-) -> Plot:
-    """Returns a line per configuration through the means over its seeds."""
-    columns = {metric.name: np.array([m.values[metric.name] for m in members]) for metric in metrics}
-    return _figure(
-        [member.point for member in members],
-        columns,
-        metrics,
-        [list(runs.get(member.label, ())) for member in members],
-        [point_text(member.point) or "the only configuration" for member in members],
-        "one line per configuration, means over its seeds",
-    )
-
-
-def _figure(
+def parallel(
     points: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, Column],
+    columns: Mapping[str, Sequence[float]],
     metrics: Sequence[Metric],
     runs: list[list[int]],
     texts: list[str],
     what: str,
 ) -> Plot:
+    """Returns a line per point through its axes and its values of the metrics."""
     axes = list(dict.fromkeys(axis for point in points for axis in point))
     names = short_names(axes)
     dimensions = [_axis(axis, names[axis], [point.get(axis) for point in points]) for axis in axes]
     for metric in metrics:
-        values = columns[metric.name].tolist()
+        values = columns[metric.name]
         scale = scale_for(metric.name, values)
         dimensions.append(
             {

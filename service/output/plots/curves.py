@@ -99,14 +99,7 @@ class CurveSet:
 
 
 def read(store: Store, experiment_ids: Sequence[int], selection: Selection, options: Options) -> CurveSet:
-    """Reads the curves of a metric in a handful of statements, however many runs there are.
-
-    Raises:
-        NotFound: there is no such experiment.
-        FilterError: the filter cannot be understood.
-        AnalysisError: no run has the metric.
-        BadQuestion: several metrics are named.
-    """
+    """Reads the curves of a metric in a handful of statements, however many runs there are."""
     if not options.metric:
         raise AnalysisError("no run has reported a point yet")
     if len(options.metric) > 1:
@@ -166,14 +159,10 @@ def _chosen(
             for run in begun:
                 cells.setdefault(run.cell, []).append(run.id)
             queues.append(list(cells.values()))
-    of = sum(map(len, queues))
     most = options.max_curves or (_MOST_RUNS_SHOWN if options.by is By.run else MOST_CELLS)
-    turns: list[tuple[int, int, list[int]]] = []
-    for turn in range(max(map(len, queues), default=0)):
-        turns += [(at, turn, queue[turn]) for at, queue in enumerate(queues) if turn < len(queue)]
-        if len(turns) >= most:
-            break
-    return [ids for _, _, ids in sorted(turns[: min(most, MOST_CURVES)])], of
+    turns = [(turn, at, ids) for at, queue in enumerate(queues) for turn, ids in enumerate(queue)]
+    first = sorted(turns)[: min(most, MOST_CURVES)]
+    return [ids for _, _, ids in sorted(first, key=lambda place: (place[1], place[0]))], len(turns)
 
 
 def _axis(

@@ -55,8 +55,6 @@ TIME_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """The reason why there is no answer."""
-
     reason: str
 
 
@@ -77,14 +75,7 @@ def answered(ask: Callable[[], Answer]) -> Answer | Unanswered:
 
 
 class Material:
-    """Runs, answers, curves and charges of some experiments.
-
-    Args:
-        traced: Returns a traced step of a run, if it has one.
-        unit_scores: Reads a run's scores of the test part's units.
-        label_counts: Reads a run's counts by label.
-        made_at_s: Now, in Unix seconds; None = the clock.
-    """
+    """Runs, answers, curves and charges of some experiments; the functions read a run's files."""
 
     def __init__(
         self,

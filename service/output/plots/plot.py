@@ -117,12 +117,10 @@ def with_legend(layout: Layout, names: Sequence[str]) -> Layout:
 
 
 def axis_title(name: str) -> str:
-    """The name with its unit."""
     return f"{title(name)} ({unit_of(name)})"
 
 
 def capitalised(name: str) -> str:
-    """The name at the start of a sentence."""
     words = title(name)
     return words[0].upper() + words[1:]
 
@@ -134,7 +132,6 @@ def unit_of(name: str) -> str:
 
 
 def word(name: str) -> str:
-    """The name as part of an id."""
     return name.replace("_", "-")
 
 
@@ -149,7 +146,6 @@ def rounded_or_gap(values: Iterable[float | None]) -> list[float | None]:
 
 
 def faded(colour: str, opacity: float = 0.18) -> str:
-    """The colour with transparency."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
 
@@ -196,6 +192,5 @@ class Options:
     run: int | None = None  # Run of which a step is drawn
 
     def given(self) -> list[str]:
-        """Names of the options that differ from their defaults."""
         plain = Options()
         return [one.name for one in fields(self) if getattr(self, one.name) != getattr(plain, one.name)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from service.analysis.answers import AnalysisError, BadQuestion, FittedEffects
 from service.config.hardware import nearest
-from service.domain.formats import title
+from service.domain.formats import point_text, title
 from service.domain.metrics import better_of
 from service.output.plots import answers, curves, times
 from service.output.plots.material import CURVES, Material, Unanswered
@@ -44,7 +44,6 @@ FIGURES: dict[str, PlotKind] = {}
 def _kind(
     id: str, title: str, about: str, reads: tuple[str, ...] = (), of_report: OfReport = lambda material: ()
 ) -> Callable[[Draw], Draw]:
-    """Registers the function that draws a kind of plot."""
 
     def register(draw: Draw) -> Draw:
         FIGURES[id] = PlotKind(PlotInfo(id, title, about, reads), draw, of_report)
@@ -57,16 +56,14 @@ def _once(material: Material) -> Iterable[Options]:
     return (Options(),)
 
 
-def _report_curves(material: Material) -> Iterable[Options]:
-    return [Options(metric=(name,), unfinished=False) for name in CURVES if name in material.point_names]
-
-
 @_kind(
     "curve",
     "Curves",
     "How a metric develops over steps, time, tokens, cost or energy.",
     ("metric", "x", "by", "band", "smooth", "max_curves", "unfinished"),
-    _report_curves,
+    lambda material: [
+        Options(metric=(name,), unfinished=False) for name in CURVES if name in material.point_names
+    ],
 )
 def _curve(material: Material, options: Options) -> Plot:
     if not options.metric and (names := material.point_names):
@@ -114,11 +111,13 @@ def _fitted(material: Material) -> Sequence[FittedEffects]:
     return () if isinstance(material.effects, Unanswered) else material.effects.items
 
 
-def _report_effects(material: Material) -> Iterable[Options]:
-    return [Options(metric=(item.model.metric,)) for item in _fitted(material)]
-
-
-@_kind("effect", "Effects", "What each value of each axis changes.", ("metric",), _report_effects)
+@_kind(
+    "effect",
+    "Effects",
+    "What each value of each axis changes.",
+    ("metric",),
+    lambda material: [Options(metric=(item.model.metric,)) for item in _fitted(material)],
+)
 def _effect(material: Material, options: Options) -> Plot:
     if len(options.metric) > 1:
         raise BadQuestion("metric", "effects are drawn of one figure; name one metric")
@@ -139,14 +138,30 @@ def _parallel(material: Material, options: Options) -> Plot:
         answer = question.frontier(metrics=[f"{metric.name}:{metric.better}" for metric in metrics])
         runs = answers.runs_by_label(table.finished)
         places = {label: at for at, label in enumerate(runs)}
-        members = sorted([*answer.members, *answer.others], key=lambda member: places[member.label])
-        return answers.of_cells(members[:_MOST_LINES], metrics, runs)
+        everything = [*answer.members, *answer.others]
+        members = sorted(everything, key=lambda member: places[member.label])[:_MOST_LINES]
+        return answers.parallel(
+            [member.point for member in members],
+            {metric.name: [member.values[metric.name] for member in members] for metric in metrics},
+            metrics,
+            [runs.get(member.label, []) for member in members],
+            [point_text(member.point) or "the only configuration" for member in members],
+            "one line per configuration, means over its seeds",
+        )
     known = np.logical_or.reduce([np.isfinite(table.column(metric.name)) for metric in metrics])
     finished = {run.id for run in table.finished}
     positions = [at for at in np.flatnonzero(known).tolist() if table.runs[at].id in finished][:_MOST_LINES]
     if not positions:
         raise AnalysisError(f"no run has {' or '.join(metric.name for metric in metrics)} yet")
-    return answers.of_runs(table, positions, metrics)
+    of = [table.runs[at] for at in positions]
+    return answers.parallel(
+        [run.point for run in of],
+        {metric.name: table.column(metric.name)[positions].tolist() for metric in metrics},
+        metrics,
+        [[run.id] for run in of],
+        [f"run:{run.id} {point_text(run.point)} seed={run.seed}" for run in of],
+        "one line per run",
+    )
 
 
 @_kind("score", "Scores", "Configurations by a weighted sum of figures.", ("strategy", "weight"))
@@ -173,11 +188,13 @@ def _breakdown(material: Material, options: Options) -> Plot:
     return times.breakdown(material.breakdown, material.run_table.finished)
 
 
-def _report_steps(material: Material) -> Iterable[Options]:
-    return [Options(run=id) for id in material.steps]
-
-
-@_kind("step", "One step", "What each worker did in one step of a run.", ("run",), _report_steps)
+@_kind(
+    "step",
+    "One step",
+    "What each worker did in one step of a run.",
+    ("run",),
+    lambda material: [Options(run=id) for id in material.steps],
+)
 def _step(material: Material, options: Options) -> Plot:
     runs = {run.id: run for run in material.run_table.runs}
     chosen = options.run if options.run is not None else next(iter(material.steps), None)
@@ -203,12 +220,7 @@ def _money(material: Material, options: Options) -> Plot:
 
 
 def drawn(id: str, material: Material, options: Options) -> Plot:
-    """Returns one plot.
-
-    Raises:
-        BadQuestion: an unknown kind, an option that it does not read, or an invalid one.
-        AnalysisError: there is nothing to draw.
-    """
+    """Raises `BadQuestion` also for an option that the kind does not read."""
     if id not in FIGURES:
         raise BadQuestion("figure", f"unknown figure '{id[:100]}'; {nearest(id[:100], FIGURES)}")
     kind = FIGURES[id]

@@ -50,23 +50,18 @@ _MOST_TIMED = 500
 
 
 def breakdown(seconds: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Plot:
-    """Plots the parts of a run's time, in mean seconds by label of the configuration."""
     points = {label_of(run.point): run.point for run in runs}
     labels = list(seconds)[:MOST_BARS]
     largest = max(sum(parts.values()) for parts in seconds.values())
     scale = scale_for("total_time_s", [largest])
     names = [point_text(points[label]) or "all runs" for label in labels]
-    data: list[Trace] = [
-        bars(
-            part.removesuffix("_time_s").replace("_", " "),
-            names,
-            [seconds[label].get(part, 0.0) * scale.factor for label in labels],
-            _mark(part.removesuffix("_time_s")),
-            "%{y}: %{x:.3g} " + scale.unit,
-        )
-        for part in TIME_PARTS
-        if any(of.get(part) for of in seconds.values())
-    ]
+    data: list[Trace] = []
+    for part in TIME_PARTS:
+        if any(of.get(part) for of in seconds.values()):
+            phase = part.removesuffix("_time_s")
+            lengths = [seconds[label].get(part, 0.0) * scale.factor for label in labels]
+            mark = {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
+            data.append(bars(phase.replace("_", " "), names, lengths, mark, "%{y}: %{x:.3g} " + scale.unit))
     shape = bar_layout(f"time ({scale.unit}), mean over seeds", len(labels))
     left = len(seconds) - len(labels)
     return Plot(
@@ -76,10 +71,6 @@ def breakdown(seconds: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -
         shape,
         f"The first {len(labels)} of {len(seconds):,} configurations." if left else "",
     )
-
-
-def _mark(phase: str) -> dict[str, Any]:
-    return {"color": _PHASES[phase], **({"pattern": {"shape": "/"}} if phase in _HATCHED else {})}
 
 
 def timeline(runs: Sequence[Run], now_s: float) -> Plot:
@@ -163,7 +154,6 @@ def step(run: Run, traced: TracedStep) -> Plot:
 
 
 def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:
-    """Plots the charges by configuration: work that counts, lost work, overhead, and waiting."""
     of_run = {account.run_id: account.total for ledger in ledgers for account in ledger.runs}
     cells: dict[str, dict[str, float]] = {}
     for run in runs:

@@ -28,17 +28,10 @@ MOST_ROWS = 200
 
 
 class ReportContents(Material):
-    """The material of a report; its answers are found when a section first needs them.
-
-    Raises:
-        NotFound: there is no such experiment.
-        FilterError: the filter cannot be understood.
-        AnalysisError: there is no run, or the runs are of different tasks or data.
-    """
+    """The material of a report; its answers are found when a section first needs them."""
 
     @cached_property
     def specs(self) -> list[str]:
-        """Text of each experiment's spec as submitted."""
         return [self.store.experiments.spec(experiment.id)[0] for experiment in self.run_table.experiments]
 
     @cached_property
@@ -62,7 +55,6 @@ class ReportContents(Material):
 
     @cached_property
     def scores(self) -> Mapping[str, ScoreAnswer] | Unanswered:
-        """By named strategy."""
         return answered(lambda: {name: self.question.score(strategy=name) for name in STRATEGIES})
 
     @cached_property
@@ -126,7 +118,6 @@ def _count(runs: Sequence[Run]) -> str:
 
 
 def description_of(spec: str) -> str:
-    """The spec's description; empty without one."""
     try:
         document = yaml.safe_load(spec)
     except yaml.YAMLError:

@@ -38,7 +38,10 @@ def html(contents: ReportContents) -> ReportPage:
     plots = [block for part in parts for block in part.blocks if isinstance(block, Plot)]
     drawn = [{"id": plot.id, "data": plot.data, "layout": plot.layout} for plot in plots]
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    scripts = (_plotly(), _read("page.js")) if drawn else ()
+    scripts: tuple[str, ...] = ()
+    if drawn:  # plotly is not kept: a process that made one report may make no other.
+        plotly = files("plotly") / "package_data" / "plotly.min.js"
+        scripts = (plotly.read_text(encoding="utf-8"), _read("page.js"))
     policy = _policy(scripts)
     style = _read("page.css")
     text = _rendered("html", contents, parts, data=data, scripts=scripts, style=style, policy=policy)
@@ -83,8 +86,3 @@ def _policy(scripts: tuple[str, ...]) -> str:
 @functools.cache
 def _read(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """Not kept: a process that made one report may make no other."""
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")

@@ -254,7 +254,6 @@ def _kernels(contents: ReportContents) -> Iterable[Block]:
 
 
 def _bits(contents: ReportContents) -> Iterable[Block]:
-    """Size and scores of models of few bits."""
     groups: dict[str, list[Run]] = {}
     for run in contents.run_table.finished:
         groups.setdefault(label_of(run.point), []).append(run)
