@@ -9,7 +9,6 @@ NODE_READY := $(shell node -e 'if (+process.versions.node.split(".")[0] >= 20) c
 NO_NODE = echo "Node.js 20 or newer is not installed: the web page's JavaScript is not checked"
 # The oldest supported (torch 2.11 brings it), what torch 2.13 brings, and the newest, each in a folder of its own.
 TRITON := build/triton
-TRITONS := 3.6.0 3.7.1 newest
 PYTHON_OF_GPU ?= 3.12
 # What the trainers, their peer (the Hugging Face Trainer) and the kernels' tests import besides torch,
 # transformers and numpy.
@@ -18,9 +17,12 @@ GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-ex
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 FAST := 'not ray and not slow and not smoke'
 FAST_RAY := 'ray and not slow and not smoke'
+# Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends.
+TOGETHER = $(MAKE) --no-print-directory --output-sync --jobs
+KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean
+.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-slow test-slow-ray $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +56,14 @@ else
 endif
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
+	@$(TOGETHER) test-slow test-slow-ray
+	@$(TOGETHER) $(KERNELS) smoke
+
+test-slow:
 	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and not ray and not smoke"
-	@$(BIN)/python -m pytest -m "slow and ray and not smoke"
-	@$(MAKE) --no-print-directory kernels
-	@$(MAKE) --no-print-directory smoke
+
+test-slow-ray:
+	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and ray and not smoke"
 
 coverage: $(READY) ## Show which lines `make quick` runs, by file
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick
@@ -70,15 +76,24 @@ smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (abou
 	@$(BIN)/python -m pytest $(PARALLEL) -m smoke tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
-	@for version in $(TRITONS); do test -d $(TRITON)/$$version/triton || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON)/$$version \
-	    triton$$(echo "==$$version" | sed s/==newest//) || exit 1; done
+	@$(TOGETHER) $(KERNELS)
+
+kernels-tests: $(TRITON)/3.7.1/triton
 	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
-	@test -d build/cuda12/nvidia || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --target build/cuda12 nvidia-cuda-nvrtc-cu12==12.6.85 nvidia-cuda-runtime-cu12==12.6.77
+
+kernels-v100: build/cuda12/nvidia
 	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100
-	@for version in 3.6.0 newest; do \
-	  PYTHONPATH=$(TRITON)/$$version $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90 || exit 1; done
+
+kernels-3.6.0 kernels-newest: kernels-%: $(TRITON)/%/triton
+	@PYTHONPATH=$(TRITON)/$* $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90
+
+$(TRITON)/%/triton: | $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON)/$* \
+	  triton$(if $(filter newest,$*),,==$*)
+
+build/cuda12/nvidia: | $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target build/cuda12 nvidia-cuda-nvrtc-cu12==12.6.85 nvidia-cuda-runtime-cu12==12.6.77
 
 lint: $(READY) $(NODE_READY) ## Check style, types and import contracts, of the web page's JavaScript too
 	@$(BIN)/ruff check .

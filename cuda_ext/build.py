@@ -113,15 +113,20 @@ def compiler_version(command: str) -> str:
         raise BuildError(f"{command} does not run ({error}); set CXX or CUDA_HOME") from error
 
 
+def _torch_folder() -> Path:
+    # Environments that link to one torch share a library.
+    return Path(torch.__file__).resolve().parent
+
+
 def _torch_include() -> tuple[str, ...]:
-    root = Path(torch.__file__).parent / "include"
+    root = _torch_folder() / "include"
     return (f"-I{root}", f"-I{root / 'torch' / 'csrc' / 'api' / 'include'}")
 
 
 def _torch_link(*extra: str) -> tuple[str, ...]:
     # No -fopenmp here: the OpenMP symbols then resolve to the runtime that torch has loaded. A second
     # runtime in one process would bring a second pool of spinning threads.
-    library = Path(torch.__file__).parent / "lib"
+    library = _torch_folder() / "lib"
     return (f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch_cpu", "-lc10", *extra)
 
 

@@ -1,4 +1,4 @@
-"""The same table as `test_access_matrix`, by a client that knows nothing of the server's code."""
+"""The same table as `test_access_matrix`, by a client without the server's code, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from tests.api.access_table import (
     outcome,
     populate,
 )
-from tests.conftest import KINDS
 from trainers.data.synthetic import write_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.postgresql]
 
 UNLISTED = {
     "openapi_document": ("get", "/openapi.json"),
@@ -51,8 +50,8 @@ UNLISTED = {
 """What the OpenAPI document leaves out."""
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[httpx.Client, World]]:
+@pytest.fixture
+def server(postgresql_url: str, tmp_path: Path) -> Iterator[tuple[httpx.Client, World]]:
     """`python -m api` in a process of its own, with people and an experiment."""
     write_corpus(tmp_path / "texts", train=16, test=8, seed=0)
     environment = {
@@ -62,12 +61,13 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[htt
         "STILLHOUSE_TOKEN": FIRST_TOKEN,
         "STILLHOUSE_METRICS_TOKEN": METRICS_TOKEN,
         "STILLHOUSE_WEBHOOK_HOSTS": "hooks.example.com",
+        "STILLHOUSE_DATABASE_URL": postgresql_url,
     }
-    url = None if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
-    if url is not None:
-        environment["STILLHOUSE_DATABASE_URL"] = url
     settings = Settings(
-        data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path), database_url=url
+        data_dir=tmp_path / "data",
+        data_roots=str(tmp_path),
+        model_roots=str(tmp_path),
+        database_url=postgresql_url,
     )
     store = Store.open(settings, migrate=True)
     world = populate(store)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import gpu_suite, trainer
+from benchmarks import gpu_suite, gpu_sweep, trainer
 from benchmarks.gpu_suite import PARTS, ROOT, Here, Part, Status, Step
 from benchmarks.trainer import CONTENDERS, GRAPHS, Cell, Finished
 from trainers.config import Precision
@@ -216,6 +216,11 @@ def test_energy_of_a_cell_is_the_counters_between_two_idle_moments() -> None:
     assert figures["energy_error_pct"] == 2.4
 
 
+def test_the_sweep_of_a_gpu_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_sweep.check()
+    assert capsys.readouterr().out == "4 runs\n"
+
+
 GIVEN = ("torch", "transformers", "triton", "pytest", "numpy")
 """What a GPU machine has."""
 
@@ -246,7 +251,7 @@ def tops(name: str) -> Iterator[Path]:
     yield from (Path(str(distribution.locate_file(first))) for first in sorted(firsts - {"__pycache__"}))
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_every_part_runs_to_its_end_with_few_packages_and_small_wheels(tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
@@ -278,8 +283,11 @@ def test_every_part_runs_to_its_end_with_few_packages_and_small_wheels(tmp_path:
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     last = json.loads(done.stdout.splitlines()[-1])
+    assert last["smoke"] is True
     assert list(last["parts"]) == list(PARTS)
     assert all(part["complete"] for part in last["parts"].values())
+    steps = {f"{name}.{step}" for name, part in last["parts"].items() for step in part["steps"]}
+    assert {"adan.optimizer", "trainer.cells", "encoders.encoders"} <= steps
     assert "Ray is not installed: no sweep was run" in last["parts"]["service"]["left_out"]
     figures = json.loads((tmp_path / "out" / "trainer.json").read_text())["figures"]["cells"]
     assert figures["failed"] == {}

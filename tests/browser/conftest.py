@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fastapi import FastAPI
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from api.app import create_app
 from service.config.settings import Settings
@@ -25,6 +26,10 @@ from tests.browser.devtools import browser_path
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e\u0000".replace("\u0000", "")
 SERIOUS = ("serious", "critical")
+PATIENCE_MS = 15_000
+expect.set_options(timeout=PATIENCE_MS)
+OF_COLOURS = ("color-contrast", "link-in-text-block")
+"""Rules of axe whose findings depend on the colour scheme."""
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +65,18 @@ def site(app: FastAPI) -> Iterator[str]:
         yield url
 
 
+@contextmanager
+def profile(chromium: Browser) -> Iterator[BrowserContext]:
+    """A browser profile, in one time zone and language wherever the tests run."""
+    with chromium.new_context(viewport=WIDE, timezone_id="Europe/Berlin", locale="en-GB") as context:
+        context.set_default_timeout(PATIENCE_MS)
+        yield context
+
+
 @pytest.fixture
 def context(chromium: Browser) -> Iterator[BrowserContext]:
-    """A browser profile of its own, in one time zone and language wherever the tests run."""
-    with chromium.new_context(viewport=WIDE, timezone_id="Europe/Berlin", locale="en-GB") as context:
-        context.set_default_timeout(15_000)
+    """A profile for each test, with an empty cache."""
+    with profile(chromium) as context:
         yield context
 
 
@@ -83,6 +95,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
         ),
     )
     yield page
+    page.close()
     assert not problems, problems
 
 
@@ -97,9 +110,10 @@ def fits(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), page.url
 
 
-def no_serious_findings(page: Page) -> None:
-    """Checks the page with axe."""
-    found = Axe().run(page).response["violations"]
+def no_serious_findings(page: Page, *rules: str) -> None:
+    """Checks the page with axe; by some rules, or by all."""
+    chosen = {"runOnly": {"type": "rule", "values": rules}} if rules else {}
+    found = Axe().run(page, options={"resultTypes": ["violations"], **chosen}).response["violations"]
     bad = [each for each in found if each["impact"] in SERIOUS]
     assert not bad, [
         (each["id"], [node["html"][:200] for node in each["nodes"]][:3], each["help"]) for each in bad
@@ -120,11 +134,12 @@ def looked_at(page: Page) -> Callable[[str], None]:
             for size, viewport in (("wide", WIDE), ("narrow", NARROW)):
                 page.set_viewport_size(viewport)
                 page.wait_for_timeout(50)
+                ready(page)  # A figure may be read again for another width.
                 fits(page)
                 if folder:
                     Path(folder).mkdir(parents=True, exist_ok=True)
                     page.screenshot(path=Path(folder) / f"{name}-{scheme}-{size}.png", full_page=True)
-            no_serious_findings(page)
+            no_serious_findings(page, *(OF_COLOURS if scheme == "dark" else ()))
         page.emulate_media(color_scheme="light")
         page.set_viewport_size(WIDE)
 

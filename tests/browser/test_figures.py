@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from api.app import create_app
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
 from service.store import PointBatch, RecordBatch, Store
-from tests.api.conftest import wait_until
-from tests.browser.conftest import ready
+from tests.api.conftest import running, wait_until
+from tests.browser.conftest import profile, ready
 
 pytestmark = pytest.mark.slow
 
 TABS = ["curves", "compare", "frontier", "effects", "parallel", "scores", "money"]
 
 
-@pytest.fixture
-def swept(app: FastAPI, settings: Settings, tmp_path: Path) -> list[int]:
-    """Two sweeps that have ended, with all their figures."""
+@pytest.fixture(scope="module")
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    """One for all tests: scripts of plots are large, and nothing here is kept in a profile."""
+    with profile(chromium) as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path
+) -> Iterator[tuple[str, list[int]]]:
+    """URL of a server for tests that only look, and its experiments: two sweeps with all their figures."""
+    folder = tmp_path_factory.mktemp("swept")
+    shutil.copy(sqlite_template, folder / "stillhouse.db")
+    settings = Settings(data_dir=folder)
     store, clock = open_store(settings)
     ids = [sweep(store, clock).id]
     ids.append(sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=2, first_seed=7).id)
     store.close()
-    return ids
+    with running(create_app(settings)) as url:
+        yield url, ids
+
+
+@pytest.fixture(scope="module")
+def swept_site(served: tuple[str, list[int]]) -> str:
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def swept(served: tuple[str, list[int]]) -> list[int]:
+    return served[1]
 
 
 def opened(page: Page, address: str) -> None:
@@ -39,9 +64,9 @@ def opened(page: Page, address: str) -> None:
 
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_is_drawn_and_can_be_read_by_everyone(
-    page: Page, site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
 ) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/{tab}")
+    opened(page, f"{swept_site}/experiments/{swept[0]}/{tab}")
     if tab != "compare":
         assert page.locator("figure figcaption").count() >= 1
     if tab not in ("compare", "parallel"):
@@ -52,16 +77,18 @@ def test_every_tab_is_drawn_and_can_be_read_by_everyone(
 
 @pytest.mark.parametrize("tab", ["curves", "frontier", "parallel"])
 def test_several_experiments_are_compared(
-    page: Page, site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None], tab: str
 ) -> None:
-    opened(page, f"{site}/compare?ids={swept[0]},{swept[1]}&tab={tab}")
+    opened(page, f"{swept_site}/compare?ids={swept[0]},{swept[1]}&tab={tab}")
     assert page.locator("figure").count() == 1
     expect(page.get_by_role("link", name=re.compile(f"^{swept[1]} "))).to_be_visible()
     looked_at(f"figures-together-{tab}")
 
 
-def test_choices_are_in_the_address_and_come_back_from_it(page: Page, site: str, swept: list[int]) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/curves")
+def test_choices_are_in_the_address_and_come_back_from_it(
+    page: Page, swept_site: str, swept: list[int]
+) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/curves")
     page.get_by_label("over", exact=True).select_option("cost")
     page.get_by_label("smoothing", exact=True).select_option("0.9")
     page.wait_for_url(re.compile(r"x=cost&smooth=0\.9"))
@@ -73,8 +100,10 @@ def test_choices_are_in_the_address_and_come_back_from_it(page: Page, site: str,
     expect(caption).to_be_visible()
 
 
-def test_a_filter_that_is_wrong_is_said_and_can_be_mended(page: Page, site: str, swept: list[int]) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/curves")
+def test_a_filter_that_is_wrong_is_said_and_can_be_mended(
+    page: Page, swept_site: str, swept: list[int]
+) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/curves")
     field = page.get_by_label("filter", exact=True)
     field.fill("colour = 'red'")
     field.press("Enter")
@@ -85,8 +114,8 @@ def test_a_filter_that_is_wrong_is_said_and_can_be_mended(page: Page, site: str,
     assert page.locator("figure .scatterlayer .js-line").count() > 0
 
 
-def test_a_figure_has_its_data_as_a_table(page: Page, site: str, swept: list[int]) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/curves?by=run")
+def test_a_figure_has_its_data_as_a_table(page: Page, swept_site: str, swept: list[int]) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/curves?by=run")
     page.get_by_text("As a table").click()
     table = page.get_by_role("region", name="The figure as a table")
     expect(table.locator("tbody tr")).to_have_count(3 * 10)
@@ -95,10 +124,10 @@ def test_a_figure_has_its_data_as_a_table(page: Page, site: str, swept: list[int
 
 
 def test_a_brush_of_the_frontier_lists_configurations_with_their_runs(
-    page: Page, site: str, swept: list[int]
+    page: Page, swept_site: str, swept: list[int]
 ) -> None:
     page.set_viewport_size({"width": 1440, "height": 1400})
-    opened(page, f"{site}/experiments/{swept[0]}/frontier")
+    opened(page, f"{swept_site}/experiments/{swept[0]}/frontier")
     plot = page.locator("figure .nsewdrag").first.bounding_box()
     assert plot is not None
     page.mouse.move(plot["x"] + 5, plot["y"] + 5)
@@ -114,9 +143,11 @@ def test_a_brush_of_the_frontier_lists_configurations_with_their_runs(
     expect(page.get_by_role("heading", name="On the frontier")).to_be_visible()
 
 
-def test_ranges_of_parallel_coordinates_are_brushed_or_typed(page: Page, site: str, swept: list[int]) -> None:
+def test_ranges_of_parallel_coordinates_are_brushed_or_typed(
+    page: Page, swept_site: str, swept: list[int]
+) -> None:
     page.set_viewport_size({"width": 1440, "height": 1400})
-    opened(page, f"{site}/experiments/{swept[0]}/parallel")
+    opened(page, f"{swept_site}/experiments/{swept[0]}/parallel")
     expect(page.get_by_role("heading", name="30 of 30 runs")).to_be_visible()
     page.get_by_text("Choose ranges").click()
     page.get_by_role("group", name="precision").get_by_label("from").select_option("bf16")
@@ -131,8 +162,8 @@ def test_ranges_of_parallel_coordinates_are_brushed_or_typed(page: Page, site: s
     assert page.url.count("range=") == 2
 
 
-def test_the_ranking_follows_the_sliders(page: Page, site: str, swept: list[int]) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/scores")
+def test_the_ranking_follows_the_sliders(page: Page, swept_site: str, swept: list[int]) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/scores")
     page.get_by_label("strategy", exact=True).select_option("")
     slider = page.get_by_label(re.compile("^cost_usd"))
     slider.focus()
@@ -142,8 +173,8 @@ def test_the_ranking_follows_the_sliders(page: Page, site: str, swept: list[int]
     expect(page.get_by_label(re.compile("^cost_usd"))).to_have_value("1")
 
 
-def test_claims_are_made_between_two_sides(page: Page, site: str, swept: list[int]) -> None:
-    opened(page, f"{site}/experiments/{swept[0]}/compare?by=precision")
+def test_claims_are_made_between_two_sides(page: Page, swept_site: str, swept: list[int]) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/compare?by=precision")
     page.get_by_label("claim: A").select_option("precision=bf16")
     page.get_by_label("against B").select_option("precision=fp32")
     expect(page.get_by_role("heading", name="Claims")).to_be_visible()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from api.app import create_app
 from service.config.settings import Settings
@@ -21,15 +22,13 @@ from service.specs.models import checkpoints_folder
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.api.conftest import running
 from tests.api.test_traces import write_trace
-from tests.browser.conftest import HOSTILE, ready
+from tests.browser.conftest import HOSTILE, profile, ready
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def run(app: FastAPI, settings: Settings) -> Run:
+def written(store: Store, settings: Settings) -> Run:
     """A run at work, with everything that a run can show."""
-    store: Store = app.state.store
     document = {"name": "shown", "task": {"name": "imdb"}, "telemetry": {"trace_steps": 3}}
     spec = validate(document)
     new, _ = store.submissions.submit(
@@ -81,19 +80,42 @@ def run(app: FastAPI, settings: Settings) -> Run:
     return store.runs.get(run.id)
 
 
+@pytest.fixture
+def run(app: FastAPI, settings: Settings) -> Run:
+    return written(app.state.store, settings)
+
+
+@pytest.fixture(scope="module")
+def looked_upon(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[str]:
+    """URL of a run of a server for tests that only look."""
+    settings = Settings(data_dir=tmp_path_factory.mktemp("run"))
+    shutil.copy(sqlite_template, settings.data_dir / "stillhouse.db")
+    app = create_app(settings)
+    run = written(app.state.store, settings)
+    with running(app) as url:
+        yield f"{url}/runs/{run.id}"
+
+
+@pytest.fixture(scope="module")
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    """One for all tests: scripts of plots are large, and nothing here is kept in a profile."""
+    with profile(chromium) as context:
+        yield context
+
+
 @pytest.mark.parametrize("tab", ["", "curves", "logs", "profile", "counters", "files", "config"])
 def test_every_tab_stands_up(
-    page: Page, site: str, run: Run, looked_at: Callable[[str], None], tab: str
+    page: Page, looked_upon: str, looked_at: Callable[[str], None], tab: str
 ) -> None:
-    page.goto(f"{site}/runs/{run.id}/{tab}".rstrip("/"))
+    page.goto(f"{looked_upon}/{tab}".rstrip("/"))
     ready(page)
     expect(page.get_by_role("navigation", name="Parts of the run").locator("[aria-current]")).to_have_count(1)
     assert page.locator("main img").count() == 0
     looked_at(f"run-{tab or 'overview'}")
 
 
-def test_kernels_of_each_worker_are_a_table(page: Page, site: str, run: Run) -> None:
-    page.goto(f"{site}/runs/{run.id}/profile")
+def test_kernels_of_each_worker_are_a_table(page: Page, looked_upon: str) -> None:
+    page.goto(f"{looked_upon}/profile")
     ready(page)
     first = page.get_by_role("table", name="Kernels of worker 0")
     expect(first.get_by_role("row")).to_have_text(

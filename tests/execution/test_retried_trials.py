@@ -43,10 +43,6 @@ def cancel_the_run(running: Running, experiment_id: int) -> None:
     [
         pytest.param(let_urgent_in, RunState.running, id="preempt"),
         pytest.param(
-            lambda running, id: running.store.requests.pause(id), RunState.paused, id="pause",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             lambda running, id: running.store.requests.cancel(id), RunState.cancelled, id="cancel",
             marks=pytest.mark.slow,
         ),
@@ -85,7 +81,6 @@ def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_att
         for each in running.store.experiments.page().items:
             running.store.requests.cancel(each.id)
         for each in running.store.experiments.page().items:
-            if each.state is not ExperimentState.paused:
-                assert running.wait_until_ended(each) is ExperimentState.cancelled
+            assert running.wait_until_ended(each) is ExperimentState.cancelled
     finally:
         running.jobs.stop(foreign)

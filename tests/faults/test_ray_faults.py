@@ -131,10 +131,13 @@ def test_a_killed_recorder_loses_no_point(running: Running) -> None:
     experiment = running.submit(**STEPS)
     run_id = running.runs(experiment)[0].id
     running.wait_until_training(run_id, beyond_step=30)
+    # Another process of tests has a cluster of its own.
+    assert running.local_ray._head is not None
+    of_cluster = psutil.Process(running.local_ray._head.pid).children(recursive=True)
     recorders = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if "ray::ExperimentActor" in str(process.info["cmdline"])
+        if process in of_cluster and "ray::ExperimentActor" in str(process.info["cmdline"])
     ]
     assert recorders
     for process in recorders:

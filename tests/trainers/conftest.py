@@ -21,7 +21,7 @@ from trainers.data.synthetic import write_corpus
 from trainers.reporting import Measurement, NullSink, Point, StopReason
 
 WORKER = Path(__file__).parent / "worker.py"
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 Configure = Callable[..., RunConfig]
 

@@ -315,17 +315,20 @@ def test_a_stopped_chain_resumes_in_its_stage(configure):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill_at", [7, 9, 12])
 def test_a_chain_killed_in_its_second_stage_ends_bitwise_where_the_whole_one_does(
-    launch, config_in, tmp_path, kill_at
+    launch, config_in, tmp_path
 ):
-    victim, whole = (config_in(tmp_path / name, **CHAIN) for name in ("victim", "whole"))
-    assert launch([victim], kill_at=kill_at).codes == [-9]
-    assert (tmp_path / "victim" / "stages" / "1" / "stage.json").exists()
-    assert not (tmp_path / "victim" / "stages" / "2" / "stage.json").exists()
-    (ended,) = launch([whole, victim]).results
-    reference, resumed = ended["runs"]
-    assert resumed["weights"] == reference["weights"] is not None
+    victims = []
+    for kill_at in (7, 9, 12):
+        folder = tmp_path / f"victim-{kill_at}"
+        victims.append(config_in(folder, **CHAIN))
+        assert launch([victims[-1]], kill_at=kill_at).codes == [-9]
+        assert (folder / "stages" / "1" / "stage.json").exists()
+        assert not (folder / "stages" / "2" / "stage.json").exists()
+    (ended,) = launch([config_in(tmp_path / "whole", **CHAIN), *victims]).results
+    reference, *resumed = (run["weights"] for run in ended["runs"])
+    assert reference is not None
+    assert resumed == [reference] * 3
 
 
 @pytest.mark.slow

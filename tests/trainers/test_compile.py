@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from torch._dynamo.utils import counters
 
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
@@ -18,6 +17,8 @@ from trainers.reporting import NeverStop
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_run_has_the_losses_of_a_plain_one(config_in, tmp_path, recorder):
+    from torch._dynamo.utils import counters  # Takes seconds, which collecting the tests would take as well.
+
     changes = {"model__dropout": 0.0, "length": {"steps": 8}}
     counters["stats"].clear()
     plain = type(recorder)()

@@ -107,18 +107,21 @@ def test_communication_is_reported(runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["powersgd", "onebit"])
-@pytest.mark.parametrize("kill_at", [6, 13])
-def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind, kill_at):
+def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, kind):
     """Also after the warm-up, where errors of both workers are in the checkpoint."""
     changes = changes_of(kind, length={"steps": 15}, checkpoint={"every_steps": 2, "every_s": 0.0})
-    victim = config_in(tmp_path / "victim", **changes)
-    assert launch([victim], kill_at=kill_at).codes[-1] == -9
-    ended = launch([config_in(tmp_path / "whole", **changes), victim])
+    kills = (6, 13)
+    victims = [config_in(tmp_path / f"victim-{kill_at}", **changes) for kill_at in kills]
+    for victim, kill_at in zip(victims, kills, strict=True):
+        assert launch([victim], kill_at=kill_at).codes[-1] == -9
+    ended = launch([config_in(tmp_path / "whole", **changes), *victims])
     for result in ended.results:
-        whole, resumed = result["runs"]
-        assert resumed["weights"] == whole["weights"]
-        assert resumed["summary"]["statistical_efficiency"] == whole["summary"]["statistical_efficiency"]
-    assert 0 < ended.results[0]["runs"][1]["resumed_from"] <= kill_at  # rank 0 alone reports
+        whole, *resumed = result["runs"]
+        for run in resumed:
+            assert run["weights"] == whole["weights"]
+            assert run["summary"]["statistical_efficiency"] == whole["summary"]["statistical_efficiency"]
+    for run, kill_at in zip(ended.results[0]["runs"][1:], kills, strict=True):
+        assert 0 < run["resumed_from"] <= kill_at  # rank 0 alone reports
     newest = max((tmp_path / "whole").glob("*/step-*"))
     kept = load_file(newest / "exchange.safetensors")
     assert {name.partition(".")[0] for name in kept} == {"0", "1"}
