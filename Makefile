@@ -60,7 +60,8 @@ test-all: test ## Run everything: `make test`, then the slow tests and all bench
 	@$(TOGETHER) $(KERNELS) smoke
 
 test-slow:
-	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and not ray and not smoke"
+	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=many \
+	  -m "(slow or hypothesis) and not ray and not smoke"
 
 test-slow-ray:
 	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and ray and not smoke"

@@ -6,15 +6,21 @@ import gc
 import itertools
 import os
 import shutil
+import sqlite3
+import ssl
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
-import hypothesis
+import certifi
 import pytest
+from httpx import create_ssl_context
 
+import tests.drawing  # noqa: F401  # Loads the profile of Hypothesis.
 from benchmarks.postgresql import NoPostgreSQL, PostgreSQLServer
 from service.config.settings import Settings
-from service.db import migrate
+from service.db import migrate, sqlite
 from service.db.engine import Database
 from service.db.schema import accepted_writers, metadata, projects
 from service.scheduling.queue import Queue
@@ -24,16 +30,36 @@ from tests.quick import quick
 
 __all__ = ["add_node", "local_ray", "running", "texts"]
 
-hypothesis.settings.register_profile("project", deadline=None)  # Machines are busy at times.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
-hypothesis.settings.load_profile("project")
-
 _numbers = itertools.count()
 
 
 def pytest_configure() -> None:
     """Let test processes share the CPUs: read when torch is imported, by processes of tests as well."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _share_authorities()
+    _let_writes_return_at_once()
+
+
+def _let_writes_return_at_once() -> None:
+    """Lets SQLite not wait for the disk, which only a loss of power would miss; processes of tests wait."""
+
+    @wraps(prepare := sqlite.prepare_writer)
+    def prepare_writer(connection: sqlite3.Connection) -> None:
+        prepare(connection)
+        connection.execute("PRAGMA synchronous = OFF")
+
+    sqlite.prepare_writer = prepare_writer
+
+
+def _share_authorities() -> None:
+    """Lets the HTTP clients of a process read once what they check certificates against: it takes 20 ms."""
+    create, shared = ssl.create_default_context, create_ssl_context(trust_env=False)
+
+    def create_or_share(*arguments: Any, **named: Any) -> ssl.SSLContext:
+        by_default = not arguments and named == {"cafile": certifi.where()}
+        return shared if by_default else create(*arguments, **named)
+
+    ssl.create_default_context = create_or_share
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -81,15 +81,15 @@ def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
 
 def _send(mail: EmailMessage, settings: Settings) -> None:
     assert settings.smtp_host is not None
-    context = ssl.create_default_context()
     address = (settings.smtp_host, settings.smtp_port)
     if settings.smtp_security is MailSecurity.tls:
+        context = ssl.create_default_context()
         server: smtplib.SMTP = smtplib.SMTP_SSL(*address, timeout=TIMEOUT_S, context=context)
     else:
         server = smtplib.SMTP(*address, timeout=TIMEOUT_S)
     with server:
         if settings.smtp_security is MailSecurity.starttls:
-            server.starttls(context=context)
+            server.starttls(context=ssl.create_default_context())
         if settings.smtp_user is not None and settings.smtp_password is not None:
             server.login(settings.smtp_user, settings.smtp_password.get_secret_value())
         server.send_message(mail)

@@ -18,7 +18,9 @@ import logging
 import re
 import secrets
 import socket
+import ssl
 import time
+from functools import cache
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from service.config.hosts import Address, AllowedHosts, literal_address
@@ -92,7 +94,7 @@ class Webhook:
         # The certificate is checked against the name, while the connection goes to the checked address.
         extensions = {"sni_hostname": host, "timeout": httpx.Timeout(TIMEOUT_S).as_dict()}
         # Without a client, which would log the URL: its path may be a secret.
-        async with httpx.AsyncHTTPTransport(trust_env=False) as transport:
+        async with httpx.AsyncHTTPTransport(verify=_authorities(), trust_env=False) as transport:
             answer = await transport.handle_async_request(
                 httpx.Request("POST", at, content=body, headers=headers, extensions=extensions)
             )
@@ -109,6 +111,14 @@ class Webhook:
         if answer.is_redirect:
             raise Undeliverable(f"{answer.status_code}: redirects are not followed; use the final URL")
         raise Undeliverable(line, gone=answer.status_code == _GONE)
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Returns what certificates are checked against, read once: that takes longer than a delivery."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def signed(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, str]:

@@ -9,11 +9,12 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import pytest
 import sqlalchemy as sa
 
 from service.db import schema, statements
@@ -103,6 +104,17 @@ SENDERS: Final[Mapping[str, Sender]] = _senders()
 REFUSED = ("nobody", "expired", "revoked", "disabled", "unknown", "malformed", "metrics")
 """Columns of those whose credential is not accepted."""
 COLUMNS = (*REFUSED, *SENDERS)
+
+
+_FAST = {"nobody", *list(SENDERS)[::4]}
+"""Every user, scope and place is there, though not in every combination."""
+
+
+def some_fast(columns: Iterable[str]) -> list[Any]:
+    """Returns a case for each column; most are slow."""
+    slow = partial(pytest.param, marks=pytest.mark.slow)
+    return [column if column in _FAST else slow(column) for column in columns]
+
 
 Rule = Callable[[Sender], str]
 """What an operation answers to a sender: `ok` is anything but a refusal, as `the body is missing`."""

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.data.batches import Prefetcher, TrainingBatches, collate, epoch_order, evaluation_rows
 from trainers.data.tokens import TokenSet
 
@@ -82,7 +83,7 @@ def test_bucketing_leaves_little_padding():
     assert 1 - lengths.sum() / shuffled > 0.4
 
 
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6).map(np.array), st.sampled_from([1, 8]))
 def test_collated_batch_holds_the_tokens_and_nothing_else(lengths, multiple):
     data = token_set(lengths)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.checkpoints import manifest, store
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
 from trainers.errors import CheckpointError
@@ -94,7 +95,7 @@ def test_rejected_checkpoint_is_replaced_and_never_outlives_a_good_one(checkpoin
     assert newest_step(checkpoints) == 15
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_leaves_the_new_one_or_the_one_before(checkpoints, data):
     shutil.rmtree(checkpoints.path(1).parent, ignore_errors=True)

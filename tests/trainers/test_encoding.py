@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+from tests.drawing import scaled
 from trainers.data import encoding, tokenizers
 from trainers.data.encoding import LibraryEncoder, WordEncoder, encoder_of
 from trainers.data.tokens import tokenise
@@ -42,7 +43,7 @@ def encoder() -> WordEncoder:
     return found
 
 
-@settings(max_examples=400)
+@settings(max_examples=scaled(400))
 @given(texts=st.lists(MIXED, max_size=5))
 def test_ids_are_the_librarys(library, encoder, texts):
     expected = [library.encode(text, add_special_tokens=False).ids for text in texts]
@@ -51,7 +52,7 @@ def test_ids_are_the_librarys(library, encoder, texts):
     assert ids.tolist() == [number for one in expected for number in one]
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(texts=st.lists(MIXED, min_size=1, max_size=5), length=st.integers(4, 24))
 def test_framed_and_cut_texts_are_the_librarys(library, texts, length):
     library.enable_truncation(length)
@@ -63,7 +64,7 @@ def test_framed_and_cut_texts_are_the_librarys(library, texts, length):
     assert found.second_at is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(pairs=st.lists(st.tuples(MIXED, MIXED), min_size=1, max_size=4), length=st.integers(4, 24))
 def test_framed_and_cut_pairs_are_the_librarys(library, pairs, length):
     library.enable_truncation(length)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from tests.drawing import scaled
 from trainers.data.batches import TrainingBatches, collate
 from trainers.data.masking import Masking
 from trainers.data.tokenizers import SPECIAL, SpecialTokens
@@ -40,7 +41,7 @@ def masked(data, rows=None, *, seed=0, epoch=0, fraction=0.15, whole_word=False,
     return before, masking(before, seed=seed, epoch=epoch)
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(
     length=st.integers(8, 80),
     fraction=st.floats(0.01, 0.9),
@@ -144,7 +145,7 @@ def test_workers_and_micro_batches_see_one_workers_masks():
     assert all(alone[0, row] != alone[1, row] for row in range(32))
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(seed=st.integers(0, 2**32 - 1), fraction=st.floats(0.05, 0.5))
 def test_whole_words_are_guessed_together(seed, fraction):
     before, after = masked(sequences(6), seed=seed, fraction=fraction, whole_word=True)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tests.drawing import scaled
 from tests.trainers.conftest import Recorder
 from tests.trainers.tape import Tape
 from trainers.config import Batch as BatchSection
@@ -97,7 +98,7 @@ def run(model: Student, batch: Batch, head: Head) -> tuple[torch.Tensor, dict[st
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 @pytest.mark.parametrize("encoder", [info.name for info in ENCODERS.values() if not info.quantises])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=scaled(10), deadline=None)
 @given(lengths=lengths_of, multiple=multiples)
 def test_every_encoder_has_the_outputs_and_gradients_of_the_default(encoder, head, lengths, multiple):
     batch = padded_batch(lengths, head)
@@ -110,7 +111,7 @@ def test_every_encoder_has_the_outputs_and_gradients_of_the_default(encoder, hea
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-11, msg=name)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(lengths=lengths_of, multiple=multiples)
 def test_a_row_holds_each_example_once_and_pads_with_a_segment_of_its_own(lengths, multiple):
     batch = pack(padded_batch(lengths, HEADS[2]), pad_id=PAD, multiple=multiple)
@@ -279,7 +280,7 @@ def test_the_kernel_with_wrong_gradients_refuses_dropout():
         packed_attention.efficient(*heads, row, 0.1, None)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(lengths_of, st.sampled_from([1, 8]))
 def test_padded_attention_is_that_of_each_example_alone(lengths, multiple):
     row = pack(padded_batch(lengths, HEADS[0]), pad_id=PAD, multiple=multiple).segments

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.data.tokens import Packer, TokenSet, TokenWriter
 
 BEGIN, SEPARATOR = 101, 102
@@ -23,7 +24,7 @@ def packed(texts, length, piece=4) -> list[list[int]]:
     return [*sequences, rest] if rest else sequences
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(texts=TEXTS, length=st.integers(3, 20), piece=st.integers(1, 9))
 def test_every_token_is_packed_once_and_in_order(texts, length, piece):
     sequences = packed(texts, length, piece)
@@ -31,7 +32,7 @@ def test_every_token_is_packed_once_and_in_order(texts, length, piece):
     assert kept == [number for text in texts for number in text]
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(texts=TEXTS, length=st.integers(3, 20))
 def test_sequences_are_full_and_framed(texts, length):
     sequences = packed(texts, length)
@@ -43,7 +44,7 @@ def test_sequences_are_full_and_framed(texts, length):
         assert BEGIN not in one[1:]
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(texts=TEXTS, length=st.integers(3, 20))
 def test_texts_are_apart(texts, length):
     """Between two texts there is a separator, or the end of a sequence."""
@@ -58,7 +59,7 @@ def test_texts_are_apart(texts, length):
     assert ends <= found
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(texts=TEXTS, length=st.integers(3, 20))
 def test_the_size_of_the_pieces_changes_nothing(texts, length):
     assert packed(texts, length, piece=1) == packed(texts, length, piece=100)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.parallel.pipeline.layers import balanced
 
 
@@ -26,7 +27,7 @@ def weigh(partition, costs):
     return max(of_stages), sum(cost**2 for cost in of_stages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.data())
 def test_no_partition_has_a_smaller_largest_stage_or_is_more_even(costs, data):
     stages = data.draw(st.integers(1, len(costs)))

@@ -20,6 +20,7 @@ from seqeval import metrics as seqeval
 from seqeval import scheme
 from sklearn import metrics
 
+from tests.drawing import scaled
 from trainers.data.batches import Batch
 from trainers.data.tokens import TokenSet
 from trainers.model_kinds.heads import IGNORED
@@ -357,7 +358,7 @@ CASES: Mapping[str, Case] = {
 def test_every_score_is_that_of_an_independent_implementation(task: str) -> None:
     seen: set[str] = set()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=scaled(60), deadline=None)
     @given(st.integers(0, 2**32 - 1))
     def check(seed: int) -> None:
         with warnings.catch_warnings():

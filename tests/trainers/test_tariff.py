@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.config import Task
 from trainers.data.selection import held_out_by_text
 from trainers.data.sources import open_source
@@ -245,7 +246,7 @@ def test_there_is_no_dataset_on_the_hub(configure, recorder):
 texts_and_labels = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), min_size=2, max_size=120)
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(texts_and_labels, st.floats(0.01, 0.9), st.integers(0, 100))
 def test_no_text_is_in_both_parts_and_every_first_label_is_trained_on(pairs, fraction, seed):
     texts, labels = (np.array(column) for column in zip(*pairs, strict=True))
@@ -299,7 +300,7 @@ def test_loss_of_an_unseen_code_is_that_of_knowing_nothing():
     assert float(loss) == pytest.approx(np.log(4))
 
 
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(st.integers(0, 2**32 - 1))
 def test_scores_are_those_of_a_plain_count(seed):
     rng = np.random.default_rng(seed)

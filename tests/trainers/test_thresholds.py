@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.drawing import scaled
 from trainers.tasks import TASKS
 from trainers.tasks.squad_v2 import scoring
 from trainers.tasks.wikiqa.task import RankingScoring, best_f1_threshold, positive_class
@@ -31,7 +32,7 @@ def test_every_task_that_tunes_is_tested_here():
     assert {"wikiqa", "squad_v2"} == TUNED
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(start=st.floats(-1e4, 1e4, width=32), labels=labels_of)
 def test_the_f1_of_neighbouring_logits_is_the_best_and_is_carried(start, labels):
     """Between neighbours in fp32 their midpoint is a number of float64 alone."""
@@ -60,7 +61,7 @@ def test_a_midpoint_that_rounds_to_a_neighbour_parts_them_all_the_same():
     assert (scores["f1"], scores["accuracy"]) == (1.0, 1.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(
     start=st.floats(0.0, 0.999),
     rows=st.lists(st.tuples(st.integers(0, 7), st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=12),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def environment_facts(device: torch.device) -> dict[str, object]:
     }
 
 
+@cache  # What this process has loaded stays as it is, and reading it takes 0.1 s.
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
@@ -47,6 +49,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def _revision(folder: Path) -> dict[str, object]:
     try:
         commit, status = (

@@ -15,6 +15,7 @@ from statsmodels.stats.multitest import multipletests
 from service.analysis import AnalysisError
 from service.analysis.claims import MOST_PAIRS, Family, UnitScores, compare, holm, shaffer
 from service.analysis.uncertainty import UNKNOWN_EXAMPLES, Resolution
+from tests.drawing import scaled
 
 TIMES_A = {0: 10.0, 1: 11.0, 2: 9.5, 3: 10.5, 4: 10.2}
 TIMES_B = {0: 20.1, 1: 21.3, 2: 19.4, 3: 20.8, 4: 20.0}
@@ -37,7 +38,7 @@ def test_other_seeds_are_compared_by_welch_and_agree_with_scipy() -> None:
     assert claim.p_value == pytest.approx(expected)
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(seeds=st.integers(2, 40), shift=st.floats(-3, 3), random=st.integers(0, 2**32))
 def test_where_seeds_spread_it_is_the_paired_t_test_of_scipy(seeds: int, shift: float, random: int) -> None:
     generator = np.random.default_rng(random)
@@ -219,7 +220,7 @@ def test_examples_on_which_a_configuration_happens_to_be_good_prove_nothing_abou
     assert wrong["seeds and examples"] <= 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(
     right=st.integers(0, 40),
     wrong=st.integers(0, 40),
@@ -329,7 +330,7 @@ def test_it_is_never_less_sure_than_holm(sides: int, data: st.DataObject) -> Non
         assert p_value <= corrected <= of_holm
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scaled(20), deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30))
 def test_holm_agrees_with_statsmodels(p_values: list[float]) -> None:
     expected = multipletests(p_values, method="holm")[1]
@@ -369,7 +370,7 @@ def test_no_side_is_better_over_shared_seeds_whose_table_says_the_other_is() -> 
 positive = st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(a=positive, b=positive, shift=st.integers(0, 1), alpha=st.floats(0.001, 0.2))
 def test_the_interval_of_a_ratio_holds_none_exactly_when_that_of_the_difference_does(
     a: list[float], b: list[float], shift: int, alpha: float
@@ -383,7 +384,7 @@ def test_the_interval_of_a_ratio_holds_none_exactly_when_that_of_the_difference_
         assert (claim.low <= 0 <= claim.high) == (claim.relative_low <= 0 <= claim.relative_high)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(seeds=st.integers(3, 12), ratio=st.floats(0.2, 5.0), random=st.integers(0, 2**32))
 def test_the_ends_of_a_ratio_are_fiellers(seeds: int, ratio: float, random: int) -> None:
     generator = np.random.default_rng(random)

@@ -24,6 +24,7 @@ from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.uncertainty import of_blocks
 from service.domain.metrics import better_of, scale_of
+from tests.drawing import scaled
 
 Value = Callable[[Mapping[str, Any], int], float | None]
 
@@ -172,7 +173,7 @@ def test_a_seed_that_shifts_every_cell_alike_changes_nothing() -> None:
 # -- Against other implementations ---------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 @given(seeds=st.integers(2, 12), effect=st.floats(-2, 2), random=st.integers(0, 2**32))
 def test_two_values_are_the_paired_t_test_of_scipy(seeds: int, effect: float, random: int) -> None:
     generator = np.random.default_rng(random)
@@ -216,7 +217,7 @@ def test_blocks_keep_their_rate_whatever_the_variances_are(seeds: int, ratio: fl
     assert (p_values < 0.05).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 20_000)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scaled(50), deadline=None)
 @given(cells=st.integers(2, 4), seeds=st.integers(1, 4), random=st.integers(0, 2**32))
 def test_the_explained_share_is_that_of_least_squares(cells: int, seeds: int, random: int) -> None:
     """One axis: the share of the squares between groups."""

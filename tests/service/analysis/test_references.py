@@ -29,12 +29,13 @@ from service.analysis.ranking import Candidate, frontier, rank
 from service.analysis.speedup import ratio
 from service.analysis.uncertainty import Resolution, of_pairs, residual_square, with_examples
 from service.domain.metrics import Metric
+from tests.drawing import scaled
 from tests.service.analysis.building import run
 
 Values = npt.NDArray[np.float64]
 random = st.integers(0, 2**32)
 seeds = st.integers(5, 20)  # Three or four may agree to within what a machine repeats, by chance.
-small = settings(max_examples=40, deadline=None)
+small = settings(max_examples=scaled(40), deadline=None)
 
 
 def drawn(random: int, *shape: int, mean: float = 100.0, sd: float = 5.0) -> Values:

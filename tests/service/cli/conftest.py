@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -25,27 +26,29 @@ share_routes()
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path, sqlite_template: Path) -> Iterator[House]:
     """The API in a thread on a free port, over a migrated SQLite file of the test's own."""
-    with running(tmp_path) as found:
+    with running(tmp_path, sqlite_template) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def full_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def full_house(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[House]:
     """One for all tests that only look: experiment 1 has succeeded, experiment 2 waits."""
-    with running(tmp_path_factory.mktemp("house")) as found:
+    with running(tmp_path_factory.mktemp("house"), sqlite_template) as found:
         found.whole_experiment()
         found.submitted()
         yield found
 
 
 @contextmanager
-def running(folder: Path, **changes: Any) -> Iterator[House]:
-    """The API over a new database in this folder, with these settings changed."""
+def running(folder: Path, template: Path, **changes: Any) -> Iterator[House]:
+    """The API over a copy of the template in this folder, with these settings changed."""
     write_corpus(folder / "texts", train=16, test=8, seed=0)
+    (folder / "data").mkdir()
+    shutil.copy(template, folder / "data" / "stillhouse.db")
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None, **changes)
-    store = Store.open(settings, migrate=True)
+    store = Store.open(settings)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, lifespan="on", ws="none"))

@@ -29,9 +29,9 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def swept(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iterator[House]:
     """Experiment 1 is a whole sweep, experiment 2 one seed of two configurations."""
-    with running(tmp_path_factory.mktemp("swept")) as house:
+    with running(tmp_path_factory.mktemp("swept"), sqlite_template) as house:
         clock = Clock()
         store = Store(house.store.database, house.settings, clock)
         sweep(store, clock)

@@ -16,8 +16,8 @@ from tests.service.notifications.receivers import http_receiver
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with running(tmp_path, webhook_hosts="127.0.0.1") as found:
+def house(tmp_path: Path, sqlite_template: Path) -> Iterator[House]:
+    with running(tmp_path, sqlite_template, webhook_hosts="127.0.0.1") as found:
         yield found
 
 

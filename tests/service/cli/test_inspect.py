@@ -20,6 +20,7 @@ from service.cli.app import app
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.scheduling.admission import checked_plans, read_spec
+from tests.drawing import scaled
 from tests.trainers.corpora import write_task
 from trainers.tasks import TASKS
 from trainers.tasks.inspection import estimated_tokens
@@ -226,7 +227,7 @@ ROWS = st.lists(
 )
 
 
-@examples(max_examples=40)
+@examples(max_examples=scaled(40))
 @given(
     name=st.sampled_from(NAMES.split()),
     content=st.binary(max_size=400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sqlite3
@@ -41,7 +42,13 @@ def names(database: Database) -> list[str]:
         return list(connection.execute(sa.text("SELECT name FROM metric_names ORDER BY id")).scalars())
 
 
-def test_writes_are_durable_and_reads_cannot_write(database: Database) -> None:
+@pytest.fixture
+def durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes wait for the disk, unlike those of other tests."""
+    monkeypatch.setattr(sqlite, "prepare_writer", inspect.unwrap(sqlite.prepare_writer))
+
+
+def test_writes_are_durable_and_reads_cannot_write(durable: None, database: Database) -> None:
     def pragmas(connection: sa.Connection) -> list[object]:
         return [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()

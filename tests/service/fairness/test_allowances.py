@@ -34,12 +34,13 @@ from service.fairness.state import (
     may_yield,
     permitted,
 )
+from tests.drawing import scaled
 
 KINDS = ("h100", "v100")
 PRICES = {"h100": 3.0, "v100": 1.0}
 NOW_S = 1_000_000.0
 NO_TERMS = ProjectTerms()
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=scaled(60), deadline=None)
 
 
 def lane(hardware: str) -> Lane:

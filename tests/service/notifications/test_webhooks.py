@@ -9,6 +9,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,13 +40,14 @@ def receiver() -> Iterator[HttpReceiver]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, sqlite_template: Path) -> Settings:
+    shutil.copy(sqlite_template, tmp_path / "stillhouse.db")
     return Settings(data_dir=tmp_path, webhook_hosts="127.0.0.1, hooks.example.com")
 
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
-    opened = Store.open(settings, migrate=True)
+    opened = Store.open(settings)
     yield opened
     opened.close()
 

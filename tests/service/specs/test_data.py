@@ -21,6 +21,7 @@ from service.scheduling.admission import checked_plans
 from service.specs import data
 from service.specs.data import data_problems
 from service.specs.experiment import validate
+from tests.drawing import scaled
 from trainers.config import Task
 from trainers.tasks import TASKS, inspection
 
@@ -266,7 +267,7 @@ NAMES = (
 )
 
 
-@examples(max_examples=60)
+@examples(max_examples=scaled(60))
 @given(
     name=st.sampled_from(NAMES),
     content=st.binary(max_size=300) | st.text(max_size=100).map(str.encode),

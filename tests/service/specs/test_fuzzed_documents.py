@@ -19,6 +19,7 @@ from service.scheduling.admission import read_spec
 from service.search import SEARCHES
 from service.specs.experiment import ExperimentSpec
 from service.specs.fields import axis_names
+from tests.drawing import scaled
 
 CALLS = 150_000
 """Calls that any document may take to read and validate."""
@@ -203,7 +204,7 @@ def refused(error: SpecError) -> None:
     assert len(str(error)) <= MAX_TEXT
 
 
-fuzzed = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+fuzzed = settings(max_examples=scaled(300), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @fuzzed
