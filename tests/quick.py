@@ -1,13 +1,12 @@
-"""Which tests `make quick` runs: those that start nothing, as their code shows, in few cases each.
+"""Which tests `make quick` runs: those that start and draw nothing, as their code shows, in one case each.
 
-A test is left out by its marks, and where it, its fixtures or what they use in `tests` name one of `STARTS`.
-Of a test's cases the first and the last run.
+A test is left out by its marks, where Hypothesis generates its input, and where it, its fixtures or what they use
+in `tests` name one of `STARTS`. Of a test's cases the first runs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import CodeType, FunctionType
@@ -26,32 +25,31 @@ STARTS = {
     "train",
     "train_in",
     "spawn",
+    "default_rng",
+    "Random",
 }
-"""Processes, servers, browsers, training."""
+"""Processes, servers, browsers, training, samples of many draws."""
 
 
 def quick(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Returns the selection, in the order of `items`."""
-    cases = defaultdict(list)
+    first = dict[str, pytest.Item]()
     for item in items:
         if _is_quick(item):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for items in cases.values() for item in (items[0], items[-1])}
-    return [item for item in items if item in kept]
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    return list(first.values())
 
 
 def _is_quick(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or item.nodeid.split("/")[1] in NO_ROOM:
         return False
-    if any(item.get_closest_marker(mark) for mark in MARKS):
+    if any(item.get_closest_marker(mark) for mark in MARKS) or hasattr(item.obj, "hypothesis"):
         return False
     fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
     return not any(_starts(function) for function in (item.obj, *fixtures))
 
 
 def _starts(function: Any) -> bool:
-    if hasattr(function, "hypothesis"):
-        function = function.hypothesis.inner_test
     function = inspect.unwrap(getattr(function, "__func__", function))
     return isinstance(function, FunctionType) and _reaches(function)
 
