@@ -1,7 +1,7 @@
 """Which tests `make quick` runs: those that start and draw nothing, as their code shows, in one case each.
 
-A test is left out by its marks, where Hypothesis generates its input, and where it, its fixtures or what they use
-in `tests` name one of `STARTS`. Of a test's cases the first runs.
+A test is left out by its marks, where Hypothesis generates its input, where it is among `LONG`, and where it, its
+fixtures or what they use in `tests` name one of `STARTS`. Of a test's cases the first runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,34 @@ STARTS = {
     "train",
     "train_in",
     "spawn",
-    "default_rng",
-    "Random",
 }
-"""Processes, servers, browsers, training, samples of many draws."""
+"""Processes, servers, browsers, training."""
+LONG = {
+    "test_access_delivered",
+    "test_access_matrix",
+    "test_one_answer",
+    "test_a_family_of_equal_accuracies_is_claimed_about_as_rarely_as_promised",
+    "test_a_new_follower_of_a_long_run_gets_a_thinned_history",
+    "test_a_report_is_a_page_that_may_load_nothing",
+    "test_a_step_keeps_less_than_the_default",
+    "test_concurrent_claimers_claim_each_once",
+    "test_document_is_valid",
+    "test_effects_that_are_none_are_claimed_as_rarely_as_promised",
+    "test_every_acknowledged_run_is_there_after_a_restore",
+    "test_every_operation_with_data_needs_the_token",
+    "test_guessing_tokens_is_refused_and_the_right_one_is_not",
+    "test_hidden_states_and_gradients_are_those_of_the_default_to_rounding",
+    "test_kernels_of_profiled_runs_stand_beside_each_row",
+    "test_less_is_kept_for_the_backward_pass",
+    "test_logits_are_those_of_transformers",
+    "test_one_has_no_more_views_than_the_limit",
+    "test_pairs_of_which_some_are_equal_keep_the_rate_too",
+    "test_replicas_recover_a_known_gradient_and_its_noise",
+    "test_the_interval_holds_the_truth_as_often_as_it_says",
+    "test_the_page_gets_the_figures_of_the_report",
+    "test_where_seeds_spread_it_is_the_paired_t_test_of_scipy",
+}
+"""Files and functions that take 0.3 s of a CPU or more: `pytest --quick --durations=30` finds further ones."""
 
 
 def quick(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -44,6 +68,8 @@ def _is_quick(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or item.nodeid.split("/")[1] in NO_ROOM:
         return False
     if any(item.get_closest_marker(mark) for mark in MARKS) or hasattr(item.obj, "hypothesis"):
+        return False
+    if LONG & {item.path.stem, item.originalname}:
         return False
     fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
     return not any(_starts(function) for function in (item.obj, *fixtures))
