@@ -1,7 +1,7 @@
 """Which tests `make quick` runs: those that start and draw nothing, as their code shows, in one case each.
 
-A test is left out by its marks, where Hypothesis generates its input, where it is among `LONG`, and where it, its
-fixtures or what they use in `tests` name one of `STARTS`. Of a test's cases the first runs.
+A test is left out by its marks, where Hypothesis generates its input, where it is among `LONG`, and where it,
+its fixtures or what they use in `tests` name one of `STARTS`. Of a test's cases the first runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LONG = {
     "test_the_page_gets_the_figures_of_the_report",
     "test_where_seeds_spread_it_is_the_paired_t_test_of_scipy",
 }
-"""Files and functions that take 0.3 s of a CPU or more: `pytest --quick --durations=30` finds further ones."""
+"""Files and functions that take 0.3 s of a CPU or more; `pytest --quick --durations=30` finds others."""
 
 
 def quick(items: Sequence[pytest.Item]) -> list[pytest.Item]:
