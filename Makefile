@@ -22,7 +22,7 @@ TOGETHER = $(MAKE) --no-print-directory --output-sync --jobs
 KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-slow test-slow-ray $(KERNELS)
+.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,9 +51,14 @@ ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
 else
-	@$(BIN)/python -m pytest $(PARALLEL) -m $(FAST)
-	@$(BIN)/python -m pytest -m $(FAST_RAY)
+	@$(MAKE) --no-print-directory --jobs test-fast test-fast-ray
 endif
+
+test-fast:
+	@$(BIN)/python -m pytest $(PARALLEL) -m $(FAST)
+
+test-fast-ray:
+	@$(BIN)/python -m pytest -m $(FAST_RAY)
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
 	@$(TOGETHER) test-slow test-slow-ray

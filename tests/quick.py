@@ -45,7 +45,6 @@ LONG = {
     "test_kernels_of_profiled_runs_stand_beside_each_row",
     "test_less_is_kept_for_the_backward_pass",
     "test_logits_are_those_of_transformers",
-    "test_one_has_no_more_views_than_the_limit",
     "test_pairs_of_which_some_are_equal_keep_the_rate_too",
     "test_replicas_recover_a_known_gradient_and_its_noise",
     "test_the_interval_holds_the_truth_as_often_as_it_says",

