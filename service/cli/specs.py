@@ -1,7 +1,8 @@
 """Commands that take a spec: validate, preview, submit, schema.
 
-`--set key=value` changes fields: the result is a new document, and that text is what is submitted and kept,
-with a comment that names the file and the changes. Without it a file is sent untouched, comments and all.
+`--set key=value` and `--set @file` change fields: the result is a new document, and that text is what is
+submitted and kept, with a comment that names the file and the changes. Without it a file is sent untouched,
+comments and all.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JS
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a field, such as batch.global_size=32. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a field, such as batch.global_size=32; @FILE = the fields in a file. Repeatable.",
     ),
 ]
 
@@ -111,19 +114,37 @@ def schema(as_json: Json = False) -> None:
 
 def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
     """Returns the bytes to submit: the file's own, or those of the file with `--set` applied."""
-    try:
-        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except FileNotFoundError:
-        raise Failure(f"{file}: no such file", ExitCode.not_found) from None
-    except OSError as error:
-        raise Failure(f"{file}: {error.strerror or error}", ExitCode.not_found) from None
+    text = _text_of(file)
     if not assignments:
         return text
     document = _parsed(str(file), text)
     for assignment in assignments:
-        _assign(document, assignment)
+        if assignment.startswith("@"):
+            changes_file = Path(assignment[1:])
+            document = _merged(document, _parsed(str(changes_file), _text_of(changes_file)))
+        else:
+            _assign(document, assignment)
     changes = " ".join(f"--set {assignment}" for assignment in assignments)
     return f"# {file} {changes}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def _text_of(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except FileNotFoundError:
+        raise Failure(f"{file}: no such file", ExitCode.not_found) from None
+    except OSError as error:
+        raise Failure(f"{file}: {error.strerror or error}", ExitCode.not_found) from None
+
+
+def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the document with the fields that `changes` has, section by section; lists are replaced."""
+    inner = {
+        name: _merged(document[name], value)
+        for name, value in changes.items()
+        if isinstance(value, dict) and isinstance(document.get(name), dict)
+    }
+    return {**document, **changes, **inner}
 
 
 def _parsed(source: str, text: bytes) -> dict[str, Any]:
