@@ -19,13 +19,14 @@ from api.access import PUBLIC_ANY_QUERY, SIGNED_IN, Caller
 from api.addresses import client_address
 from api.bodies import Decision
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.login.people import ensure_user
 from api.login.routes import NO_STORE
 from api.login.sessions import digest
 from api.problems import ProblemError, declared
 from api.routes.pages import file
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key
 from service.db.errors import Conflict, NotFound
-from service.domain.access import Actor, Scope
+from service.domain.access import Actor, Scope, UserKind
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
 from service.store import Store
 from service.store.sessions import Approval, Polled
@@ -183,8 +184,10 @@ def decide_device_login(
         if principal.token_id is not None:
             own_end_s = store.people.token(principal.token_id).expires_s
             end_s = end_s if own_end_s is None else min(end_s, own_end_s)
+        # STILLHOUSE_TOKEN and an open service stand for users who may not have been added yet.
+        owner = ensure_user(store, principal.user, administrator=principal.kind is not UserKind.local)
         scope = grant.scope if principal.scope.includes(grant.scope) else principal.scope
-        if scope is Scope.admin and not principal.administrator:
+        if scope is Scope.admin and not owner.administrator:
             scope = Scope.operate
         approval = Approval(principal.user, scope, principal.restricted_to, end_s)
     store.sessions.decide_device_login(code, approval, principal.actor(client_address(request) or None))

@@ -56,13 +56,13 @@ def person_logs_in(request: Request, person: Person, table: GroupTable) -> str:
     return user.name
 
 
-def ensure_user(store: Store, name: str, *, administrator: bool = False) -> None:
-    """Adds a user whom somebody else vouches for, unless they exist."""
-    try:
-        store.people.user(name)
-    except NotFound:
-        with suppress(Conflict):
-            store.people.add_user(name, administrator=administrator, actor=Actor(name))
+def ensure_user(store: Store, name: str, *, administrator: bool = False) -> User:
+    """Returns a user whom somebody else vouches for, added unless they exist."""
+    with suppress(NotFound):
+        return store.people.user(name)
+    with suppress(Conflict):
+        return store.people.add_user(name, administrator=administrator, actor=Actor(name))
+    return store.people.user(name)
 
 
 def identify_by_header(header: str) -> Identify:

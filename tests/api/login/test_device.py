@@ -163,6 +163,28 @@ def test_no_one_gives_a_device_more_than_they_have(
     assert (token.scope, token.project) == (Scope.read, "default")
 
 
+def test_the_installations_own_token_lets_a_device_in(
+    device: TestClient, closed: FastAPI, clock: Clock
+) -> None:
+    """It stands for an administrator who need not have logged in before."""
+    begun = begin(device, scope="admin")
+    path = f"/api/v1/device-logins/{begun['user_code']}/decision"
+    own = {"Authorization": f"Bearer {TOKEN}"}
+    assert device.post(path, json={"approve": True}, headers=own).status_code == 204
+    given = poll(device, begun).json()
+    assert given["scope"] == "admin"
+    bearer = {"Authorization": f"Bearer {given['access_token']}"}
+    assert device.get("/api/v1/whoami", headers=bearer).json()["user"] == "admin"
+
+
+def test_whoever_uses_an_open_service_lets_a_device_in(client: TestClient) -> None:
+    begun = begin(client, scope="admin")
+    path = f"/api/v1/device-logins/{begun['user_code']}/decision"
+    answer = client.post(path, json={"approve": True}, headers={"Stillhouse-Owner": "eve"})
+    assert answer.status_code == 204
+    assert poll(client, begun).json()["scope"] == "operate", "eve is added as an ordinary user"
+
+
 def test_codes_cannot_be_guessed_fast(browser: TestClient, device: TestClient, closed: FastAPI) -> None:
     begun = begin(device)
     log_in(browser, secret_of(closed))
