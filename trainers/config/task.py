@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
-from trainers.data.layouts import TEST, TRAIN, VALIDATION
 from trainers.registry import NameIn, Section, described
-from trainers.tasks import TASKS
-from trainers.tasks.info import OwnFields, TaskInfo
+from trainers.tasks import TASKS, OwnFields, TaskInfo
 
 MAX_LENGTH = 512  # Tokens of the longest sequence: the positions of the published models
 
@@ -93,8 +91,8 @@ class Task(Section):
 
     def examples_of(self, part: str) -> int | None:
         """Returns the requested examples of a part; None = as many as the task usually has."""
-        counts = {TRAIN: self.train_examples, VALIDATION: self.validation_examples, TEST: self.test_examples}
-        return counts[part]
+        count: int | None = getattr(self, f"{part}_examples")
+        return count
 
     @model_validator(mode="after")
     def _own_fields(self) -> Task:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from trainers.registry import by_name
 from trainers.tasks.classification import CLASSIFICATION, IMDB
-from trainers.tasks.info import TaskInfo
+from trainers.tasks.info import OwnFields, TaskInfo
 from trainers.tasks.mlm import MLM
 from trainers.tasks.regression import REGRESSION
 from trainers.tasks.squad_v2 import SQUAD_V2
 from trainers.tasks.tariff import TARIFF
 from trainers.tasks.token_classification import TOKEN_CLASSIFICATION
 from trainers.tasks.wikiqa import WIKIQA
+
+__all__ = ["TASKS", "OwnFields", "TaskInfo"]
 
 TASKS: dict[str, TaskInfo] = by_name(
     CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM
