@@ -23,6 +23,7 @@ from sqlalchemy.types import TypeDecorator
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.notifications import DeliveryState
+from service.domain.records import SUMMARY_FIELDS
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 
@@ -178,15 +179,7 @@ cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
     sqlite_with_rowid=False,
 )
 
-SUMMARY_COLUMNS = (
-    "accuracy", "f1", "train_loss", "validation_loss", "total_time_s", "train_time_s", "cost_usd",
-    "energy_kwh", "energy_provenance", "samples_per_s", "tokens_per_s", "peak_memory_mib",
-    "exact_match", "map", "mrr", "top5_accuracy", "mfu_pct",
-    "headline", "score", "test_score", "validation_examples", "test_examples",
-    "best_score", "best_step", "best_checkpoint",
-)  # fmt: skip
-"""Columns of `runs` that are filled from the summary: figures, but for these."""
-_SUMMARY_TYPES: dict[str, Any] = {
+_SUMMARY_TYPES: dict[str, Any] = {  # Of those that are not figures
     **dict.fromkeys(("energy_provenance", "headline", "best_checkpoint"), Text),
     **dict.fromkeys(("validation_examples", "test_examples", "best_step"), sa.BigInteger),
 }
@@ -231,7 +224,7 @@ runs = Table(
     Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
-    *(Column(name, _SUMMARY_TYPES.get(name, Real)) for name in SUMMARY_COLUMNS),
+    *(Column(name, _SUMMARY_TYPES.get(name, Real)) for name in SUMMARY_FIELDS),
     # Share of the time in which others used the node noticeably, out of the measurements of that name:
     *(Column(name, Real) for name in NEIGHBOUR_COLUMNS),
     Column("first_attempt", Integer, nullable=False, server_default="1"),  # Of the present measurement.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from service.domain.records import Run
+from service.domain.records import SUMMARY_FIELDS, Run
 from service.domain.serialization import Number, Serializable
 from service.domain.states import RunState
 from trainers.metrics import DECLARED, SCORES, Better, Figure, on_test
@@ -29,20 +29,11 @@ class Metric(Serializable):
     better: Better  # Which direction wins
 
 
-def _declared(name: str) -> Metric:
-    better = DECLARED[name].better
-    assert better is not None, f"neither direction of {name} is better"
-    return Metric(name, better)
-
-
 METRICS = tuple(
-    _declared(name)
-    for name in (
-        "total_time_s", "train_time_s", "cost_usd", "energy_kwh", "accuracy", "f1", "exact_match", "map",
-        "mrr", "top5_accuracy", "train_loss", "validation_loss", "samples_per_s", "tokens_per_s",
-        "peak_memory_mib", "mfu_pct",
-    )
-)  # fmt: skip
+    Metric(name, better)
+    for name in dict.fromkeys((*DEFAULT_METRICS, *SUMMARY_FIELDS))
+    if name in DECLARED and (better := DECLARED[name].better) is not None
+)
 """Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
 
 

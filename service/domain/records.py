@@ -156,6 +156,11 @@ class Run(StoredRecord):
         return self.cell == REFERENCE_CELL
 
 
+_NAMES = [field.name for field in fields(Run)]
+SUMMARY_FIELDS: Final = tuple(_NAMES[_NAMES.index("accuracy") : _NAMES.index("reused_from")])
+"""Fields of `Run` that are filled from the summary: figures, but for a few texts and counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt(StoredRecord):
     """One try at a run."""

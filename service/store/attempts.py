@@ -17,7 +17,7 @@ from service.db import schema, statements
 from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.events import EventKind
-from service.domain.records import Run
+from service.domain.records import SUMMARY_FIELDS, Run
 from service.domain.states import TERMINAL_RUN_STATES, UNFINISHED_RUN_STATES, RunState
 from service.store.accounting import open_usage, settle_attempts, settle_open_attempts
 from service.store.base import (
@@ -244,7 +244,7 @@ class Attempts(StorePart):
             "not_before_s": 0.0,
             **failure_values(failure if target is not RunState.succeeded else None),
             **(_failure_counter(failure[0]) if failure else {}),
-            **{name: figures[name] for name in schema.SUMMARY_COLUMNS if name in figures},
+            **{name: figures[name] for name in SUMMARY_FIELDS if name in figures},
         }
         if target is RunState.queued:
             values["not_before_s"] = self.database_time(connection) + (retry_delay_s or 0.0)

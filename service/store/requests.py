@@ -15,13 +15,13 @@ from sqlalchemy import Connection, func, select, update
 
 from service.db import schema, statements
 from service.db.errors import BadValue, Conflict
-from service.db.schema import NEIGHBOUR_COLUMNS, SUMMARY_COLUMNS
+from service.db.schema import NEIGHBOUR_COLUMNS
 from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import EventKind
 from service.domain.grid import REFERENCE_CELL
 from service.domain.neighbours import disturbances
 from service.domain.people import LONGEST_NOTES, MOST_TAGS, TAG_PATTERN
-from service.domain.records import Experiment, Run, tags_text
+from service.domain.records import SUMMARY_FIELDS, Experiment, Run, tags_text
 from service.domain.states import (
     RUN_STATES_WITH_RESULT,
     TERMINAL_EXPERIMENT_STATES,
@@ -59,7 +59,7 @@ _UNENDED: dict[str, Any] = {
     "not_before_s": 0.0,
 }
 """An experiment or run that is queued again may start at once, whatever it ended with."""
-_AFRESH = {"own_failures": 0, "infrastructure_failures": 0, **dict.fromkeys(SUMMARY_COLUMNS)}
+_AFRESH = {"own_failures": 0, "infrastructure_failures": 0, **dict.fromkeys(SUMMARY_FIELDS)}
 """A retried run starts with no failures counted and no figures of the try before."""
 _FROM_THE_BEGINNING = {
     **_UNENDED,

@@ -20,7 +20,7 @@ from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, 
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.grid import Point
-from service.domain.records import Experiment
+from service.domain.records import SUMMARY_FIELDS, Experiment
 from service.domain.states import ExperimentState, RunState
 from service.specs.experiment import ExperimentSpec, RunPlan, cell_of
 from service.specs.models import referenced_runs
@@ -44,7 +44,7 @@ _r = schema.runs.c
 
 _NOTHING_REUSED = Reuse()
 _REUSED_COLUMNS = (
-    "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *schema.SUMMARY_COLUMNS,
+    "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *SUMMARY_FIELDS,
     *schema.NEIGHBOUR_COLUMNS,
 )  # fmt: skip
 """Columns of `runs` that a reused run takes over."""
