@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from api.feeds import Snapshot, frame
+from api.feeds import FeedSnapshot, frame
 from service.domain.access import Visibility
 from service.domain.records import DeletedId, ExperimentCost, ListedExperiment, ManyChanges
 from service.domain.serialization import adapter, to_json
@@ -40,7 +40,7 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangesSnapshot(Snapshot[float]):
+class ChangesSnapshot(FeedSnapshot[float]):
     """All experiments after a poll; its place is the time of the database."""
 
     numbers: Mapping[int, int]  # Last event of experiments that changed of late

@@ -31,15 +31,15 @@ Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot(Generic[Place]):
+class FeedSnapshot(Generic[Place]):
     place: Place  # How far a follower is that has everything up to here
     end: bytes | None  # The last frame of the stream, once the thing has ended
 
 
-SnapshotT = TypeVar("SnapshotT", bound=Snapshot[Any])
+SnapshotT = TypeVar("SnapshotT", bound=FeedSnapshot[Any])
 
 
-class Source(Protocol[SnapshotT]):
+class FeedSource(Protocol[SnapshotT]):
     """Reads one thing; its methods are called in worker threads.
 
     Frames are bytes, or something as long as they are that is made into those of a follower.
@@ -60,7 +60,7 @@ class _Update(Generic[SnapshotT]):
 
 
 class _Feed(Generic[SnapshotT]):
-    def __init__(self, source: Source[SnapshotT], threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, source: FeedSource[SnapshotT], threads: anyio.CapacityLimiter) -> None:
         self.source = source
         self.followers = 0
         self.newest: _Update[SnapshotT] | None = None
@@ -150,7 +150,7 @@ class Feeds:
             feed.wake()
 
     async def follow(
-        self, key: Hashable, source: Source[Any], place: Any, shown: Callable[[Any], bytes] = bytes
+        self, key: Hashable, source: FeedSource[Any], place: Any, shown: Callable[[Any], bytes] = bytes
     ) -> AsyncGenerator[bytes, None]:
         """Yields everything after a place in pieces, until the thing ends, is deleted or cannot be read.
 
@@ -185,7 +185,7 @@ class Feeds:
         finally:
             self._leave(key, feed)
 
-    async def _caught_up(self, source: Source[Any], place: Any, snapshot: Any) -> AsyncIterator[Sized]:
+    async def _caught_up(self, source: FeedSource[Any], place: Any, snapshot: Any) -> AsyncIterator[Sized]:
         reads = source.catch_up(place, snapshot)
         while not self._closing:
             data = await to_thread.run_sync(next, reads, None, limiter=self._catching_up)
@@ -193,7 +193,7 @@ class Feeds:
                 return
             yield data
 
-    def _join(self, key: Hashable, source: Source[Any]) -> _Feed[Any]:
+    def _join(self, key: Hashable, source: FeedSource[Any]) -> _Feed[Any]:
         feed = self._feeds.get(key)
         if feed is None:
             feed = self._feeds[key] = _Feed(source, self._polling)

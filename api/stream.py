@@ -16,7 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from api.changes import ChangesSource
-from api.feeds import Feeds, Snapshot, frame
+from api.feeds import Feeds, FeedSnapshot, frame
 from api.problems import ProblemError
 from service.domain.access import Visibility
 from service.domain.records import (
@@ -125,7 +125,7 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class ExperimentSnapshot(Snapshot[int]):
+class ExperimentSnapshot(FeedSnapshot[int]):
     """An experiment after a poll; its place is the number of its newest event."""
 
     summary: str
@@ -237,7 +237,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSnapshot(Snapshot[Place]):
+class RunSnapshot(FeedSnapshot[Place]):
     payload: str
     attempts: list[Attempt]
 

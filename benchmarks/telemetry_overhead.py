@@ -36,7 +36,7 @@ from benchmarks.options import Benchmark
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.data.synthetic import write_corpus
-from trainers.device_kinds.counters import Device, Sample
+from trainers.device_kinds.counters import Device, DeviceSample
 from trainers.loop import assembly, run_worker
 from trainers.loop.trainer import Trainer
 from trainers.models import origin, student
@@ -78,8 +78,8 @@ class Stand(Device):
     """Shows a GPU's numbers at once: the cost of ours without the driver's."""
 
     @override
-    def sample(self) -> Sample:
-        return Sample(time.perf_counter(), 500.0, 97.0, 41.0, 38_420.0, 1980.0, 3201.0, 61.0)
+    def sample(self) -> DeviceSample:
+        return DeviceSample(time.perf_counter(), 500.0, 97.0, 41.0, 38_420.0, 1980.0, 3201.0, 61.0)
 
 
 class SwitchedTrainer(Trainer):

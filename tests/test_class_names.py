@@ -8,29 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("api", "service", "trainers", "cuda_ext")
-SHARED = frozenset(
-    {
-        "Batch",
-        "Bucket",
-        "Contents",
-        "Ended",
-        "Group",
-        "Health",
-        "Progress",
-        "Rates",
-        "Recorder",
-        "Refused",
-        "Sample",
-        "Scheduler",
-        "Shape",
-        "Snapshot",
-        "Source",
-        "Task",
-        "Turn",
-        "Usage",
-        "Weights",
-    }
-)
+SHARED = frozenset({"Batch", "Task"})
 """Names that still have several meanings. Remove the names that are resolved; add none."""
 
 

@@ -29,7 +29,7 @@ from trainers.telemetry.flops import ModelShape
 from trainers.telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from trainers.loop.stages import Ended
+    from trainers.loop.stages import EndedStage
     from trainers.loop.trainer import Trainer
 
 _MESSAGE_LIMIT = 1000
@@ -67,7 +67,7 @@ def train(
 def _train_one(
     config: RunConfig,
     sink: Sink,
-    before: Ended | None,
+    before: EndedStage | None,
     last: bool,
     *,
     stop: Stop,

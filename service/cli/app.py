@@ -23,7 +23,7 @@ from service.cli import (
     specs,
     start,
 )
-from service.cli.connection import Group
+from service.cli.connection import CommandGroup
 from service.cli.terminal import ExitCode, Failure, note, option
 
 
@@ -61,7 +61,7 @@ def _usage_error(error: typer.TyperException) -> int:
     return error.exit_code
 
 
-app = Group(
+app = CommandGroup(
     cls=Commands,
     name="stillhouse",
     no_args_is_help=True,

@@ -109,7 +109,7 @@ class Chosen:
     with_overhead: bool = option(False, "Add each run's even share of the overhead to its time and cost.")
 
 
-class Group(typer.Typer):
+class CommandGroup(typer.Typer):
     """A group of commands; what is common to them is added here.
 
     A command that returns an `Answer` has the option `--json`, and its answer is printed. A command with a

@@ -16,7 +16,7 @@ from service.cli.terminal import Answer, ExitCode, Failure, argument, console, o
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trainers.tasks.inspection import Contents
+    from trainers.tasks.inspection import DataContents
 
 _LABELS, _FILES = 12, 8
 """Labels of a column, and files, that are listed."""
@@ -47,7 +47,7 @@ def inspect(
     return Answer(_document(contents, spec), partial(_print, contents, spec), code=code)
 
 
-def _print(contents: Contents, spec: Mapping[str, Any] | None) -> None:
+def _print(contents: DataContents, spec: Mapping[str, Any] | None) -> None:
     import yaml
 
     for line in _lines(contents):
@@ -69,7 +69,7 @@ def _wrapped(line: str) -> str:
     )
 
 
-def starting_spec(contents: Contents) -> dict[str, Any] | None:
+def starting_spec(contents: DataContents) -> dict[str, Any] | None:
     """Returns a spec for the likeliest task; None = no task can read the data."""
     if not contents.proposals:
         return None
@@ -101,7 +101,7 @@ def _path_in_spec(path: Path) -> str:
     return str(path)
 
 
-def _lines(contents: Contents) -> Iterator[str | Table]:
+def _lines(contents: DataContents) -> Iterator[str | Table]:
     yield f"{contents.path}"
     for name, size in list(contents.files.items())[:_FILES]:
         yield f"  {name}  " + (f"{size:,} B" if size < 10_000 else f"{size / 1e6:,.1f} MB")
@@ -134,7 +134,7 @@ def _lines(contents: Contents) -> Iterator[str | Table]:
             yield f"{part}: {mistake}"
 
 
-def _parts_table(contents: Contents) -> Table:
+def _parts_table(contents: DataContents) -> Table:
     # A column per part, so that three fit into a narrow terminal.
     from rich.table import Table
 
@@ -158,7 +158,7 @@ def _parts_table(contents: Contents) -> Table:
     return table
 
 
-def _label_lines(contents: Contents) -> Iterator[str]:
+def _label_lines(contents: DataContents) -> Iterator[str]:
     yield f"tokens are counted by {contents.token_count}"
     for part, content in contents.parts.items():
         for name, counts in content.labels.items():
@@ -170,7 +170,7 @@ def _label_lines(contents: Contents) -> Iterator[str]:
             yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
 
 
-def _document(contents: Contents, spec: Mapping[str, Any] | None) -> dict[str, Any]:
+def _document(contents: DataContents, spec: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "path": os.fspath(contents.path),
         "files": contents.files,

@@ -12,7 +12,7 @@ import typer
 
 from service.cli.connection import (
     Client,
-    Group,
+    CommandGroup,
     connected,
     experiment_id,
     is_reference,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from service.config.settings import Settings
     from service.db.backup import Contents
 
-database = Group(no_args_is_help=True, help="Migrate, check and thin the database.")
+database = CommandGroup(no_args_is_help=True, help="Migrate, check and thin the database.")
 
 
 def cluster(client: Client) -> Answer:
@@ -82,9 +82,9 @@ def doctor(as_json: Json = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from service.local.doctor import Health, examine
+    from service.local.doctor import FindingHealth, examine
 
-    styles = {Health.ok: "green", Health.note: "yellow", Health.broken: "bold red"}
+    styles = {FindingHealth.ok: "green", FindingHealth.note: "yellow", FindingHealth.broken: "bold red"}
     findings = []
     screen = console()
     for finding in examine(read_settings()):
@@ -102,7 +102,7 @@ def doctor(as_json: Json = False) -> None:
         screen.print(table)
     if as_json:
         print_json(findings)
-    broken = sum(finding.health is Health.broken for finding in findings)
+    broken = sum(finding.health is FindingHealth.broken for finding in findings)
     if not as_json:
         say("everything required works" if not broken else f"{broken} broken; see the lines marked ->")
     if broken:

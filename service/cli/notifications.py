@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from service.cli.connection import Client, Group
+from service.cli.connection import Client, CommandGroup
 from service.cli.terminal import Answer, argument, note, option, print_table
 from service.domain.events import Topic
 
-notify = Group(
+notify = CommandGroup(
     no_args_is_help=True, help="Get notifications of experiments and budgets by webhook or e-mail."
 )
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscription.")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from service.cli.connection import Client, Group, client_errors, connected, read_settings
+from service.cli.connection import Client, CommandGroup, client_errors, connected, read_settings
 from service.cli.terminal import (
     Answer,
     ExitCode,
@@ -30,8 +30,8 @@ from service.domain.access import Scope
 if TYPE_CHECKING:
     from service.domain.people import AuditRow
 
-user = Group(no_args_is_help=True, help="Add, list, disable and enable users.")
-token = Group(no_args_is_help=True, help="Create, list and revoke tokens.")
+user = CommandGroup(no_args_is_help=True, help="Add, list, disable and enable users.")
+token = CommandGroup(no_args_is_help=True, help="Create, list and revoke tokens.")
 
 UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.connection import Client, Group
+from service.cli.connection import Client, CommandGroup
 from service.cli.people import UserName
 from service.cli.terminal import Answer, note, option, print_rows, say
 from service.domain.access import Role
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from service.domain.people import ProjectDetail
     from service.specs.project_limits import ProjectLimits
 
-project = Group(no_args_is_help=True, help="Create and change projects, and who is in them.")
-member = Group(no_args_is_help=True, help="Give users roles in a project, or take them away.")
+project = CommandGroup(no_args_is_help=True, help="Create and change projects, and who is in them.")
+member = CommandGroup(no_args_is_help=True, help="Give users roles in a project, or take them away.")
 project.add_typer(member, name="member")
 
 ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]

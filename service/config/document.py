@@ -47,7 +47,7 @@ _PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class Refused(Exception):
+class RefusedDocument(Exception):
     """A document that is refused as a whole; `kind` is the type of the problem."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -112,7 +112,7 @@ def load_yaml(text: str, *, max_depth: int, max_values: int) -> JsonValue:
                 opened.append(value)
                 keys.append(None)
     except yaml.YAMLError as error:
-        raise Refused("not-yaml", _one_line(error)) from None
+        raise RefusedDocument("not-yaml", _one_line(error)) from None
     return documents[0] if documents else None
 
 
@@ -160,18 +160,18 @@ def _scalar(event: yaml.ScalarEvent) -> JsonValue:
     return value
 
 
-def _misfit(event: yaml.ScalarEvent | yaml.CollectionStartEvent, shown: str) -> Refused:
+def _misfit(event: yaml.ScalarEvent | yaml.CollectionStartEvent, shown: str) -> RefusedDocument:
     tag = str(event.tag)[:80].replace(_TAG, "!!")
     return _refused(event, f"the tag {tag} does not fit {shown}; remove the tag")
 
 
-def _alias(event: yaml.NodeEvent) -> Refused:
+def _alias(event: yaml.NodeEvent) -> RefusedDocument:
     return _refused(event, f"alias *{str(event.anchor)[:80]}; write the value out instead", "yaml-alias")
 
 
-def _refused(event: yaml.Event, message: str, kind: str = "not-yaml") -> Refused:
+def _refused(event: yaml.Event, message: str, kind: str = "not-yaml") -> RefusedDocument:
     line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
-    return Refused(kind, line + message)
+    return RefusedDocument(kind, line + message)
 
 
 def _one_line(error: yaml.YAMLError) -> str:
@@ -242,7 +242,7 @@ def parse(text: bytes) -> dict[str, JsonValue]:
         document = _load(text.decode())
     except UnicodeDecodeError as error:
         raise refusal("not-utf-8", f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
-    except Refused as error:
+    except RefusedDocument as error:
         raise refusal(error.kind, str(error)) from None
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"a {type(document).__name__}"
@@ -268,7 +268,9 @@ def _load_json(text: str) -> JsonValue:
         try:
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Refused("not-yaml", "half of a surrogate pair; write the character itself") from None
+            raise RefusedDocument(
+                "not-yaml", "half of a surrogate pair; write the character itself"
+            ) from None
     return document
 
 
@@ -276,7 +278,7 @@ def _section(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     section = dict(pairs)
     if len(section) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise Refused("not-yaml", f"key '{shortened(twice)}' is given twice; keep one")
+        raise RefusedDocument("not-yaml", f"key '{shortened(twice)}' is given twice; keep one")
     return section
 
 
@@ -290,10 +292,10 @@ def _check_shape(document: JsonValue) -> None:
         if not collections:
             return
         if depth > MAX_DEPTH:
-            raise Refused("too-deep", f"nested deeper than {MAX_DEPTH} levels")
+            raise RefusedDocument("too-deep", f"nested deeper than {MAX_DEPTH} levels")
         level = []
         for collection in collections:
             level += collection.values() if isinstance(collection, dict) else collection
             values += 2 * len(collection) if isinstance(collection, dict) else len(collection)
         if values > MAX_NODES:
-            raise Refused("too-large", f"more than {MAX_NODES:,} values")
+            raise RefusedDocument("too-large", f"more than {MAX_NODES:,} values")

@@ -33,7 +33,7 @@ LIST_EVERY_S = 5.0  # How often the list of queued runs is read again: people ma
 
 
 @dataclass(slots=True)
-class Group:
+class RunGroup:
     """Queued runs of which either all could start now, or none; by id, in the order of measurement.
 
     `sample` is one of them when its cell was first read: use only what is constant in a cell. `started`: they
@@ -56,7 +56,7 @@ class QueuedRuns:
         self._listed_s = float("-inf")
         self._places = context.spec.places()
         self._cells: dict[str, tuple[Run, tuple[object, ...]]] = {}
-        self._groups: list[Group] = []
+        self._groups: list[RunGroup] = []
 
     def __bool__(self) -> bool:
         return any(group.runs for group in self._groups)
@@ -80,16 +80,16 @@ class QueuedRuns:
         for first in self._context.store.runs.by_id(list(unknown.values())):
             self._cells[first.cell] = first, self._decides(first)  # The axis values of a cell never change.
         waiting.sort(key=lambda run: self._places[run.place_in_grid])
-        groups: dict[tuple[object, ...], Group] = {}
+        groups: dict[tuple[object, ...], RunGroup] = {}
         for run in waiting:
             sample, decides = self._cells[run.cell]
             key = (run.started, decides)
             if key not in groups:
-                groups[key] = Group(sample, run.started)
+                groups[key] = RunGroup(sample, run.started)
             groups[key].runs[run.id] = run
         self._groups, self._listed_s = list(groups.values()), listed_s
 
-    def ready(self) -> list[tuple[QueuedRun, Group]]:
+    def ready(self) -> list[tuple[QueuedRun, RunGroup]]:
         """Returns the first run of each group whose delay is over, in the order of measurement."""
         firsts = ((next(self.ready_of(group), None), group) for group in self._groups)
         ready = [(run, group) for run, group in firsts if run is not None]
@@ -99,7 +99,7 @@ class QueuedRuns:
         for group in self._groups:
             group.runs.pop(run_id, None)
 
-    def ready_of(self, group: Group) -> Iterator[QueuedRun]:
+    def ready_of(self, group: RunGroup) -> Iterator[QueuedRun]:
         """Yields the runs of a group whose delay is over, in the order of measurement."""
         age_s = self.age_s
         return (run for run in group.runs.values() if run.delay_s <= age_s)
@@ -375,13 +375,13 @@ class RunChooser:
         hardware = find(run.hardware, self._context.catalogue)
         return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
-    def _waits(self, group: Group) -> bool:
+    def _waits(self, group: RunGroup) -> bool:
         """Whether runs that the cluster cannot hold wait for nodes instead of failing."""
         spec = self._room.spec_of(group.sample)
         waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
         return waits or "hardware" in varied_fields(group.sample.point) or group.started
 
-    def _cannot_run(self, group: Group, missing: str) -> None:
+    def _cannot_run(self, group: RunGroup, missing: str) -> None:
         """Notes what is missing, and fails the runs unless they wait for nodes.
 
         If hardware is an axis, cells whose hardware is absent wait while the others continue. An elastic run,
@@ -394,7 +394,7 @@ class RunChooser:
             return
         self._fail_ready(group, missing)
 
-    def _fail_ready(self, group: Group, why: str) -> None:
+    def _fail_ready(self, group: RunGroup, why: str) -> None:
         for run in tuple(self._queued.ready_of(group)):
             self._fail(run, why)
 

@@ -11,7 +11,7 @@ import itertools
 from enum import Enum, auto
 from operator import itemgetter
 
-from service.fairness.lanes import AGE, Backlog, Bucket, Lanes, LaneState, Mode, ProjectLane, UserLane
+from service.fairness.lanes import AGE, Backlog, Lanes, LaneState, Mode, ProjectLane, RunBucket, UserLane
 from service.fairness.preemptions import Preemptions
 from service.fairness.standings import Division
 from service.fairness.state import (
@@ -174,7 +174,7 @@ class _Pass:
         return any(state.may_yield(name, priority, own, Mode.share) for name in state.least)
 
     def _place(
-        self, state: LaneState, bucket: Bucket, *, mode: Mode = Mode.share, is_first: bool = False
+        self, state: LaneState, bucket: RunBucket, *, mode: Mode = Mode.share, is_first: bool = False
     ) -> _Outcome:
         """Gives the first run of a bucket its devices, or closes the bucket with the reason.
 

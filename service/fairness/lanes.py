@@ -120,20 +120,20 @@ class UserLane:
     rate: float = 0.0
     held: float = 0.0
     excess: float = 0.0
-    buckets: dict[int, dict[float, Bucket]] = field(default_factory=dict)
+    buckets: dict[int, dict[float, RunBucket]] = field(default_factory=dict)
     """Waiting runs by what their priority counts as, and by the devices of one."""
 
     def score(self, more: float = 0.0) -> float:
         self.project.open()
         return score_of(self.rate + more, self.excess, 1.0)
 
-    def bucket(self, priority: int, devices: float) -> Bucket:
+    def bucket(self, priority: int, devices: float) -> RunBucket:
         buckets = self.buckets.setdefault(priority, {})
         if devices not in buckets:
-            buckets[devices] = Bucket(self, priority, devices)
+            buckets[devices] = RunBucket(self, priority, devices)
         return buckets[devices]
 
-    def waiting(self) -> Iterator[tuple[Bucket, QueuedDemand]]:
+    def waiting(self) -> Iterator[tuple[RunBucket, QueuedDemand]]:
         """Yields each bucket with the oldest experiment in it that may start a run."""
         for buckets in self.buckets.values():
             for bucket in buckets.values():
@@ -168,13 +168,13 @@ class ProjectLane:
     def waits(self, priority: int, devices: float) -> None:
         self.sizes[priority] = min(devices, self.sizes.get(priority, devices))
 
-    def heads(self) -> Iterator[tuple[tuple[float, ...], Bucket, QueuedDemand]]:
+    def heads(self) -> Iterator[tuple[tuple[float, ...], RunBucket, QueuedDemand]]:
         for user in self.users.values():
             for bucket, entry in user.waiting():
                 yield (-bucket.priority, user.score(), *AGE(entry)), bucket, entry
 
 
-class Bucket:
+class RunBucket:
     """Waiting runs of one user, priority, lane and size; the oldest first."""
 
     __slots__ = ("_at", "_new", "_old", "_stop", "_taken", "closed", "devices", "priority", "user")

@@ -9,7 +9,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from service.fairness.lanes import Bucket, Lanes, LaneState, Mode, UserLane, Yielder
+from service.fairness.lanes import Lanes, LaneState, Mode, RunBucket, UserLane, Yielder
 from service.fairness.state import (
     ROUNDING,
     Claimant,
@@ -31,7 +31,7 @@ class Preemptions:
         self._lanes = lanes
         self._taken: defaultdict[tuple[int, str, int], list[Yielder]] = defaultdict(list)
 
-    def reclaim(self, state: LaneState, bucket: Bucket, claimant: Claimant, mode: Mode) -> bool:
+    def reclaim(self, state: LaneState, bucket: RunBucket, claimant: Claimant, mode: Mode) -> bool:
         """Takes devices of preemptible runs for the first run of a bucket; False = it may not take enough."""
         user, devices = bucket.user, bucket.devices
         rate = 0.0 if mode is Mode.large else devices * state.price

@@ -28,7 +28,7 @@ _LARGEST_SKEW_S = 1.0
 """How far the clocks of this machine and of the database may differ."""
 
 
-class Health(StrEnum):
+class FindingHealth(StrEnum):
     ok = "ok"
     note = "note"  # Works with a limit, or is not needed here
     broken = "broken"  # Stillhouse cannot work until this is fixed
@@ -36,15 +36,15 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    health: Health
+    health: FindingHealth
     subject: str
     detail: str  # One line
     fix: str = ""  # What to do; empty = nothing
 
 
-_ok = partial(Finding, Health.ok)
-_note = partial(Finding, Health.note)
-_broken = partial(Finding, Health.broken)
+_ok = partial(Finding, FindingHealth.ok)
+_note = partial(Finding, FindingHealth.note)
+_broken = partial(Finding, FindingHealth.broken)
 
 
 def examine(settings: Settings) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def spool_folder(settings: Settings, experiment_id: int) -> Path:
 
 
 @dataclass(slots=True)
-class Progress:
+class SpoolProgress:
     """Progress of reading a spool, in bytes and records."""
 
     position: int = 0
@@ -63,8 +63,8 @@ class SpoolReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.progress = Progress()
-        self._delivered = Progress()
+        self.progress = SpoolProgress()
+        self._delivered = SpoolProgress()
         self._file = path.open("rb", buffering=0)
 
     def lock(self) -> bool:

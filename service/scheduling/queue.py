@@ -34,7 +34,7 @@ from service.domain.start_forecasts import StartForecast
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.claims import ClaimRequest, serve
 from service.scheduling.cluster import ClusterSnapshot, Pool, no_scheduler, order_of_pool, unsatisfiable
-from service.scheduling.queue_pages import Stretch, Turn, WaitingCount, stretches
+from service.scheduling.queue_pages import ClaimTurn, Stretch, WaitingCount, stretches
 from service.specs import models
 from service.specs.experiment import read_stored
 from service.store import Store
@@ -57,7 +57,7 @@ STALE_AFTER_S = 60.0  # Forecasts older than this are not shown: no scheduler re
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduler(StoredRecord):
+class LiveScheduler(StoredRecord):
     name: str
     node: str
     pid: int
@@ -262,7 +262,7 @@ class Queue:
         with self._database.read() as connection:
             after = None
             if page_token is not None:
-                after = Turn.read(page_token, lambda id: _owner_and_pool_of(connection, id))
+                after = ClaimTurn.read(page_token, lambda id: _owner_and_pool_of(connection, id))
             if not self._database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
             total, found = 0, list[_Placed]()
@@ -390,14 +390,14 @@ class Queue:
         gone = sa.delete(schema.schedulers).where(_s.name == storable(scheduler))
         self._database.write(lambda connection: connection.execute(gone))
 
-    def schedulers_alive(self) -> list[Scheduler]:
+    def schedulers_alive(self) -> list[LiveScheduler]:
         """Returns schedulers of all pools that gave a heartbeat within the length of a lease."""
         with self._database.read() as connection:
             return self._schedulers_alive(connection)
 
-    def _schedulers_alive(self, connection: Connection) -> list[Scheduler]:
+    def _schedulers_alive(self, connection: Connection) -> list[LiveScheduler]:
         alive = _s.heartbeat_s >= self._store.database_time(connection) - self._settings.lease_s
-        return records(connection, Scheduler, sa.select(schema.schedulers).where(alive).order_by(_s.name))
+        return records(connection, LiveScheduler, sa.select(schema.schedulers).where(alive).order_by(_s.name))
 
     def put_cluster(self, snapshot: ClusterSnapshot) -> None:
         document = adapter(ClusterSnapshot).dump_python(snapshot, mode="json")
@@ -419,7 +419,7 @@ class Queue:
 
 
 def pools_of(
-    clusters: Mapping[str, ClusterSnapshot], schedulers: Iterable[Scheduler], now_s: float
+    clusters: Mapping[str, ClusterSnapshot], schedulers: Iterable[LiveScheduler], now_s: float
 ) -> list[Pool]:
     """Returns every known pool, `default` first; `schedulers` are those alive."""
     alive: dict[str, list[str]] = {pool: [] for pool in (DEFAULT_POOL, *clusters)}
@@ -465,13 +465,13 @@ def clusters_in(connection: Connection) -> dict[str, ClusterSnapshot]:
 
 
 class _Placed(NamedTuple):
-    turn: Turn
+    turn: ClaimTurn
     experiment_id: int
     place: int
 
 
 def _placed(
-    connection: Connection, pool: str, waiting: Sequence[WaitingCount], after: Turn | None, wanted: int
+    connection: Connection, pool: str, waiting: Sequence[WaitingCount], after: ClaimTurn | None, wanted: int
 ) -> list[_Placed]:
     """Returns the next `wanted` waiting experiments of a pool after a turn, in the order of claims."""
     if wanted <= 0:
@@ -488,7 +488,7 @@ def _placed(
     return [_Placed(turn, id, place) for place, (turn, id) in enumerate(following[:wanted], first)]
 
 
-def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tuple[Turn, int]]:
+def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tuple[ClaimTurn, int]]:
     oldest_first = (
         sa.select(_x.id, _x.queued_s)
         .where(schema.QUEUED, _x.pool == pool, _x.priority == stretch.priority, _x.owner == stretch.owner)
@@ -497,7 +497,7 @@ def _turns(connection: Connection, pool: str, stretch: Stretch) -> Iterator[tupl
         .limit(stretch.count)
     )
     for share, row in enumerate(connection.execute(oldest_first), stretch.share):
-        yield Turn(stretch.priority, share, row.queued_s, stretch.owner, pool), row.id
+        yield ClaimTurn(stretch.priority, share, row.queued_s, stretch.owner, pool), row.id
 
 
 def _active_by_owner(connection: Connection, pool: str) -> dict[str, int]:

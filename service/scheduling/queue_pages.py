@@ -25,7 +25,7 @@ class WaitingCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ClaimTurn:
     """Where an experiment stands in the order of claims; `share` is what its owner has at work by then.
 
     A claim changes no other experiment's turn: its owner has one more at work and one less that waits.
@@ -47,7 +47,7 @@ class Turn:
         return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
     @classmethod
-    def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> Turn:
+    def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> ClaimTurn:
         """Returns a token's turn, or raises `BadPageToken`; `belonging`: owner and pool of an experiment."""
         try:
             text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
@@ -80,7 +80,7 @@ class Stretch:
 
 
 def stretches(
-    waiting: Iterable[WaitingCount], active: Mapping[str, int], after: Turn | None, least: int
+    waiting: Iterable[WaitingCount], active: Mapping[str, int], after: ClaimTurn | None, least: int
 ) -> tuple[int, list[Stretch]]:
     """Returns which experiments have their turn next, and how many come before all of these.
 

@@ -81,7 +81,7 @@ class BegunRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RunRates:
     """Price and rated power of all devices of a run."""
 
     price_usd_per_hour: float
@@ -237,9 +237,9 @@ class Series(StorePart):
             {run: [of[number][1] for number in sorted(of)] for run, of in of_runs.items()}, width, exact
         )
 
-    def rates(self, run_ids: Sequence[int]) -> dict[int, Rates]:
+    def rates(self, run_ids: Sequence[int]) -> dict[int, RunRates]:
         rates = select(_r.id, _r.price_usd_per_hour, _r.power_w).where(_r.id.in_(list(run_ids)))
-        return {id: Rates(price, power) for id, price, power in self.read(rates)}
+        return {id: RunRates(price, power) for id, price, power in self.read(rates)}
 
     def point_names(self, experiment_ids: Sequence[int]) -> list[str]:
         c = schema.latest_points.c

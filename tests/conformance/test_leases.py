@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from service.config.settings import Settings
 from service.db import schema
 from service.db.clock import database_time
-from service.local.doctor import Finding, Health, examine
+from service.local.doctor import Finding, FindingHealth, examine
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import Scheduler
 from service.store import StaleAttempt, Store
@@ -142,7 +142,7 @@ def test_the_doctor_warns_of_a_clock_that_differs_from_the_databases(
         return
     found = clock()
     assert found is not None
-    assert found.health is Health.ok
+    assert found.health is FindingHealth.ok
     for ahead_s, word in ((31.0, "ahead of"), (-3600.0, "behind")):
         host_is_ahead(ahead_s)
         found = clock()
@@ -150,7 +150,7 @@ def test_the_doctor_warns_of_a_clock_that_differs_from_the_databases(
         said = re.match(rf"(\d+\.\d) s {word} the database's", found.detail)
         assert said is not None
         assert float(said[1]) == pytest.approx(abs(ahead_s), abs=5)
-        assert found.health is Health.note
+        assert found.health is FindingHealth.note
 
 
 def test_a_lease_renewed_while_it_is_judged_has_not_lapsed(

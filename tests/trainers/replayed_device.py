@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainers.device_kinds.counters import Device, Sample
+from trainers.device_kinds.counters import Device, DeviceSample
 
 
 class ReplayedDevice(Device):
     """Plays back a trace, one sample at each call; the last one stays.
 
     A trace is JSON lines. The first is an object with `trace` (the format's number, 1), `made`
-    (how the trace came to be) and `identity`. Each other line holds a `Sample`'s fields and,
+    (how the trace came to be) and `identity`. Each other line holds a `DeviceSample`'s fields and,
     where the device has the counter, `energy_j`.
 
     Args:
@@ -36,7 +36,7 @@ class ReplayedDevice(Device):
         joules: float | None = self._energy_j[max(0, self._next - 1)]
         return joules
 
-    def sample(self) -> Sample | None:
+    def sample(self) -> DeviceSample | None:
         """The next sample."""
         place = min(self._next, len(self._samples) - 1)
         self._next = place + 1
@@ -46,7 +46,7 @@ class ReplayedDevice(Device):
         return {"gpu_uuid": self.identity, "gpu_trace": self.made}
 
 
-def write_trace(path: Path, identity: str, made: str, samples: Iterable[Sample]) -> None:
+def write_trace(path: Path, identity: str, made: str, samples: Iterable[DeviceSample]) -> None:
     """Writes samples as a trace that `ReplayedDevice` plays.
 
     Args:
@@ -63,5 +63,5 @@ def write_trace(path: Path, identity: str, made: str, samples: Iterable[Sample])
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def _sample(fields: dict[str, Any]) -> Sample:
-    return Sample(**{**fields, "throttled": tuple(fields.get("throttled", ()))})
+def _sample(fields: dict[str, Any]) -> DeviceSample:
+    return DeviceSample(**{**fields, "throttled": tuple(fields.get("throttled", ()))})

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from trainers.device_kinds.backend import Recorder, Result
+from trainers.device_kinds.backend import PassRecorder, Result
 
 aten = torch.ops.aten
 _REFUSED = {
@@ -24,7 +24,7 @@ _REFUSED = {
 }
 
 
-class Tape(Recorder):
+class Tape(PassRecorder):
     """Records operators; counts replays.
 
     Attributes:

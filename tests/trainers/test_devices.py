@@ -15,7 +15,7 @@ import pytest
 
 from tests.trainers.replayed_device import ReplayedDevice, write_trace
 from trainers.device_kinds import counters as devices
-from trainers.device_kinds.counters import SAMPLED, Device, NvmlDevice, Sample
+from trainers.device_kinds.counters import SAMPLED, Device, DeviceSample, NvmlDevice
 from trainers.telemetry.sampling import Ring, Sampler, summarise
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
@@ -225,7 +225,7 @@ def test_an_unknown_device_gives_the_null_form(monkeypatch):
 
 
 def test_a_trace_survives_writing_and_reading(tmp_path):
-    samples = [Sample(float(i), power_w=10.0 * i, throttled=("power_cap",) * (i % 2)) for i in range(5)]
+    samples = [DeviceSample(float(i), power_w=10.0 * i, throttled=("power_cap",) * (i % 2)) for i in range(5)]
     write_trace(tmp_path / "trace.jsonl", "GPU-x", "by hand", samples)
     device = ReplayedDevice(tmp_path / "trace.jsonl")
     assert [device.sample() for _ in range(5)] == samples
@@ -248,7 +248,7 @@ def test_integrated_power_of_the_trace_equals_its_energy_counter():
 
 
 def test_means_are_weighted_by_time():
-    samples = [Sample(0.0, power_w=100.0), Sample(9.0, power_w=100.0), Sample(10.0, power_w=300.0)]
+    samples = [DeviceSample(at_s, power_w=watts) for at_s, watts in ((0, 100.0), (9, 100.0), (10, 300.0))]
     said = summarise(samples, {})
     assert said.integrals["power_w"] == 9 * 100 + 200
 
@@ -256,7 +256,7 @@ def test_means_are_weighted_by_time():
 def test_a_full_ring_keeps_integral_ends_and_peak():
     ring = Ring(8)
     for i in range(1001):
-        ring.append(Sample(float(i), power_w=500.0 if i == 333 else 200.0))
+        ring.append(DeviceSample(float(i), power_w=500.0 if i == 333 else 200.0))
     samples, peaks = ring.take()
     said = summarise(samples, peaks)
     assert len(samples) <= 8
@@ -268,9 +268,9 @@ def test_a_full_ring_keeps_integral_ends_and_peak():
 def test_windows_of_a_ring_share_the_sample_between_them():
     ring = Ring()
     for at_s in (0.0, 1.0, 2.0):
-        ring.append(Sample(at_s, power_w=100.0))
+        ring.append(DeviceSample(at_s, power_w=100.0))
     first = summarise(*ring.take())
-    ring.append(Sample(3.0, power_w=100.0))
+    ring.append(DeviceSample(3.0, power_w=100.0))
     second = summarise(*ring.take())
     assert first.integrals["power_w"] + second.integrals["power_w"] == 300.0
 

@@ -27,7 +27,7 @@ from trainers.telemetry.heartbeat import HeartbeatFile
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, Instruments
 from trainers.telemetry.sampling import Sampled, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.timeline import Phase
-from trainers.telemetry.usage import Energy, Usage, Window
+from trainers.telemetry.usage import Energy, RunUsage, Window
 from trainers.workers import Workers
 
 TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
@@ -98,7 +98,7 @@ def test_the_machines_cpu_time_leaves_out_idling(tmp_path):
 
 
 def test_a_measured_sum_is_whole_or_not_given():
-    usage = Usage()
+    usage = RunUsage()
     counted = Energy(5.0, Provenance.counter, "GPU-a")
     usage.add(
         [window(energy={"gpu": counted}), window(energy={"gpu": Energy(7.0, Provenance.counter, "GPU-b")})]
@@ -110,7 +110,7 @@ def test_a_measured_sum_is_whole_or_not_given():
 
 
 def test_each_gpu_keeps_its_own_energy():
-    usage = Usage()
+    usage = RunUsage()
     for joules in (5.0, 6.0):
         usage.add(
             [
@@ -134,20 +134,20 @@ def test_a_replayed_gpus_memory_and_temperature_become_points(configure, recorde
 
 
 def test_one_source_counts_once_however_many_workers_read_it():
-    usage = Usage()
+    usage = RunUsage()
     usage.add([window(energy={"cpu": Energy(joules, Provenance.counter, "host")}) for joules in (40.0, 41.0)])
     assert usage.measured("cpu") == (41.0, Provenance.counter)
 
 
 def test_a_sum_with_a_sampled_part_is_sampled():
-    usage = Usage()
+    usage = RunUsage()
     for provenance in (Provenance.counter, Provenance.sampled, Provenance.counter):
         usage.add([window(energy={"gpu": Energy(1.0, provenance, "GPU-a")})])
     assert usage.measured("gpu") == (3.0, Provenance.sampled)
 
 
 def test_means_weigh_workers_and_attempts_by_time():
-    usage = Usage()
+    usage = RunUsage()
     usage.add([window(sampled=Sampled({"power_w": 300.0}, {"power_w": 1.0}, {"power_w": 310.0}))])
     usage.add([window(sampled=Sampled({"power_w": 300.0}, {"power_w": 3.0}, {"power_w": 250.0}))])
     assert usage.mean("power_w") == 150.0

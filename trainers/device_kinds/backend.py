@@ -22,7 +22,7 @@ _CLEAR_PEAK = "5"
 Result = TypeVar("Result")
 
 
-class Recorder(Protocol):
+class PassRecorder(Protocol):
     """Records the device's work, so that it can be replayed without the host's part."""
 
     def rehearse(self, work: Callable[[], Result]) -> Result:
@@ -122,7 +122,7 @@ class Backend:
 
     def wait(self, moment: Any) -> None: ...
 
-    def recorder(self, device: torch.device) -> Recorder:
+    def recorder(self, device: torch.device) -> PassRecorder:
         """Raises `BadSpecError` where nothing can be recorded."""
         raise BadSpecError(f"model.cuda_graphs needs a GPU, not {device.type}; set model.cuda_graphs: false")
 

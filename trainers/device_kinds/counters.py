@@ -27,7 +27,7 @@ _THROTTLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class DeviceSample:
     """Readings of a device at one moment; None where it has none."""
 
     at_s: float  # `time.perf_counter()`
@@ -45,7 +45,7 @@ SAMPLED = (
     "power_w", "gpu_utilisation_pct", "memory_utilisation_pct", "memory_used_mib", "sm_clock_mhz",
     "memory_clock_mhz", "temperature_c",
 )  # fmt: skip
-"""The numbers of a `Sample`."""
+"""The numbers of a `DeviceSample`."""
 
 
 class Device:
@@ -62,7 +62,7 @@ class Device:
         """Returns the most that the whole board may draw, in watts; None where it has no such limit."""
         return None
 
-    def sample(self) -> Sample | None:
+    def sample(self) -> DeviceSample | None:
         return None
 
     def facts(self) -> dict[str, object]:
@@ -103,13 +103,13 @@ class NvmlDevice(Device):
         return self._milli("nvmlDeviceGetEnforcedPowerLimit")
 
     @override
-    def sample(self) -> Sample | None:
+    def sample(self) -> DeviceSample | None:
         values = {name: self._try(read) for name, read in self._readers.items()}
         throttled: tuple[str, ...] = ()
         if self._reason_bits:
             bits = self._try(self._reasons) or 0
             throttled = tuple(word for bit, word in self._reason_bits.items() if bits & bit)
-        return Sample(time.perf_counter(), **values, throttled=throttled)
+        return DeviceSample(time.perf_counter(), **values, throttled=throttled)
 
     @override
     def facts(self) -> dict[str, object]:

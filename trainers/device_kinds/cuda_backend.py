@@ -10,7 +10,7 @@ from torch.nn import attention
 from torch.profiler import ProfilerActivity
 from typing_extensions import override
 
-from trainers.device_kinds.backend import Backend, Recorder, Result
+from trainers.device_kinds.backend import Backend, PassRecorder, Result
 from trainers.device_kinds.counters import MIB, Device, nvml_device
 from trainers.errors import BadSpecError
 
@@ -19,7 +19,7 @@ _HOPPER = 9  # Major compute capability that FlashAttention 3 is written for; to
 _FLASH_3 = "flash_attn_interface"  # Module that the package flash-attn-3 installs
 
 
-class CudaGraphs(Recorder):
+class CudaGraphs(PassRecorder):
     """CUDA graphs of one process, on one stream and with one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -163,7 +163,7 @@ class CudaBackend(Backend):
         moment.synchronize()
 
     @override
-    def recorder(self, device: torch.device) -> Recorder:
+    def recorder(self, device: torch.device) -> PassRecorder:
         self._records = True
         return CudaGraphs(device)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from trainers.config import Distillation, require_layer_map
 from trainers.config.model import LayerWeights
 from trainers.errors import BadSpecError
-from trainers.model_kinds.families import Shape
+from trainers.model_kinds.families import EncoderShape
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LossWeights:
     """Factors of the parts of the loss in one step; `task` is the task's own loss."""
 
     task: float
@@ -35,7 +35,7 @@ def stage(config: Distillation, step: int, total_steps: int) -> range:
     return range(first) if step < first else range(first, total_steps)
 
 
-def weights(config: Distillation, step: int, total_steps: int) -> Weights:
+def weights(config: Distillation, step: int, total_steps: int) -> LossWeights:
     """Returns the weights of one step (0-based).
 
     With two stages, the first trains only on the losses inside the model, the second only on logits and the
@@ -44,12 +44,12 @@ def weights(config: Distillation, step: int, total_steps: int) -> Weights:
     """
     steps = stage(config, step, total_steps)
     if config.hidden_first_fraction and steps.start == 0:
-        return Weights(0.0, 0.0, *config.inside_weights)
+        return LossWeights(0.0, 0.0, *config.inside_weights)
     left = (steps.stop - step) / len(steps) if config.schedule == "linear" else 1.0
     soft = config.soft_weight * left
     if steps.start:
-        return Weights(1.0 - soft, soft, 0.0, 0.0, 0.0, 0.0)
-    return Weights(1.0 - soft, soft, *(weight * left for weight in config.inside_weights))
+        return LossWeights(1.0 - soft, soft, 0.0, 0.0, 0.0, 0.0)
+    return LossWeights(1.0 - soft, soft, *(weight * left for weight in config.inside_weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Comparison:
         return tuple(self.layer_map[layer] for layer in self.related)
 
 
-def comparison(config: Distillation, student: Shape, teacher: Shape) -> Comparison:
+def comparison(config: Distillation, student: EncoderShape, teacher: EncoderShape) -> Comparison:
     """Returns what is compared; `BadSpecError` if `layer_map` or `layer_weights` do not fit the layers."""
     layers, factors = student.layers, config.layer_weights or LayerWeights()
     try:

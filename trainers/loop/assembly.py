@@ -28,7 +28,7 @@ from trainers.loop.run_figures import RunFigures
 from trainers.loop.run_parts import RunData, RunParts, RunTelemetry, TrainedModel
 from trainers.loop.run_worker import RunWorker
 from trainers.loop.snapshot import ModelState
-from trainers.loop.stages import Ended
+from trainers.loop.stages import EndedStage
 from trainers.loop.trainer import Trainer
 from trainers.model_kinds.encoders import Quantisation
 from trainers.model_kinds.families import Attention
@@ -49,7 +49,7 @@ from trainers.telemetry.instruments import Instruments, overhead_meter
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Phase
 from trainers.telemetry.tracing import tracer_for
-from trainers.telemetry.usage import Usage
+from trainers.telemetry.usage import RunUsage
 from trainers.update import Update, idle, loss_scale_for
 from trainers.update import build as build_optimizer
 
@@ -65,7 +65,7 @@ def assemble(
     began_s: float,
     instruments: Instruments,
     fence: Fence | None = None,
-    before: Ended | None = None,
+    before: EndedStage | None = None,
     last: bool = True,
 ) -> Trainer:
     """Returns a trainer at the run's newest checkpoint, or at its beginning.
@@ -94,7 +94,7 @@ class RunBuilder:
     """Builds the parts of one attempt; `build` lists the phases, each of which needs those before it."""
 
     def __init__(
-        self, worker: RunWorker, checkpoints: CheckpointStore, before: Ended | None, *, last: bool
+        self, worker: RunWorker, checkpoints: CheckpointStore, before: EndedStage | None, *, last: bool
     ) -> None:
         self.worker, self.checkpoints, self.before, self.last = worker, checkpoints, before, last
         # As given; with a resolved micro-batch size after `choose_micro_batch`.
@@ -352,7 +352,7 @@ class RunBuilder:
             timeline.carry_over(self.saved.state["spent_s"])
         elif before is not None:
             self.progress = replace(self.progress, **before.counters)
-            self.progress.usage = Usage(**before.usage)
+            self.progress.usage = RunUsage(**before.usage)
             timeline.carry_over(before.spent_s)
         self._restore_best()
         lost = heartbeat.look_back(kept_until_s=self.kept_until_s, submitted_s=clock.submitted_s)

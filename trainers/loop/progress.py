@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from trainers.telemetry.timeline import TRAINING, Phase, Timeline
-from trainers.telemetry.usage import Usage
+from trainers.telemetry.usage import RunUsage
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Progress:
     hidden_communication_s: float = 0.0  # Time in which gradients were in flight while rank 0 computed
     checkpoint_write_s: float = 0.0  # Time of rank 0's writing thread
     noise: dict[str, float] = field(default_factory=dict)  # State of the averages of the gradient noise
-    usage: Usage = field(default_factory=Usage)  # Over all workers
+    usage: RunUsage = field(default_factory=RunUsage)  # Over all workers
 
     @property
     def train_loss(self) -> float | None:
@@ -97,7 +97,7 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        return cls(**{**state, "usage": Usage(**state["usage"])})
+        return cls(**{**state, "usage": RunUsage(**state["usage"])})
 
 
 class StepRates:

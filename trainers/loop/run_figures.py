@@ -13,7 +13,7 @@ from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, OVERHEAD_TIME, Instruments
 from trainers.telemetry.kernels import KERNEL_FIGURES
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
-from trainers.telemetry.usage import J_PER_KWH, Usage
+from trainers.telemetry.usage import J_PER_KWH, RunUsage
 from trainers.workers import Workers
 
 _LEAST_WINDOW_S, _WINDOW_SHARE = 30.0, 0.1
@@ -64,13 +64,13 @@ class RunFigures:
     ) -> None:
         self._timeline = timeline or Timeline(time.perf_counter())
         self.spent_s = self._timeline.spent_s()
-        """Seconds by phase up to the last `update`: what `Usage` has was used in them."""
+        """Seconds by phase up to the last `update`: what `RunUsage` has was used in them."""
         self.taken_s = time.time()  # Unix time of the last `update`
         self._config, self._instruments, self._flop_count = config, instruments, flop_count
         self._truncated_pct, self._first, self._teacher_precision = truncated_pct, first, teacher_precision
         self._flops = self._teacher_flops = 0.0
         self._began_s = time.time()
-        self._unsaid, self._said_s = Usage(), 0.0
+        self._unsaid, self._said_s = RunUsage(), 0.0
 
     def count(self, counted: Tally, teacher: FlopCount | None, *, timed: bool) -> None:
         """Adds the arithmetic of this replica's share of a step, if its time counts in the rates."""
@@ -105,25 +105,25 @@ class RunFigures:
         progress.usage.teacher_flops += sum(teacher_flops)
         self._unsaid.add(windows)
         devices = self._config.rates.devices_per_worker * len(windows)
-        of_overhead, said = Usage(), []
+        of_overhead, said = RunUsage(), []
         of_overhead.add(overhead)
         if of_overhead.device_s:
             said.append(self._window_energy(of_overhead, OVERHEAD_SCOPE, of_overhead.device_s / devices))
         window_s = self._unsaid.device_s / devices
         if not last and window_s < max(_LEAST_WINDOW_S, _WINDOW_SHARE * self._said_s):
             return said
-        usage, self._unsaid = self._unsaid, Usage()
+        usage, self._unsaid = self._unsaid, RunUsage()
         self._said_s += window_s
         return [*said, *self._of_window(usage, window_s)]
 
-    def _window_energy(self, usage: Usage, scope: str, window_s: float) -> Measurement:
+    def _window_energy(self, usage: RunUsage, scope: str, window_s: float) -> Measurement:
         joules, provenance = self._energy(usage)
         end_s = time.time()
         return Measurement(
             "window_energy_kwh", joules / J_PER_KWH, _KWH, provenance, scope, end_s - window_s, end_s
         )
 
-    def _of_window(self, usage: Usage, window_s: float) -> Iterator[Measurement]:
+    def _of_window(self, usage: RunUsage, window_s: float) -> Iterator[Measurement]:
         energy = self._window_energy(usage, "all devices that train", window_s)
         yield energy
         start_s, end_s = energy.start_s, energy.end_s
@@ -202,7 +202,7 @@ class RunFigures:
                 "throttled_time_s", seconds, _S, Provenance.sampled, f"reason:{reason}", self._began_s, end_s
             )
 
-    def _energy(self, usage: Usage) -> tuple[float, Provenance]:
+    def _energy(self, usage: RunUsage) -> tuple[float, Provenance]:
         """Energy of the training devices: measured throughout, or modelled throughout."""
         if self._config.rates.kind.counted_in_cpus:
             measured = usage.measured("cpu_share")
@@ -230,7 +230,7 @@ class RunFigures:
             rates["mfu_pct"] = 100.0 * at_peak_s / (training_s * devices)
         return rates
 
-    def _at_peak_s(self, usage: Usage) -> float | None:
+    def _at_peak_s(self, usage: RunUsage) -> float | None:
         """Returns the time of the arithmetic at the devices' published peaks, in seconds.
 
         The teacher's arithmetic counts at the peak of its own format; None = a format has no peak.

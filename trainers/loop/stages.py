@@ -29,12 +29,12 @@ _SUMMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedStage:
     checkpoint: str  # Folder of its best checkpoint
     steps: int  # Its optimizer updates
     total_steps: int  # Optimizer updates of the run
     counters: Mapping[str, Any]  # Counters of `trainers.loop.progress.Progress` that the whole run sums up
-    usage: Mapping[str, Any]  # Its own and that of the stages before, see `trainers.telemetry.usage.Usage`
+    usage: Mapping[str, Any]  # Its own and that of the stages before, see `trainers.telemetry.usage.RunUsage`
     spent_s: Mapping[str, float]  # Likewise, time by phase
     ended_s: float  # Unix time; work before it is kept
 
@@ -54,7 +54,7 @@ class Ended:
             draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
 
     @classmethod
-    def read(cls, folder: Path) -> Ended | None:
+    def read(cls, folder: Path) -> EndedStage | None:
         """Returns the record in a stage's folder; None = the stage has not ended. Raises CheckpointError."""
         file = folder / RECORD
         try:
@@ -65,7 +65,7 @@ class Ended:
             raise CheckpointError(f"{file} cannot be read ({error})") from error
 
 
-TrainOne = Callable[[RunConfig, Sink, Ended | None, bool], tuple[TrainingOutcome, Any]]
+TrainOne = Callable[[RunConfig, Sink, EndedStage | None, bool], tuple[TrainingOutcome, Any]]
 """Trains one stage, after the one before; the last argument tells whether it is the last."""
 
 
@@ -74,12 +74,12 @@ def train(config: RunConfig, sink: Sink, fence: Fence | None, train_one: TrainOn
     count = len(config.stages)
     root = Path(config.workspace.checkpoints)
     folders = [*(root / _FOLDER / str(number) for number in range(1, count)), root]
-    before: Ended | None = None
+    before: EndedStage | None = None
     done = 0
     counted = StageSink(sink, config)
     for number, folder in enumerate(folders, start=1):
         last = number == count
-        ended = None if last else Ended.read(folder)
+        ended = None if last else EndedStage.read(folder)
         if ended is None:
             counted.enter(number, done)
             stage = stage_config(config, number, folder, None if before is None else before.checkpoint)
@@ -88,7 +88,7 @@ def train(config: RunConfig, sink: Sink, fence: Fence | None, train_one: TrainOn
                 return _whole(outcome, done, counted.total_steps)
             _leave(trainer, outcome, folder, fence or OnlyAttempt(), counted.total_steps)
             del trainer  # Its model makes room for the next one.
-            ended = Ended.read(folder)
+            ended = EndedStage.read(folder)
             assert ended is not None
         done += ended.steps
         before = ended
@@ -113,7 +113,7 @@ def stage_config(config: RunConfig, number: int, folder: Path, start: str | None
 
 
 def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
-    ended = Ended(
+    ended = EndedStage(
         checkpoint=str(outcome.summary["best_checkpoint"]),
         steps=outcome.step,
         total_steps=total_steps,

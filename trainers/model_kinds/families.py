@@ -25,7 +25,7 @@ class Attention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class EncoderShape:
     layers: int
     hidden: int
     attention_heads: int
@@ -69,9 +69,9 @@ class FamilyInfo:
         """Fields that every configuration has, whole numbers of at least 1."""
         return (self.layer_count, self.hidden_size, self.attention_heads, self.positions, self.feed_forward)
 
-    def shape(self, fields: Fields) -> Shape:
+    def shape(self, fields: Fields) -> EncoderShape:
         """`fields` are those of a `config.json`, with `sizes` checked."""
-        return Shape(
+        return EncoderShape(
             layers=fields[self.layer_count],
             hidden=fields[self.hidden_size],
             attention_heads=fields[self.attention_heads],

@@ -21,7 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import quantising
-from trainers.model_kinds.families import QUANTISED, Shape
+from trainers.model_kinds.families import QUANTISED, EncoderShape
 from trainers.model_kinds.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.architectures import Bert, architecture_of, tied_to
 from trainers.models.origin import WEIGHTS, Folder, Origin
@@ -98,7 +98,7 @@ class Student(nn.Module):
         return (hidden * weights).sum(1) / weights.sum(1)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> EncoderShape:
         return self.architecture.family.shape(self.model.config.to_dict())
 
     @property

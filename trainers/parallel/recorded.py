@@ -1,7 +1,7 @@
 """A worker's passes, recorded once for each shape of a micro-batch and then replayed.
 
 Launching the kernels of a small model takes the host longer than computing them takes a GPU. A recording
-(`trainers.device_kinds.backend.Recorder`; on a GPU a CUDA graph) gives the device all of a pass at once. It
+(`device_kinds.backend.PassRecorder`; on a GPU a CUDA graph) gives the device all of a pass at once. It
 reads and writes the same memory each time, so whatever differs from one micro-batch to the next is copied
 there first: the batch, the factor of the loss, and the seeds of dropout, which are drawn from torch's CPU
 generator in the order in which passes that are not recorded draw them. Gradients have memory that stays: a

@@ -149,7 +149,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class DataContents:
     path: Path
     files: Mapping[str, int]  # Sizes in bytes
     proposals: Sequence[Proposal]  # Tasks that can read it, the likeliest first
@@ -160,7 +160,7 @@ class Contents:
     refused: Mapping[str, str]  # Why other tasks cannot read it, by task
 
 
-def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
+def inspect(path: Path, tokenizer: Path | None = None) -> DataContents:
     """Reads a file or folder as the likeliest task does; estimates tokens without a tokenizer's folder."""
     count = estimated_tokens if tokenizer is None else _counter(tokenizer)
     proposals, refused = _proposals(path)
@@ -184,7 +184,7 @@ def inspect(path: Path, tokenizer: Path | None = None) -> Contents:
         for other in names[place + 1 :]
     }
     how = "a fast estimate" if tokenizer is None else f"the tokenizer of {tokenizer}"
-    return Contents(path, _files(path), proposals, columns, parts, shared, how, refused)
+    return DataContents(path, _files(path), proposals, columns, parts, shared, how, refused)
 
 
 def estimated_tokens(texts: Sequence[str]) -> list[int]:

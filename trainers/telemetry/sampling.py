@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from trainers.device_kinds.counters import SAMPLED, Device, Sample
+from trainers.device_kinds.counters import SAMPLED, Device, DeviceSample
 
 RING = 4096  # Samples kept: over half an hour at 0.5 s between them
 POWERCAP = Path("/sys/class/powercap")
@@ -34,10 +34,10 @@ class Ring:
 
     def __init__(self, size: int = RING) -> None:
         self._size = size
-        self._samples: list[Sample] = []
+        self._samples: list[DeviceSample] = []
         self._peaks: dict[str, float] = {}
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: DeviceSample) -> None:
         if len(self._samples) == self._size:
             # The first one, where the window begins, stays.
             self._samples = self._samples[::2]
@@ -48,10 +48,10 @@ class Ring:
                 self._peaks[name] = value
 
     @property
-    def last(self) -> Sample | None:
+    def last(self) -> DeviceSample | None:
         return self._samples[-1] if self._samples else None
 
-    def take(self) -> tuple[list[Sample], dict[str, float]]:
+    def take(self) -> tuple[list[DeviceSample], dict[str, float]]:
         """Returns all samples and peaks since the last call; the last one begins the next window."""
         samples, peaks = self._samples, self._peaks
         self._samples, self._peaks = [], {}
@@ -72,7 +72,7 @@ class Sampled:
     span_s: float = 0.0  # Time from the first to the last sample
 
 
-def summarise(samples: Sequence[Sample], peaks: dict[str, float]) -> Sampled:
+def summarise(samples: Sequence[DeviceSample], peaks: dict[str, float]) -> Sampled:
     integrals: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in SAMPLED:
@@ -121,7 +121,7 @@ class Sampler:
         with self._lock:
             return summarise(*self._ring.take())
 
-    def last(self) -> Sample | None:
+    def last(self) -> DeviceSample | None:
         with self._lock:
             return self._ring.last
 

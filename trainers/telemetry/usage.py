@@ -77,7 +77,7 @@ def _joined_energy(parts: Sequence[Energy]) -> Energy:
 
 
 @dataclass(slots=True)
-class Usage:
+class RunUsage:
     """Sums over all workers and attempts that led here; see `Window` and `Sampled`."""
 
     queue_s: float = 0.0  # Time in which no attempt worked, since the run was submitted

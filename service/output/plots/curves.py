@@ -39,7 +39,7 @@ from service.output.plots.plot import (
     word,
 )
 from service.store import Store
-from service.store.series import Bucket, Rates
+from service.store.series import Bucket, RunRates
 
 MOST_CELLS = 12
 """Configurations whose curves are drawn together unless asked otherwise; more cannot be told apart."""
@@ -166,7 +166,7 @@ def _chosen(
 
 
 def _axis(
-    x: XAxis, of_runs: Mapping[int, Sequence[Bucket]], rates: Mapping[int, Rates], runs: Sequence[Run]
+    x: XAxis, of_runs: Mapping[int, Sequence[Bucket]], rates: Mapping[int, RunRates], runs: Sequence[Run]
 ) -> tuple[Place, str, float]:
     """Returns where a bucket stands on an axis, the axis' unit, and the factor from the value to it."""
     if x is XAxis.step:

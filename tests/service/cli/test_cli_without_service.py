@@ -20,7 +20,7 @@ from service.config.settings import Settings
 from service.db import migrate
 from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
-from service.local.doctor import Health, examine
+from service.local.doctor import FindingHealth, examine
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
@@ -123,11 +123,11 @@ def test_the_doctor_answers_where_everything_is_missing(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = {finding.subject: finding for finding in examine(Settings(data_dir=blocked / "data"))}
-    assert findings["torch"].health is Health.broken
-    assert findings["data folder"].health is Health.broken
+    assert findings["torch"].health is FindingHealth.broken
+    assert findings["data folder"].health is FindingHealth.broken
     assert "STILLHOUSE_DATA_DIR" in findings["data folder"].fix
-    assert findings["compiler"].health is Health.note
-    assert findings["database"].health is Health.broken
+    assert findings["compiler"].health is FindingHealth.note
+    assert findings["database"].health is FindingHealth.broken
 
 
 def test_the_doctor_exits_1_when_something_is_broken(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_doctor_reads_all_of_a_database_however_large(
     path.write_bytes(content)
     monkeypatch.setattr("service.db.sqlite.LARGEST_QUICK_CHECK_BYTES", 0)
     findings = {finding.subject: finding for finding in examine(settings)}
-    assert findings["database"].health is Health.broken
+    assert findings["database"].health is FindingHealth.broken
     assert "restore a backup" in findings["database"].detail
 
 
@@ -203,17 +203,17 @@ def test_old_points_are_pruned_on_request(used: Settings) -> None:
 
 
 def test_the_doctor_finds_wrong_sums_and_recount_corrects_them(used: Settings) -> None:
-    def health() -> Health:
+    def health() -> FindingHealth:
         return {finding.subject: finding for finding in examine(used)}["running sums"].health
 
-    assert health() is Health.ok
+    assert health() is FindingHealth.ok
     store = Store.open(used)
     store.database.write(lambda c: c.exec_driver_sql("UPDATE attempt_usage SET covered_s = 1"))
     store.close()
-    assert health() is Health.broken
+    assert health() is FindingHealth.broken
     recounted = run("db", "recount", "--json", STILLHOUSE_DATA_DIR=str(used.data_dir))
     assert orjson.loads(recounted.stdout) == {"recounted": [1]}
-    assert health() is Health.ok
+    assert health() is FindingHealth.ok
 
 
 def test_a_backup_is_made_and_restored(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduling.queue_pages import Turn, WaitingCount, stretches
+from service.scheduling.queue_pages import ClaimTurn, WaitingCount, stretches
 from service.store import BadPageToken
 
 Waiting = dict[tuple[int, str], list[float]]
@@ -24,7 +24,7 @@ WAITING: st.SearchStrategy[Waiting] = st.dictionaries(
 ACTIVE = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 4))
 
 
-def claimed_in_turn(waiting: Waiting, active: Mapping[str, int]) -> list[Turn]:
+def claimed_in_turn(waiting: Waiting, active: Mapping[str, int]) -> list[ClaimTurn]:
     """Claims everything, as the scheduler would: highest priority, smallest share, oldest, first owner."""
     queues = {place: list(joined) for place, joined in waiting.items()}
     shares = Counter(active)
@@ -32,7 +32,7 @@ def claimed_in_turn(waiting: Waiting, active: Mapping[str, int]) -> list[Turn]:
     while any(queues.values()):
         oldest = {place: joined[0] for place, joined in queues.items() if joined}
         turn = min(
-            (Turn(priority, shares[owner], at_s, owner) for (priority, owner), at_s in oldest.items()),
+            (ClaimTurn(priority, shares[owner], at_s, owner) for (priority, owner), at_s in oldest.items()),
             key=lambda turn: (-turn.priority, turn.share, turn.queued_s, turn.owner),
         )
         turns.append(turn)
@@ -53,7 +53,7 @@ def test_what_comes_next_is_what_is_claimed_next(
     after = expected[passed - 1] if 0 < passed <= len(expected) else None
     before, chosen = stretches(counts(waiting), active, after, least)
     turns = [
-        Turn(each.priority, each.share + n, joined, each.owner)
+        ClaimTurn(each.priority, each.share + n, joined, each.owner)
         for each in chosen
         for n, joined in enumerate(
             waiting[each.priority, each.owner][each.skipped : each.skipped + each.count]
@@ -75,9 +75,9 @@ def test_a_claim_changes_no_other_turn() -> None:
 
 
 def test_a_token_names_a_turn_and_no_owner() -> None:
-    turn = Turn(50, 3, 1.5, "ada")
+    turn = ClaimTurn(50, 3, 1.5, "ada")
     token = turn.token(7)
-    assert Turn.read(token, {7: ("ada", "default")}.get) == turn
+    assert ClaimTurn.read(token, {7: ("ada", "default")}.get) == turn
     assert b"ada" not in urlsafe_b64decode(token + "==")
 
 
@@ -101,7 +101,7 @@ def test_a_token_names_a_turn_and_no_owner() -> None:
 )
 def test_other_tokens_are_refused(content: object) -> None:
     with pytest.raises(BadPageToken):
-        Turn.read(
+        ClaimTurn.read(
             urlsafe_b64encode(json.dumps(content).encode()).decode(),
             {7: ("ada", "default"), 1 << 63: ("eve", "default")}.get,
         )
@@ -110,4 +110,4 @@ def test_other_tokens_are_refused(content: object) -> None:
 @pytest.mark.parametrize("token", ["", "!", "bm90IGpzb24", "W" * 3999])
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(BadPageToken):
-        Turn.read(token, {7: ("ada", "default")}.get)
+        ClaimTurn.read(token, {7: ("ada", "default")}.get)

@@ -144,7 +144,7 @@ def test_half_precision_inputs_are_computed_in_fp32(dtype):
 def test_weights_are_constant_by_default():
     config = Distillation(soft_weight=0.25, hidden_weight=3.0)
     first, last = (plan.weights(config, step, 10) for step in (0, 9))
-    assert first == last == plan.Weights(0.75, 0.25, 3.0, 0.0, 0.0, 0.0)
+    assert first == last == plan.LossWeights(0.75, 0.25, 3.0, 0.0, 0.0, 0.0)
     assert first.inside
 
 
@@ -159,8 +159,8 @@ def test_linear_weights_fall_while_the_tasks_rises():
 def test_two_stages_learn_the_inside_first_and_then_nothing_of_it():
     config = Distillation(soft_weight=0.5, hidden_weight=1.0, cosine_weight=2.0, hidden_first_fraction=0.25)
     weights = [plan.weights(config, step, 10) for step in range(10)]
-    assert weights[:3] == [plan.Weights(0.0, 0.0, 1.0, 0.0, 0.0, 2.0)] * 3
-    assert weights[3:] == [plan.Weights(0.5, 0.5, 0.0, 0.0, 0.0, 0.0)] * 7
+    assert weights[:3] == [plan.LossWeights(0.0, 0.0, 1.0, 0.0, 0.0, 2.0)] * 3
+    assert weights[3:] == [plan.LossWeights(0.5, 0.5, 0.0, 0.0, 0.0, 0.0)] * 7
     assert [one.inside for one in weights] == [True] * 3 + [False] * 7
 
 

@@ -22,7 +22,7 @@ from trainers.models.binary.layers import (
     learn,
     quantise,
 )
-from trainers.models.binary.quantisers import Derivative, ElasticInputs, Inputs, Ternary, Weights
+from trainers.models.binary.quantisers import Derivative, ElasticInputs, Inputs, Ternary, WeightQuantiser
 from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.dropout import TORCH_ATTENTION
 from trainers.models.student import Student
@@ -52,7 +52,7 @@ def install(model: PreTrainedModel) -> None:
 
 
 def _quantise(layer: Any, settings: Binary, derivative: Derivative) -> None:
-    weights: Weights = imported(WEIGHTS[settings.weights].made)(
+    weights: WeightQuantiser = imported(WEIGHTS[settings.weights].made)(
         derivative, settings.weight_scale, settings.centred
     )
     place = ACTIVATIONS[settings.activations].made

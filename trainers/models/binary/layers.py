@@ -11,7 +11,14 @@ from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
 from typing_extensions import override
 
-from trainers.models.binary.quantisers import SMALLEST_SCALE, Derivative, Float, Inputs, Weights, signs
+from trainers.models.binary.quantisers import (
+    SMALLEST_SCALE,
+    Derivative,
+    Float,
+    Inputs,
+    WeightQuantiser,
+    signs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class BinaryLinear(nn.Linear):
     parameters `input_scale` a and `input_shift` b, of shape ().
     """
 
-    weights: Weights
+    weights: WeightQuantiser
     inputs: Inputs | None
 
     @override
@@ -74,7 +81,7 @@ class BinaryLinear(nn.Linear):
         )
 
 
-def quantise(linear: nn.Linear, weights: Weights, inputs: Inputs | None) -> None:
+def quantise(linear: nn.Linear, weights: WeightQuantiser, inputs: Inputs | None) -> None:
     """Turns a Linear into a `BinaryLinear` in place; replaces the quantisers of a `BinaryLinear`."""
     linear.__class__ = BinaryLinear
     assert isinstance(linear, BinaryLinear)
@@ -138,7 +145,7 @@ class _Product(torch.autograd.Function):
         bias: torch.Tensor | None,
         scale: torch.Tensor,
         shift: torch.Tensor,
-        weights: Weights,
+        weights: WeightQuantiser,
         inputs: Inputs | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, scale, shift)

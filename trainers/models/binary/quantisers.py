@@ -81,7 +81,7 @@ _TERNARY_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightQuantiser:
     """A quantiser of weights, with a scale `per` row or tensor; `centred` subtracts the mean first."""
 
     derivative: Derivative
@@ -108,7 +108,7 @@ class Weights:
         return grad - self.mean(grad) if self.centred else grad
 
 
-class Sign(Weights):
+class Sign(WeightQuantiser):
     """`s sign(c)` with `s = mean|c|`, which minimises `||c - s t||^2`; sign(0) = 1 (arXiv 1603.05279, 3.1).
 
     Centred, c = W - mean(W) as in BiBERT (arXiv 2203.06390); the mean is not added again.
@@ -121,7 +121,7 @@ class Sign(Weights):
         return signs(centred), self.mean(centred.abs())
 
 
-class Ternary(Weights):
+class Ternary(WeightQuantiser):
     """`s t` with t = sign(c) where |c| > 0.7 mean|c|, else 0; s is the mean of these; arXiv 1605.04711."""
 
     __slots__ = ()
@@ -134,7 +134,7 @@ class Ternary(Weights):
         return signs(centred).mul_(nonzero), self.mean(sizes.mul_(nonzero)) / share
 
 
-class Float(Weights):
+class Float(WeightQuantiser):
     __slots__ = ()
 
     def quantise(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

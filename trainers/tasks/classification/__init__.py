@@ -21,7 +21,7 @@ from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Label, Listed
 Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
 
-class Weights(dict[str, float]):
+class LabelWeights(dict[str, float]):
     """Weights of some labels; immutable by convention, so that it can be part of a key."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -30,7 +30,7 @@ class Weights(dict[str, float]):
 
 ClassWeights = Annotated[
     Annotated[Literal["balanced"], Tag("name")]
-    | Annotated[dict[Label, Weight], Field(max_length=10_000), AfterValidator(Weights), Tag("by_label")],
+    | Annotated[dict[Label, Weight], Field(max_length=10_000), AfterValidator(LabelWeights), Tag("by_label")],
     # For a mapping, report only what is wrong inside it, not that it is not a name.
     Discriminator(lambda value: "by_label" if isinstance(value, dict) else "name"),
 ]
