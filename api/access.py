@@ -96,13 +96,13 @@ SIGNED_IN = _needs(Action.see)  # Whoever has a valid credential; lists show wha
 SUBMIT = _needs(Action.submit)
 SEE = _needs(Action.see, On.experiment)
 SEE_ALL = _needs(Action.see, On.experiments)
-STEER = _needs(Action.steer_own, On.experiment)
-STEER_DELETED = _needs(Action.steer_own, On.deleted)
+MANAGE = _needs(Action.manage_own, On.experiment)
+MANAGE_DELETED = _needs(Action.manage_own, On.deleted)
 ORGANISE = _needs(Action.organise, On.experiment)
 SEE_RUN = _needs(Action.see, On.run)
-STEER_RUN = _needs(Action.steer_own, On.run)
+MANAGE_RUN = _needs(Action.manage_own, On.run)
 SEE_PROJECT = _needs(Action.see, On.project)
-MANAGE = _needs(Action.manage_project, On.project)
+MANAGE_PROJECT = _needs(Action.manage_project, On.project)
 ADMINISTER = _needs(Action.administer)
 SCRAPE = _needs(Action.operate, own_token=lambda settings: settings.metrics_token)
 
@@ -256,7 +256,7 @@ async def _apply(rule: Rule, action: Action, caller: Caller, request: Request) -
         belonging = found.get(name)
         if belonging is None or not principal.sees(belonging.project):
             raise NotFound(kind, name)
-        wanted = principal.steering(belonging.owner) if action is Action.steer_own else action
+        wanted = principal.managing(belonging.owner) if action is Action.manage_own else action
         if reason := principal.lacks(wanted, *belonging):
             names = await run_in_threadpool(store.projects.maintainers, belonging.project)
             raise _forbidden(principal, reason, wanted, belonging, names)

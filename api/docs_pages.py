@@ -111,8 +111,8 @@ def _needs(rule: Rule) -> tuple[str, str]:
     if rule.action is Action.see and rule.on is On.nothing:
         return Scope.read, "any"
     scope, role = _least(rule.action)
-    if rule.action in (Action.steer_own, Action.organise):  # Of others' experiments, both are `steer_any`.
-        others_scope, others_role = _least(Action.steer_any)
+    if rule.action in (Action.manage_own, Action.organise):  # Of others' experiments, both are `manage_any`.
+        others_scope, others_role = _least(Action.manage_any)
         return f"{scope}; others': {others_scope}", f"owner as {role}; others': {others_role}"
     return scope, role
 

@@ -20,7 +20,7 @@ from service.specs.experiment import ExperimentSpec
 _REFERENCE = "#/components/schemas/{model}"
 
 TAGS = [
-    {"name": "experiments", "description": "Submit specs, follow and steer them."},
+    {"name": "experiments", "description": "Submit specs, follow and manage them."},
     {"name": "answers", "description": "Compare, score, recommend: decisions with their evidence."},
     {"name": "runs", "description": "Points of the grid: figures, curves, logs."},
     {"name": "queue", "description": "What waits and why; the cluster and the hardware catalogue."},
@@ -160,7 +160,7 @@ def _problems_of(route: RouteContext) -> Iterator[str]:
         yield "csrf-failed"
     if not reads and route.name not in _CHECKS:
         yield from ("storage-full", "unconfirmed")
-        if rule.action in (Action.steer_own, Action.manage_project, Action.administer):
+        if rule.action in (Action.manage_own, Action.manage_project, Action.administer):
             yield "conflict"
     if route.openapi_extra is not None:
         yield from (*SPEC_PROBLEMS, "body-too-large")

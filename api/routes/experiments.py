@@ -1,4 +1,4 @@
-"""Experiments: submit, list, follow, steer."""
+"""Experiments: submit, list, follow, manage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import ORGANISE, SEE, SIGNED_IN, STEER, STEER_DELETED, SUBMIT, while_permitted
+from api.access import MANAGE, MANAGE_DELETED, ORGANISE, SEE, SIGNED_IN, SUBMIT, while_permitted
 from api.bodies import Archived, Notes, Priority, TagChange
 from api.deps import (
     SPEC_BODY,
@@ -177,7 +177,7 @@ def get_experiment(one: Subject) -> ExperimentDetail:
 
 
 @router.delete(
-    "/{experiment_id}", dependencies=[STEER], status_code=204, summary="Delete an experiment that has ended"
+    "/{experiment_id}", dependencies=[MANAGE], status_code=204, summary="Delete an experiment that has ended"
 )
 def delete_experiment(
     experiment_id: ExperimentId,
@@ -194,31 +194,33 @@ def delete_experiment(
     return Response(status_code=204)
 
 
-@router.post("/{experiment_id}/restore", dependencies=[STEER_DELETED], summary="Restore a deleted experiment")
+@router.post(
+    "/{experiment_id}/restore", dependencies=[MANAGE_DELETED], summary="Restore a deleted experiment"
+)
 def restore_experiment(one: Subject) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
     return one.changed(one.store.removal.restore)
 
 
-@router.post("/{experiment_id}/cancel", dependencies=[STEER], summary="Cancel an experiment")
+@router.post("/{experiment_id}/cancel", dependencies=[MANAGE], summary="Cancel an experiment")
 def cancel_experiment(one: Subject) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
     return one.changed(one.store.requests.cancel)
 
 
-@router.post("/{experiment_id}/pause", dependencies=[STEER], summary="Pause an experiment")
+@router.post("/{experiment_id}/pause", dependencies=[MANAGE], summary="Pause an experiment")
 def pause_experiment(one: Subject) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
     return one.changed(one.store.requests.pause)
 
 
-@router.post("/{experiment_id}/resume", dependencies=[STEER], summary="Resume a paused experiment")
+@router.post("/{experiment_id}/resume", dependencies=[MANAGE], summary="Resume a paused experiment")
 def resume_experiment(one: Subject) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
     return one.changed(one.store.requests.resume)
 
 
-@router.post("/{experiment_id}/retry", dependencies=[STEER], summary="Retry what failed or was cancelled")
+@router.post("/{experiment_id}/retry", dependencies=[MANAGE], summary="Retry what failed or was cancelled")
 def retry_experiment(
     one: Subject,
     disturbed: Annotated[
@@ -230,7 +232,7 @@ def retry_experiment(
     return one.changed(one.store.requests.retry_disturbed if disturbed else one.store.requests.retry)
 
 
-@router.put("/{experiment_id}/priority", dependencies=[STEER], summary="Set an experiment's priority")
+@router.put("/{experiment_id}/priority", dependencies=[MANAGE], summary="Set an experiment's priority")
 def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep) -> ExperimentDetail:
     """Move it among what waits."""
     project = one.store.experiments.get(one.experiment_id).project

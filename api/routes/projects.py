@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from api.access import ADMINISTER, MANAGE, SEE_PROJECT, SIGNED_IN
+from api.access import ADMINISTER, MANAGE_PROJECT, SEE_PROJECT, SIGNED_IN
 from api.bodies import Archived, Membership, NewProject, ProjectChange
 from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError
@@ -48,7 +48,7 @@ def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
     return store.projects.get(project)
 
 
-@router.patch("/{project}", dependencies=[MANAGE, CHANGES_ACCESS], summary="Change a project")
+@router.patch("/{project}", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Change a project")
 def change_project(
     project: ProjectName, body: ProjectChange, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -62,7 +62,9 @@ def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
     return store.projects.limits(project)
 
 
-@router.put("/{project}/limits", dependencies=[MANAGE, CHANGES_ACCESS], summary="Set a project's limits")
+@router.put(
+    "/{project}/limits", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Set a project's limits"
+)
 def set_project_limits(
     project: ProjectName, body: ProjectLimits, store: StoreDep, user: CurrentUser
 ) -> ProjectLimits:
@@ -94,7 +96,7 @@ def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None
     return store.projects.use(project, month)
 
 
-@router.put("/{project}/archive", dependencies=[MANAGE, CHANGES_ACCESS], summary="Archive a project")
+@router.put("/{project}/archive", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Archive a project")
 def archive_project(
     project: ProjectName, body: Archived, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -104,7 +106,7 @@ def archive_project(
 
 @router.put(
     "/{project}/members/{name}",
-    dependencies=[MANAGE, CHANGES_ACCESS],
+    dependencies=[MANAGE_PROJECT, CHANGES_ACCESS],
     summary="Give a user a role in a project",
 )
 def set_member(
@@ -115,7 +117,9 @@ def set_member(
 
 
 @router.delete(
-    "/{project}/members/{name}", dependencies=[MANAGE, CHANGES_ACCESS], summary="Remove a user from a project"
+    "/{project}/members/{name}",
+    dependencies=[MANAGE_PROJECT, CHANGES_ACCESS],
+    summary="Remove a user from a project",
 )
 def remove_member(project: ProjectName, name: UserName, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """What they submitted stays in the project."""

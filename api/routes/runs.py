@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import MAX_ID, SEE_RUN, SIGNED_IN, STEER_RUN, while_permitted
+from api.access import MANAGE_RUN, MAX_ID, SEE_RUN, SIGNED_IN, while_permitted
 from api.deps import (
     BINARY,
     SPEC_SCHEMA,
@@ -105,13 +105,13 @@ def get_run(run_id: RunId, store: StoreDep) -> Run:
     return store.runs.get(run_id)
 
 
-@router.post("/{run_id}/cancel", dependencies=[STEER_RUN], summary="Cancel a run")
+@router.post("/{run_id}/cancel", dependencies=[MANAGE_RUN], summary="Cancel a run")
 def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
     return store.requests.cancel_run(run_id, actor=user.actor)
 
 
-@router.post("/{run_id}/retry", dependencies=[STEER_RUN], summary="Retry a run")
+@router.post("/{run_id}/retry", dependencies=[MANAGE_RUN], summary="Retry a run")
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
     return store.requests.retry_run(run_id, actor=user.actor)

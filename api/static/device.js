@@ -9,7 +9,7 @@ const show = (id, shown) => {
 const may = {
   read: "read",
   submit: "read and submit",
-  operate: "read, submit and steer",
+  operate: "read, submit and manage",
   admin: "everything, administration included",
 };
 let asked = null;

@@ -97,8 +97,8 @@ _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
                 files.export_model, files.trace, files.predictions),
     "Decide": (answers.compare, answers.recommend, answers.frontier, answers.effects, answers.score,
                answers.speedup, answers.report),
-    "Steer": (control.cancel, control.pause, control.resume, control.retry, control.priority, control.delete,
-              control.tag, control.annotate, control.archive),
+    "Manage": (control.cancel, control.pause, control.resume, control.retry, control.priority, control.delete,
+               control.tag, control.annotate, control.archive),
     "Team": (people.audit,),
 }  # fmt: skip
 _NAMES = {experiments.list_experiments: "list", control.annotate: "note"}

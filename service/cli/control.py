@@ -1,4 +1,4 @@
-"""Commands that steer: cancel, pause, resume, retry, priority, delete, and keep order: tag, note, archive."""
+"""Commands that manage experiments: cancel, pause, resume, retry, priority, delete, tag, note, archive."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ class UserKind(StrEnum):
 class Action(StrEnum):
     see = "see"
     submit = "submit"
-    steer_own = "steer_own"  # Cancel, pause, resume, retry and delete what the user submitted
-    steer_any = "steer_any"  # The same with what others submitted, and priorities
-    organise = "organise"  # Tags, notes and archive; those of others' experiments as `steer_any`
+    manage_own = "manage_own"  # Cancel, pause, resume, retry and delete what the user submitted
+    manage_any = "manage_any"  # The same with what others submitted, and priorities
+    organise = "organise"  # Tags, notes and archive; those of others' experiments as `manage_any`
     share = "share"  # Views of lists, for everyone in a project
     manage_project = "manage_project"  # Members, quotas and settings of a project
     operate = "operate"  # The queue and the cluster as a whole
@@ -75,8 +75,8 @@ class _Rule:
 _RULES: Final[Mapping[Action, _Rule]] = {
     Action.see: _Rule(Scope.read, Role.viewer, "seeing it"),
     Action.submit: _Rule(Scope.submit, Role.member, "submitting"),
-    Action.steer_own: _Rule(Scope.submit, Role.member, "steering your own experiments"),
-    Action.steer_any: _Rule(Scope.operate, Role.maintainer, "steering others' experiments"),
+    Action.manage_own: _Rule(Scope.submit, Role.member, "managing your own experiments"),
+    Action.manage_any: _Rule(Scope.operate, Role.maintainer, "managing others' experiments"),
     Action.organise: _Rule(Scope.submit, Role.member, "changing tags, notes and archive"),
     Action.share: _Rule(Scope.submit, Role.member, "sharing a view"),
     Action.manage_project: _Rule(Scope.operate, Role.maintainer, "managing the project"),
@@ -143,15 +143,15 @@ class Principal:
         """`project` None = none in particular; `owner` None = no one's experiment."""
         return self.lacks(action, project, owner) is None
 
-    def steering(self, owner: str) -> Action:
-        return Action.steer_own if owner == self.user else Action.steer_any
+    def managing(self, owner: str) -> Action:
+        return Action.manage_own if owner == self.user else Action.manage_any
 
     def lacks(self, action: Action, project: str | None = None, owner: str | None = None) -> str | None:
         """Returns what is missing for an action, and who can grant it, in one line."""
         if self.kind is UserKind.local:
             return None
         if action is Action.organise and owner not in (None, self.user):
-            action = Action.steer_any
+            action = Action.manage_any
         rule = _RULES[action]
         if not self.scope.includes(rule.scope):
             create = (
@@ -165,7 +165,7 @@ class Principal:
                 f"this token is only for project {self.restricted_to}; "
                 "create one without --project, or for the other project"
             )
-        if action is Action.steer_own and owner not in (None, self.user):
+        if action is Action.manage_own and owner not in (None, self.user):
             where = f"project {project}" if project else "its project"
             return (
                 f"this experiment belongs to {owner}; "

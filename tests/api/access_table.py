@@ -141,7 +141,7 @@ def LOOK(sender: Sender) -> str:
     return _if(sender.sees(HERE), "404")
 
 
-def STEER(sender: Sender) -> str:
+def MANAGE(sender: Sender) -> str:
     """An experiment of `owner`."""
     if not sender.sees(HERE):
         return "404"
@@ -150,7 +150,7 @@ def STEER(sender: Sender) -> str:
     return _if(sender.may("operate") and sender.has("maintainer"))
 
 
-def MANAGE(sender: Sender) -> str:
+def MANAGE_PROJECT(sender: Sender) -> str:
     if not sender.sees(HERE):
         return "404"
     return _if(sender.may("operate") and sender.has("maintainer"))
@@ -220,7 +220,7 @@ EXPECTED: Mapping[str, Rule] = {
             "retry_experiment", "set_experiment_priority", "cancel_run", "retry_run",
             "restore_experiment", "tag_experiment", "annotate_experiment", "archive_experiment",
         ),
-        STEER,
+        MANAGE,
     ),
     **dict.fromkeys(("submit_experiment", "validate_spec", "preview_spec"), SUBMIT),
     **dict.fromkeys(
@@ -234,7 +234,7 @@ EXPECTED: Mapping[str, Rule] = {
         (
             "change_project", "set_project_limits", "archive_project", "set_member", "remove_member",
         ),
-        MANAGE,
+        MANAGE_PROJECT,
     ),
     **dict.fromkeys(
         ("list_users", "add_user", "change_user", "list_audit", "export_audit", "create_project"), ADMINISTER
@@ -336,9 +336,9 @@ class World:
         }
         return all(number in kept[kind] for (kind, *_), number in self.fixed.items() if kind in kept)
 
-    def path(self, template: str, *, steers: bool) -> str:
-        """Returns a path with the numbers of an experiment and its run; one of its own to steer."""
-        experiment_id, run_id = self.submit() if steers else (self.experiment_id, self.run_id)
+    def path(self, template: str, *, manages: bool) -> str:
+        """Returns a path with the numbers of an experiment and its run; one of its own to manage."""
+        experiment_id, run_id = self.submit() if manages else (self.experiment_id, self.run_id)
         if "/members/" in template:
             insert(self.store, schema.members, [{"project": HERE, "user": "disabled", "role": Role.member}])
         return (
@@ -451,7 +451,7 @@ def _deletes(project: str | None, shared: bool) -> Rule:
 
 
 def _deletes_at_once(sender: Sender) -> str:
-    return STEER(sender) if STEER(sender) != "ok" else ADMINISTER(sender)
+    return MANAGE(sender) if MANAGE(sender) != "ok" else ADMINISTER(sender)
 
 
 def _as_viewer(sender: Sender) -> str:
@@ -573,7 +573,7 @@ def cells(world: World, operations: Mapping[str, tuple[str, str]], column: str) 
         operation, (method, template) = row.partition("#")[0], operations[row]
         rule = EXPECTED[operation]
         answer = expected(rule, column)
-        path = world.path(template, steers=rule is STEER and answer == "ok")
+        path = world.path(template, manages=rule is MANAGE and answer == "ok")
         sent = {"headers": headers_of(column), **body_of(operation)}
         return Cell(row, column, method, path, answer, sent)
 
@@ -588,9 +588,9 @@ def cells(world: World, operations: Mapping[str, tuple[str, str]], column: str) 
             template = (template + case.query).replace(f"{{{kind}_id}}", number)
         else:
             template += case.query.replace("{elsewhere}", world.own("experiment", ELSEWHERE, fresh=False))
-        steers = EXPECTED[case.operation] is STEER and answer == "ok"
+        manages = EXPECTED[case.operation] is MANAGE and answer == "ok"
         sent = {"headers": {**headers_of(column), **case.headers}, **case.body()}
-        return Cell(row, column, method, world.path(template, steers=steers), answer, sent)
+        return Cell(row, column, method, world.path(template, manages=manages), answer, sent)
 
     return [*(partial(plain, row) for row in operations), *(partial(special, row) for row in CASES)]
 

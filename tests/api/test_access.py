@@ -323,7 +323,7 @@ def test_the_page_is_shown_without_a_token_and_its_data_are_not(client: TestClie
     assert client.get(EXPERIMENTS).status_code == 401
 
 
-def test_a_project_that_everyone_sees_is_seen_and_not_steered(client: TestClient, world: World) -> None:
+def test_a_project_that_everyone_sees_is_seen_and_not_managed(client: TestClient, world: World) -> None:
     change(world, schema.projects, "name", "nlp", visible_to_all=True)
     here = f"{EXPERIMENTS}/{world.experiment_id}"
     assert client.get(here, headers=headers_of("other")).status_code == 200

@@ -28,11 +28,11 @@ from tests.api.access_table import (
     HERE,
     LOOK,
     MANAGE,
+    MANAGE_PROJECT,
     MEMBERS,
     METRICS_TOKEN,
     SENDERS,
     SPEC,
-    STEER,
     WEBHOOK,
     World,
     body_of,
@@ -93,7 +93,7 @@ def test_every_path_names_something_that_is_there(closed: tuple[TestClient, Worl
     known = {case.operation for case in CASES.values() if case.target}
     for name, (_, template) in operations(client).items():
         if name not in known and not template.endswith(("/{id}", "/{tab}")):  # Pages, for their scripts.
-            assert "{" not in world.path(template, steers=False), f"{name} needs a target in CASES"
+            assert "{" not in world.path(template, manages=False), f"{name} needs a target in CASES"
 
 
 @pytest.mark.parametrize("column", some_fast(COLUMNS))
@@ -134,9 +134,9 @@ def test_what_is_hidden_answers_as_what_is_missing(closed: tuple[TestClient, Wor
     client, world = closed
     headers = headers_of(column) | {"X-Request-ID": "the-same"}
     for operation, (method, template) in operations(client).items():
-        if EXPECTED[operation.partition("#")[0]] not in (LOOK, STEER, MANAGE):
+        if EXPECTED[operation.partition("#")[0]] not in (LOOK, MANAGE, MANAGE_PROJECT):
             continue
-        hidden = world.path(template, steers=False)
+        hidden = world.path(template, manages=False)
         missing = template
         for name, value in MISSING.items():
             missing = missing.replace("{" + name + "}", value)
@@ -322,7 +322,7 @@ def leave_rows(client: TestClient, world: World) -> None:
     store = world.store
     for operation, (action, body) in AUDITED.items():
         method, template = operations(client)[operation]
-        path = world.path(template, steers=EXPECTED[operation] is STEER)
+        path = world.path(template, manages=EXPECTED[operation] is MANAGE)
         for name, target in _OF_OWNER.items():
             path = path.replace(name, world.own(*target) if name in path else "")
         author = "owner" if operation in ("remove_subscription", "save_view") else "administrator"

@@ -207,7 +207,7 @@ def test_run_with_all_that_it_reported(client: TestClient, driver: Driver, store
     assert [event["number"] for event in after["items"]] == [2]
 
 
-def test_steering_moves_states_and_refuses_what_does_not_apply(
+def test_managing_moves_states_and_refuses_what_does_not_apply(
     client: TestClient, grid: list[dict[str, Any]]
 ) -> None:
     place = f"{API}/experiments/1"

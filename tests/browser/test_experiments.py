@@ -1,4 +1,4 @@
-"""Experiments in the browser: found, compared, steered, tagged, read, and deleted with a way back."""
+"""Experiments in the browser: found, compared, managed, tagged, read, and deleted with a way back."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_change_that_is_refused_leaves_no_row(store: Store, submit: Submit) ->
     assert list(store.audit.rows()) == []
 
 
-STEERING: list[tuple[Callable[[Store, int], object], str, str]] = [
+MANAGING: list[tuple[Callable[[Store, int], object], str, str]] = [
     (lambda s, id: s.requests.pause(id, actor=ADA), "experiment.paused", "paused"),
     (lambda s, id: s.requests.resume(id, actor=ADA), "experiment.resumed", "queued"),
     (lambda s, id: s.requests.set_priority(id, 90, actor=ADA), "experiment.priority", "queued"),
@@ -73,7 +73,7 @@ STEERING: list[tuple[Callable[[Store, int], object], str, str]] = [
 
 def test_requests_are_noted_and_events_carry_their_actor(store: Store, submit: Submit) -> None:
     experiment = submit(owner="bob")
-    for act, kind, state in STEERING:
+    for act, kind, state in MANAGING:
         act(store, experiment.id)
         row = list(store.audit.rows())[-1]
         assert (row.actor, row.token_id, row.address) == ("ada", 1, "192.0.2.1")

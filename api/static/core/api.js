@@ -114,7 +114,7 @@ export const hasRole = (who, project, role) =>
   who.via === "open" || administers(who) || ROLES.indexOf(who.roles[project]) >= ROLES.indexOf(role);
 
 /** Whether someone may pause, cancel, retry or delete an experiment; the server decides in any case. */
-export function maySteer(who, experiment) {
+export function mayManage(who, experiment) {
   if (experiment.owner === who.user)
     return hasScope(who, "submit") && hasRole(who, experiment.project, "member");
   return hasScope(who, "operate") && hasRole(who, experiment.project, "maintainer");

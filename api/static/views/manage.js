@@ -1,6 +1,6 @@
 // What one may do with an experiment: priority, pause, resume, cancel, retry; undone where that is possible.
 
-import { maySteer, send } from "../core/api.js";
+import { mayManage, send } from "../core/api.js";
 import { act, confirm, toast } from "../core/dialog.js";
 import { h } from "../core/dom.js";
 
@@ -18,7 +18,7 @@ export const priorityName = priority =>
 
 /** A choice of priorities for who may set them; their name for others. */
 export function priorityOf(experiment, who, changed) {
-  if (!maySteer(who, experiment)) return priorityName(experiment.priority);
+  if (!mayManage(who, experiment)) return priorityName(experiment.priority);
   const set = priority => send("PUT", `/experiments/${experiment.id}/priority`, { priority }).then(changed);
   const known = PRIORITIES.some(([value]) => value === experiment.priority)
     ? PRIORITIES
@@ -40,8 +40,8 @@ export function priorityOf(experiment, who, changed) {
 }
 
 /** Buttons for what is possible now; none for who may not. */
-export function steering(experiment, who, changed) {
-  if (!maySteer(who, experiment)) return null;
+export function manageButtons(experiment, who, changed) {
+  if (!mayManage(who, experiment)) return null;
   const post = action => send("POST", `/experiments/${experiment.id}/${action}`).then(changed);
   const button = (text, run, kind) =>
     h(

@@ -9,8 +9,8 @@ import { choice, facts, field, section, shortTable, tick } from "./parts.js";
 
 const ROLES = [
   ["viewer", "viewer: sees"],
-  ["member", "member: submits, steers own"],
-  ["maintainer", "maintainer: steers all, manages members"],
+  ["member", "member: submits, manages own"],
+  ["maintainer", "maintainer: manages all, and members"],
 ];
 const path = name => `/projects/${encodeURIComponent(name)}`;
 

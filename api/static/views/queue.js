@@ -1,4 +1,4 @@
-// What waits and why, what runs, who holds which devices; and steering of what one may steer.
+// What waits and why, what runs, who holds which devices, and buttons for what one may manage.
 
 import { get, whoami } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
@@ -8,7 +8,7 @@ import { empty, failed } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
 import { choice, counted, every, section, shortTable } from "./parts.js";
 import { startsIn, whyItWaits } from "./starts.js";
-import { priorityOf, steering } from "./steer.js";
+import { priorityOf, manageButtons } from "./manage.js";
 
 const READ_AGAIN_MS = 3000,
   TICK_S = 60,
@@ -251,7 +251,7 @@ export async function show(main, parameters, { signal }) {
         queue.schedulers_alive.length ? `Schedulers: ${queue.schedulers_alive.join(", ")}` : "",
       ),
     );
-    const acts = ["", one => steering(one, who, draw)],
+    const acts = ["", one => manageButtons(one, who, draw)],
       runs = [
         "Runs",
         one => [
@@ -298,7 +298,7 @@ export async function show(main, parameters, { signal }) {
               one => whyItWaits(one.reason, one.start, one.experiment?.owner, one.experiment?.project),
               "wide",
             ],
-            ["", one => (one.experiment ? steering(one.experiment, who, draw) : null)],
+            ["", one => (one.experiment ? manageButtons(one.experiment, who, draw) : null)],
           ],
           queue.items.filter(one => wanted(one.experiment)),
           "Nothing is waiting.",

@@ -9,7 +9,7 @@ import { choice, field, shortTable } from "./parts.js";
 
 const SCOPES = [
   ["read", "read: look at everything one sees"],
-  ["submit", "submit: also submit, and steer one's own"],
+  ["submit", "submit: also submit, and manage one's own"],
   ["operate", "operate: also what the role allows with others'"],
   ["admin", "admin: also administration"],
 ];

@@ -1,4 +1,4 @@
-"""Submitting and steering over a real API: what is printed, what changes, which code comes back."""
+"""Submitting and managing over a real API: what is printed, what changes, which code comes back."""
 
 from __future__ import annotations
 

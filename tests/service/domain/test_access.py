@@ -29,9 +29,9 @@ def person(role: Role | None = None, scope: Scope = Scope.admin, **fields: objec
 ALLOWED: dict[Role | None, set[Action]] = {
     None: set(),
     Role.viewer: {Action.see},
-    Role.member: {Action.see, Action.submit, Action.steer_own, Action.organise, Action.share},
+    Role.member: {Action.see, Action.submit, Action.manage_own, Action.organise, Action.share},
     Role.maintainer: {
-        Action.see, Action.submit, Action.steer_own, Action.steer_any, Action.organise, Action.share,
+        Action.see, Action.submit, Action.manage_own, Action.manage_any, Action.organise, Action.share,
         Action.manage_project,
     },
 }  # fmt: skip
@@ -46,13 +46,13 @@ def test_a_role_allows_this_and_no_more(role: Role | None) -> None:
 def test_an_administrator_may_do_everything_everywhere() -> None:
     principal = person(administrator=True)
     assert all(principal.may(action, "nlp", "ada") for action in Action)
-    assert principal.may(Action.steer_any, "nlp", "bob")
+    assert principal.may(Action.manage_any, "nlp", "bob")
     assert principal.visibility == EVERYTHING
 
 
 SCOPED = {
     Scope.read: {Action.see},
-    Scope.submit: {Action.see, Action.submit, Action.steer_own, Action.organise, Action.share},
+    Scope.submit: {Action.see, Action.submit, Action.manage_own, Action.organise, Action.share},
     Scope.operate: set(Action) - {Action.administer},
     Scope.admin: set(Action),
 }
@@ -69,14 +69,14 @@ def test_scope_admin_makes_no_administrator() -> None:
     assert not person(Role.maintainer, Scope.admin).may(Action.operate)
 
 
-def test_a_member_neither_steers_nor_organises_what_others_submitted() -> None:
+def test_a_member_neither_manages_nor_organises_what_others_submitted() -> None:
     member, maintainer = person(Role.member), person(Role.maintainer)
-    assert member.steering("bob") is Action.steer_any
-    assert member.steering("ada") is Action.steer_own
-    for action in (Action.steer_own, Action.steer_any, Action.organise):
+    assert member.managing("bob") is Action.manage_any
+    assert member.managing("ada") is Action.manage_own
+    for action in (Action.manage_own, Action.manage_any, Action.organise):
         assert not member.may(action, "nlp", "bob")
     assert maintainer.may(Action.organise, "nlp", "bob")
-    assert not maintainer.may(Action.steer_own, "nlp", "bob")
+    assert not maintainer.may(Action.manage_own, "nlp", "bob")
 
 
 def test_an_open_project_is_seen_by_all_and_used_by_members() -> None:
@@ -94,7 +94,7 @@ def test_a_tokens_project_is_the_only_one_it_reaches(administrator: bool) -> Non
     for action in Action:
         assert not principal.may(action, "shared", "ada")
         assert not principal.may(action, None, "ada")
-    assert principal.may(Action.steer_any, "nlp", "bob")
+    assert principal.may(Action.manage_any, "nlp", "bob")
 
 
 def test_a_tokens_project_gives_no_role_in_it() -> None:
@@ -107,7 +107,7 @@ def test_whoever_is_on_loopback_may_do_everything() -> None:
     for action, project, owner in product(Action, ("nlp", None), ("bob", None)):
         assert LOCAL.may(action, project, owner)
     assert LOCAL.visibility == EVERYTHING
-    assert local("ada").steering("ada") is Action.steer_own
+    assert local("ada").managing("ada") is Action.manage_own
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_no_token_gives_more_than_the_one_it_was_created_with(
     ("principal", "action", "says"),
     [
         (person(Role.member, Scope.read), Action.submit, "scope submit.*scope read.*token create"),
-        (person(Role.member, Scope.submit), Action.steer_any, "scope operate"),
+        (person(Role.member, Scope.submit), Action.manage_any, "scope operate"),
         (person(Role.maintainer, Scope.submit), Action.administer, "scope admin.*an administrator can"),
         (person(Role.viewer), Action.submit, "role member in project nlp, and you are viewer.*can grant"),
         (person(), Action.see, "you are not a member.*maintainer.*administrator can grant"),
         (person(Role.maintainer), Action.administer, "needs an administrator"),
-        (person(Role.member), Action.steer_own, "belongs to bob.*maintainer of project nlp"),
+        (person(Role.member), Action.manage_own, "belongs to bob.*maintainer of project nlp"),
         (person(Role.member, restricted_to="cv"), Action.submit, "only for project cv"),
     ],
 )

@@ -1,10 +1,10 @@
 // What can be done with an experiment; buttons are shown to those who may.
 
-import { maySteer, send } from "../../core/api.js";
+import { mayManage, send } from "../../core/api.js";
 import { act, ask, confirm, toast } from "../../core/dialog.js";
 import { h } from "../../core/dom.js";
 import { go } from "../../core/router.js";
-import { priorityOf, steering } from "../steer.js";
+import { priorityOf, manageButtons } from "../manage.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 
@@ -17,7 +17,7 @@ const ENDED = ["succeeded", "failed", "cancelled"];
 export function actions(experiment, who, again) {
   const path = `/experiments/${experiment.id}`;
   const over = ENDED.includes(experiment.state),
-    may = maySteer(who, experiment);
+    may = mayManage(who, experiment);
   const button = (title, work) =>
     h(
       "button",
@@ -34,7 +34,7 @@ export function actions(experiment, who, again) {
   return h(
     "div",
     { class: "tools" },
-    steering(experiment, who, again),
+    manageButtons(experiment, who, again),
     may && [
       !over && h("label", {}, "Priority ", priorityOf(experiment, who, again)),
       button("Tags", () => setTags(experiment)),

@@ -1,6 +1,6 @@
 // One run: what it is and how it stands, then its tabs; all of them share one stream.
 
-import { get, hasScope, maySteer, send, whoami } from "../../core/api.js";
+import { get, hasScope, mayManage, send, whoami } from "../../core/api.js";
 import { act, confirm, toast } from "../../core/dialog.js";
 import { announce, h, replace } from "../../core/dom.js";
 import {
@@ -54,8 +54,8 @@ export async function show(main, { id, tab = "" }, { signal }) {
 
   const head = h("div"),
     panel = h("div", { class: "tab-panel" });
-  const steers = maySteer(who, experiment) && hasScope(who, "submit");
-  const steer = (button, action, done) =>
+  const manages = mayManage(who, experiment) && hasScope(who, "submit");
+  const manage = (button, action, done) =>
     act(button, async () => {
       if (
         action === "cancel" &&
@@ -92,7 +92,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
         "div",
         { class: "head" },
         h("h1", {}, `Run ${run.id}: ${point(run.point)}`),
-        steers
+        manages
           ? h(
               "div",
               { class: "tools" },
@@ -103,7 +103,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
                     {
                       type: "button",
                       class: "danger",
-                      onclick: event => steer(event.currentTarget, "cancel", `Run ${id} will stop`),
+                      onclick: event => manage(event.currentTarget, "cancel", `Run ${id} will stop`),
                     },
                     "Cancel",
                   ),
@@ -112,7 +112,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
                     "button",
                     {
                       type: "button",
-                      onclick: event => steer(event.currentTarget, "retry", `Run ${id} is queued again`),
+                      onclick: event => manage(event.currentTarget, "retry", `Run ${id} is queued again`),
                     },
                     "Retry",
                   )
