@@ -15,7 +15,9 @@ from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.loop import run_worker
+from trainers.model_kinds.heads import NumberHead
 from trainers.models.precision import Rounded, arithmetic_for, has_bf16, inference_for
+from trainers.models.student import NumberOutput
 from trainers.optimizers.masters import MasterAdamW
 from trainers.process import reset_process
 from trainers.reporting import NeverStop
@@ -404,6 +406,28 @@ def test_kept_half_weights_take_half_the_memory_and_compute_the_same(monkeypatch
         assert torch.equal(model(ids).float(), converted)
     assert weight_mib(model) == fp32_mib / 2
     assert ("fp32 arithmetic" in inference.name) == (not instructions)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("evaluation", ["fp32", "half", "fp16", "bf16"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_number_is_evaluated_in_its_unit(precision, evaluation, kept):
+    torch.manual_seed(0)
+    output = NumberOutput(32, NumberHead(mean=100.0, scale=8.0))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), output)
+    x = torch.randn(5, 32)
+    with torch.no_grad():
+        exact = model(x)
+    numerics = Numerics(evaluation=evaluation)
+    arithmetic = arithmetic_for(Precision(precision), CPU, numerics)
+    arithmetic.prepare(model)
+    inference = inference_for(numerics, arithmetic, CPU)
+    if kept:
+        inference.keep(model)
+    with torch.no_grad(), inference.on(model), inference.context():
+        evaluated = model(x.to(model[0].weight.dtype))
+    torch.testing.assert_close(evaluated.float(), exact, rtol=1e-2, atol=0.5)
+    assert type(output) is NumberOutput
 
 
 @pytest.mark.parametrize("evaluation", ["fp32", "half"])

@@ -224,12 +224,13 @@ def _as(model: nn.Module, dtype: torch.dtype, kinds: _Kinds) -> Iterator[None]:
 
 
 def _become(model: nn.Module, kinds: _Kinds) -> dict[nn.Module, type[nn.Module]]:
+    """Changes torch's own modules, and those of `Rounded`; other subclasses keep their forward."""
     before: dict[nn.Module, type[nn.Module]] = {}
     for module in model.modules():
-        for base, kind in kinds.items():
-            if isinstance(module, base):
-                before[module] = type(module)
-                module.__class__ = kind
+        base = _PLAIN.get(type(module)) or _ROUNDING.get(type(module))
+        if base is not None:
+            before[module] = type(module)
+            module.__class__ = kinds[base]
     return before
 
 
@@ -273,6 +274,11 @@ _WIDENED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Embedding: _WideEmbedding,
 }
 _ROUNDED: dict[torch.dtype, type[nn.Linear]] = {torch.bfloat16: _LinearInBf16, torch.float16: _LinearInFp16}
+_ROUNDING: dict[type[nn.Module], type[nn.Module]] = {
+    _WideLayerNorm: nn.LayerNorm,
+    _WideEmbedding: nn.Embedding,
+    **dict.fromkeys(_ROUNDED.values(), nn.Linear),
+}
 
 
 class _RoundedProduct(torch.autograd.Function):
