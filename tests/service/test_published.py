@@ -22,6 +22,7 @@ SPECS = sorted(FOLDER.glob("*.yaml"))
 PRINTED = sorted((FOLDER / "printed").glob("*.yaml"))
 CELLS = {
     "chen-skold-section-5-2-2": 3,
+    "chen-skold-section-5-5": 2,
     "chen-skold-table-4-10": 3,
     "chen-skold-table-4-13": 2,
     "chen-skold-table-4-14": 3,
