@@ -63,11 +63,17 @@ def _share_authorities() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let what starts Ray begin: Ray reads how it authenticates when it is imported."""
+    """Let what needs Ray begin, and start the session's cluster before anything imports Ray.
+
+    Ray reads how it authenticates when it is imported.
+    """
     if config.getoption("quick"):
         kept = set(selection := quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = selection
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("ray"):
+            item.fixturenames.insert(0, "local_ray")
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
