@@ -136,9 +136,9 @@ def _chosen(
         text, point, seed = spec_text(Path(target), assignments), None, None
     with spec_errors(target):
         for plan in read_spec(text, catalogue).runs(catalogue):
-            if (point is None or plan.point == point) and seed in (None, plan.seed):
+            if plan.refusal is None and (point is None or plan.point == point) and seed in (None, plan.seed):
                 return plan.spec, plan.seed
-    raise Failure(f"{target}: its experiment's spec no longer has this run", ExitCode.usage)
+    raise Failure(f"{target}: its experiment's spec has no such run that can be trained", ExitCode.usage)
 
 
 def _config(

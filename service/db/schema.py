@@ -176,6 +176,7 @@ cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("cell", Text, primary_key=True),
     Column("canonical", Text, nullable=False),
+    Column("refusal", Text),  # Why its values cannot be combined; where they make no spec, it is another's.
     sqlite_with_rowid=False,
 )
 

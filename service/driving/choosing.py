@@ -9,10 +9,9 @@ from enum import Enum
 from pathlib import Path
 
 from service.config.document import SpecError
-from service.config.hardware import find
 from service.domain.events import EventKind
 from service.domain.formats import point_text
-from service.domain.grid import Point, varied_fields
+from service.domain.grid import varied_fields
 from service.domain.records import Run
 from service.domain.states import TERMINAL_RUN_STATES, RunState
 from service.driving.limits import Allowances, BudgetLimit, ClusterRoom, RoomLeft
@@ -20,11 +19,10 @@ from service.driving.pruning import data_key, does_not_fit
 from service.driving.sweep_context import LiveTurns, SweepContext
 from service.scheduling.run_plan import Shape
 from service.search.protocol import Outcome, Suggestion
-from service.specs.experiment import ExperimentSpec
+from service.specs.experiment import InfeasibleCell, Refusal
 from service.specs.models import NoModel, Reference, checkpoint_of, reference
 from service.store import Conflict, NotFound, QueuedRun
 from trainers.checkpoints.manifest import verify
-from trainers.config import Precision
 from trainers.errors import FailureClass
 
 _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
@@ -56,6 +54,7 @@ class QueuedRuns:
         self._listed_s = float("-inf")
         self._places = context.spec.places()
         self._cells: dict[str, tuple[Run, tuple[object, ...]]] = {}
+        self._refusals: dict[str, str] = {}
         self._groups: list[RunGroup] = []
 
     def __bool__(self) -> bool:
@@ -79,6 +78,8 @@ class QueuedRuns:
         unknown = {run.cell: run.id for run in waiting if run.cell not in self._cells}
         for first in self._context.store.runs.by_id(list(unknown.values())):
             self._cells[first.cell] = first, self._decides(first)  # The axis values of a cell never change.
+        if unknown:
+            self._refusals = self._context.store.runs.refusals(self._context.experiment_id)
         waiting.sort(key=lambda run: self._places[run.place_in_grid])
         groups: dict[tuple[object, ...], RunGroup] = {}
         for run in waiting:
@@ -88,6 +89,15 @@ class QueuedRuns:
                 groups[key] = RunGroup(sample, run.started)
             groups[key].runs[run.id] = run
         self._groups, self._listed_s = list(groups.values()), listed_s
+
+    def refused(self) -> list[tuple[QueuedRun, str]]:
+        """Returns the runs of cells that cannot be trained, with the reason."""
+        return [
+            (run, self._refusals[run.cell])
+            for group in self._groups
+            for run in group.runs.values()
+            if run.cell in self._refusals
+        ]
 
     def ready(self) -> list[tuple[QueuedRun, RunGroup]]:
         """Returns the first run of each group whose delay is over, in the order of measurement."""
@@ -155,18 +165,9 @@ class Suggestions:
     def __init__(self, context: SweepContext) -> None:
         self._context, self._store, self._spec = context, context.store, context.spec
         self._values: dict[tuple[int, int], float | None] = {}
-        self._refused: dict[str, str | None] = {}
 
     def pending(self, run: Run) -> bool:
         return self._spec.search.info.suggests and not run.point
-
-    def refused(self, run: Run) -> str | None:
-        """Returns why the run's suggested values cannot be trained; None = they can."""
-        if not self._spec.search.info.suggests or not run.point:
-            return None
-        if run.cell not in self._refused:
-            self._refused[run.cell] = self._resolved(run.point)[1]
-        return self._refused[run.cell]
 
     def give(self, index: int, runs: Sequence[Run]) -> None:
         """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds."""
@@ -180,7 +181,14 @@ class Suggestions:
                 groups.setdefault(one.index // seeds, []).append(one)
         earlier = [self._outcome(group) for _, group in sorted(groups.items())]
         point = self._spec.search.suggest(earlier, better)
-        spec, _ = self._resolved(point)
+        refusal = None
+        try:
+            spec = self._spec.at(point, self._context.catalogue)
+        except SpecError as error:
+            infeasible = error if isinstance(error, InfeasibleCell) else None
+            refusal = infeasible.refusal if infeasible else Refusal(str(error), {})
+            valid = infeasible.spec if infeasible else None
+            spec = valid or self._context.spec_of(next(run for run in runs if run.index == index))
         self._store.submissions.set_point(
             self._context.experiment_id,
             self._context.attempt,
@@ -188,13 +196,8 @@ class Suggestions:
             point,
             spec,
             f"suggestion {number + 1}: {point_text(point)}",
+            refusal,
         )
-
-    def _resolved(self, point: Point) -> tuple[ExperimentSpec, str | None]:
-        try:
-            return self._spec.at(point, self._context.catalogue, infeasible=True), None
-        except SpecError as error:
-            return self._spec.at({}, self._context.catalogue, infeasible=True), str(error)
 
     def _outcome(self, group: Sequence[Run]) -> Suggestion:
         point = group[0].point
@@ -289,9 +292,6 @@ class RunChooser:
                 continue
             if models is None:
                 continue
-            if (reason := self._infeasible(sample)) is not None:
-                self._fail_ready(group, reason)
-                continue
             missing = self._room.missing(sample)
             if missing is not None:
                 self._cannot_run(group, missing)
@@ -345,12 +345,15 @@ class RunChooser:
             # This driver opened the attempt, and the answer was lost with the connection.
             context.store.attempts.reset_runs_without_worker(context.experiment_id, context.attempt, known)
         self._queued.read()
-        self._relist = False
+        refused = self._queued.refused()
+        for run, why in refused:
+            self._fail(run, why)
+        self._relist = bool(refused)
 
     def _decides(self, run: Run) -> tuple[object, ...]:
         """Everything that decides whether a run can start; equal for all runs of a group."""
         return (
-            (self._suggestions.pending(run), self._suggestions.refused(run)),
+            self._suggestions.pending(run),
             (run.student, run.teacher),
             (run.hardware, run.precision),
             self._room.demand(run),
@@ -368,12 +371,6 @@ class RunChooser:
 
     def _may(self, room: RoomLeft, sample: Run, shape: Shape) -> bool:
         return room.fits(shape) and self._allowances.fits(sample.hardware, shape)
-
-    def _infeasible(self, run: Run) -> str | None:
-        if (refused := self._suggestions.refused(run)) is not None:
-            return refused
-        hardware = find(run.hardware, self._context.catalogue)
-        return hardware.lacks(Precision(run.precision)) if hardware is not None else None
 
     def _waits(self, group: RunGroup) -> bool:
         """Whether runs that the cluster cannot hold wait for nodes instead of failing."""

@@ -15,7 +15,7 @@ from service.domain.serialization import Serializable
 from service.domain.start_forecasts import PlannedStart
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
-from service.specs.experiment import ExperimentSpec, cell_of
+from service.specs.experiment import ExperimentSpec, InfeasibleCell, cell_of
 from service.specs.fields import WantedPrecision
 from trainers.config import SHARERS, Precision
 
@@ -95,10 +95,11 @@ def planned_runs(
         ):
             cell = cell_of(point)
             try:
-                resolved = spec.at(point, catalogue, named=False)
+                resolved = spec.at(point, catalogue)
                 reason = unsatisfiable(resolved, snapshot, catalogue) if snapshot else None
             except SpecError as error:
-                resolved, reason = spec, str(error)
+                valid = error.spec if isinstance(error, InfeasibleCell) else None
+                resolved, reason = valid or spec, str(error)
             for position, seed in enumerate(seeds):
                 index = number * len(seeds) + position
                 yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)

@@ -78,7 +78,8 @@ def checked_plans(
     roots = functools.cache(roots)  # Resolving them takes longer than most other checks.
     if problems := path_problems(spec, roots, before_each=check_time):
         raise SpecError(problems)
-    plans = list(spec.runs(catalogue, before_each=check_time))
+    every = list(spec.runs(catalogue, before_each=check_time))
+    plans = [plan for plan in every if plan.refusal is None]
     tasks = (plan.spec.task for plan in plans)
     if problems := data_problems(tasks, roots, before_each=check_time, may_read=may_read):
         raise SpecError(problems)
@@ -90,7 +91,7 @@ def checked_plans(
         raise SpecError(problems)
     if find_run is not None and (problems := reference_problems(plans, find_run)):
         raise SpecError(problems)
-    return plans
+    return every
 
 
 def _time_limit() -> Callable[[], None]:
@@ -124,7 +125,9 @@ def _capacity_problems(
     Where hardware is an axis and the cluster has some of it, the cells of the rest wait for nodes.
     """
     demands = {
-        (plan.spec.hardware, plan.spec.worker_numbers[-1], plan.spec.resources): plan for plan in plans
+        (plan.spec.hardware, plan.spec.worker_numbers[-1], plan.spec.resources): plan
+        for plan in plans
+        if plan.refusal is None
     }
     reasons = [(plan, unsatisfiable(plan.spec, snapshot, catalogue)) for plan in demands.values()]
     some = any(reason is None for _, reason in reasons)

@@ -6,58 +6,87 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import create_model
+from pydantic import TypeAdapter, create_model
 
-from service.config.document import SpecError, shortened
-from service.config.hardware import CATALOGUE, Hardware, find, lookup
+from service.config.document import Problem, SpecError, shortened
+from service.config.hardware import CATALOGUE, Hardware, find
 from service.domain import grid
-from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue, Point
-from service.search import Search
+from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue
+from service.search import AnySearch, Search
 from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json
-from service.specs.rules import INFEASIBLE, problems_of
+from service.specs.rules import of_combination, problems_of
 from service.specs.wording import naming_problems
-from trainers.config import Precision, Section
+from trainers.config import Section
+
+_SEARCH: TypeAdapter[Search] = TypeAdapter(AnySearch)
+_MOST_STARTS = 100  # Grid points of which one has to be valid as a whole for a spec to be
 
 
 def nothing() -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a cell cannot be trained: its values contradict each other, though each is valid by itself."""
+
+    reason: str
+    fields: Mapping[str, FieldValue]  # Values of the cell by dotted field
+
+
+class InfeasibleCell(SpecError):
+    """`spec` has the cell's values, where they are at odds only with hardware or between sections."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        fields: Mapping[str, FieldValue],
+        spec: ExperimentSpec | None,
+    ) -> None:
+        super().__init__(problems)
+        self.refusal, self.spec = Refusal(str(self), fields), spec
+
+
 class ExperimentSpec(SpecFields):
     def at(
-        self,
-        point: Mapping[str, AxisValue],
-        catalogue: Mapping[str, Hardware] = CATALOGUE,
-        *,
-        named: bool = True,
-        infeasible: bool = False,
+        self, point: Mapping[str, AxisValue], catalogue: Mapping[str, Hardware] = CATALOGUE
     ) -> ExperimentSpec:
         """Returns the validated spec of one grid point's runs: no axes, and the point's values written in.
 
-        An empty point is not suggested yet: the axes' first values count. `named` names the point in
-        problems, `infeasible` allows a precision that the hardware does not support.
+        An empty point is not suggested yet: the axes' first values count.
+
+        Raises:
+            InfeasibleCell: only the combination of the point's values is wrong.
+            SpecError: a value is wrong by itself; the problems name the point.
         """
         if not self.search.fields:
             # Validated as it stands.
             return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
-        prefix = f"grid point {shortened(canonical_json(dict(point)), 400)}: " if point and named else ""
-        resolved = self._with_values(self.search.settings(point), prefix)
-        problems = problems_of(resolved, catalogue, point, prefix)
-        if infeasible:
-            problems = [problem for problem in problems if problem.type != INFEASIBLE]
+        fields = self.search.settings(point)
+        try:
+            written = self._with_values(fields)
+        except SpecError as error:
+            if not of_combination(error, fields):
+                raise _of_point(error, point) from None
+            raise InfeasibleCell(error.problems, fields, None) from None
+        problems = problems_of(written, catalogue, point)
+        resolved = written._with_entry(catalogue)
+        if problems and of_combination(SpecError(problems)):
+            raise InfeasibleCell(problems, fields, resolved)
         if problems:
-            raise SpecError(problems)
-        return resolved._with_entry(catalogue)
+            raise _of_point(SpecError(problems), point)
+        return resolved
 
-    def _with_values(self, values: Mapping[str, FieldValue], prefix: str) -> ExperimentSpec:
+    def _with_values(self, values: Mapping[str, FieldValue]) -> ExperimentSpec:
         """Returns the spec with dotted fields set, the changed sections validated again, and no search."""
         document: dict[str, Any] = {}
         if self.batch.per_worker_size is not None or "batch.per_worker_size" in values:
@@ -74,7 +103,7 @@ class ExperimentSpec(SpecFields):
         unchanged = {
             name: getattr(self, name) for name in ExperimentSpec.model_fields if name not in document
         }
-        with naming_problems(document, prefix):
+        with naming_problems(document):
             changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
             validated = {name: getattr(changed, name) for name in document}
             return ExperimentSpec.model_validate(
@@ -98,41 +127,75 @@ class ExperimentSpec(SpecFields):
     ) -> Iterator[RunPlan]:
         """Yields the runs in product order, each validated as if it had been written out by hand.
 
-        A grid over hardware and precision has cells that a device cannot compute: they are runs too, which
-        end at once with the reason, unless there are no others. A `SpecError` names the first invalid grid
-        point.
+        Cells whose values contradict each other are runs too, which end at once with the reason, unless there
+        are no others. A `SpecError` names the first grid point with a value that is wrong by itself.
         """
-        if self.search.info.suggests:
-            for point in self.search.probes():
-                before_each()
-                self.at(point, catalogue, infeasible=True)
-        plans = self._plans(catalogue, before_each)
-        # Only the whole grid shows that no hardware computes any of its cells.
-        yield from list(plans) if "hardware" in self.search.fields else plans
-
-    def _plans(self, catalogue: Mapping[str, Hardware], before_each: Callable[[], None]) -> Iterator[RunPlan]:
         seeds, places = self.seeds, self.places()
-        mixed = "hardware" in self.search.fields
+        suggested = self._before_suggestions(catalogue, before_each) if self.search.info.suggests else None
         index = 0
-        refused: Point | None = None
-        measured: RunPlan | None = None
+        refused: list[RunPlan] = []
+        first: RunPlan | None = None  # Of those that can be trained
         # Points still to be suggested are all empty: one of them is resolved for all.
         for cell, alike in itertools.groupby(self.search.points(), key=cell_of):
             points = list(alike)
             before_each()
-            resolved = self.at(points[0], catalogue, infeasible=mixed)
-            if lookup(resolved.hardware, catalogue).lacks(Precision(resolved.precision)) is not None:
-                refused = points[0] if refused is None else refused
-            elif measured is None:
-                measured = RunPlan(0, 0, REFERENCE_CELL, seeds[0], points[0], resolved)
+            resolved, refusal = (suggested, None) if suggested else self._resolved(points[0], catalogue)
+            plans = []
             for point, seed in itertools.product(points, seeds):
-                yield RunPlan(index, places[index], cell, seed, point, resolved)
+                plans.append(RunPlan(index, places[index], cell, seed, point, resolved or self, refusal))
                 index += 1
-        if measured is None and refused is not None:
-            self.at(refused, catalogue)  # Raises.
+            if first is None and refusal is None:
+                first = plans[0]
+            if first is None:
+                refused += plans
+                continue
+            # A spec that is not valid could not be read again: the first valid one stands for it.
+            for plan in [*refused, *plans]:
+                yield dataclasses.replace(plan, spec=first.spec) if plan.spec is self else plan
+            refused.clear()
+        if first is None:
+            point = refused[0].point
+            try:
+                self.at(point, catalogue)
+            except SpecError as error:
+                raise _of_point(error, point) from None
+            return
         for following in range(index, len(places)):
-            assert measured is not None  # Reference runs belong to searches whose points are known.
-            yield dataclasses.replace(measured, index=following, place=places[following])
+            yield dataclasses.replace(
+                first, index=following, place=places[following], cell=REFERENCE_CELL, seed=seeds[0]
+            )
+
+    def _resolved(
+        self, point: Mapping[str, AxisValue], catalogue: Mapping[str, Hardware]
+    ) -> tuple[ExperimentSpec | None, Refusal | None]:
+        try:
+            return self.at(point, catalogue), None
+        except InfeasibleCell as error:
+            return error.spec, error.refusal
+
+    def _before_suggestions(
+        self, catalogue: Mapping[str, Hardware], before_each: Callable[[], None]
+    ) -> ExperimentSpec:
+        """Returns the spec of runs whose values are not suggested yet; checks each value that may be."""
+        feasible = None
+        for point in self.search.probes():
+            before_each()
+            resolved, refusal = self._resolved(point, catalogue)
+            if refusal is None and feasible is None:
+                feasible = resolved
+        try:
+            return self.at({}, catalogue)
+        except InfeasibleCell:
+            if feasible is None:
+                raise
+            return feasible
+
+
+def _of_point(error: SpecError, point: Mapping[str, AxisValue]) -> SpecError:
+    if not point:
+        return error
+    prefix = f"grid point {shortened(canonical_json(dict(point)), 400)}: "
+    return SpecError(dataclasses.replace(one, message=prefix + one.message) for one in error.problems)
 
 
 def cell_of(point: Mapping[str, AxisValue]) -> str:
@@ -149,6 +212,8 @@ class RunPlan:
     seed: int
     point: dict[str, AxisValue]
     spec: ExperimentSpec
+    """With the point's values; of a refused cell whose values make no valid spec, that of another cell."""
+    refusal: Refusal | None = None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -160,11 +225,38 @@ def read_stored(canonical: str) -> ExperimentSpec:
 def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
     """Checks every field, the hardware and the axes' names; `SpecError` has every problem, in order."""
     document = _with_first_point(document)
-    with naming_problems(document):
-        spec = ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
+    try:
+        spec = _read(document)
+    except SpecError as error:
+        other = _with_other_point(document, error)
+        if other is None:
+            raise
+        spec = other
     if problems := problems_of(spec, catalogue):
         raise SpecError(problems)
     return spec
+
+
+def _read(document: Mapping[str, object]) -> ExperimentSpec:
+    with naming_problems(document):
+        return ExperimentSpec.model_validate_json(json.dumps(document), strict=True)
+
+
+def _with_other_point(document: Mapping[str, object], error: SpecError) -> ExperimentSpec | None:
+    """Returns the spec with the first values that can be combined, where those of the first point cannot."""
+    written = document.get("search")
+    if not isinstance(written, Mapping) or not of_combination(error, _written_axes(written)):
+        return None
+    try:
+        search = _SEARCH.validate_json(json.dumps(written), strict=True)
+        known = search.fields.keys() <= set(axis_names())
+    except ValueError:
+        return None
+    points = itertools.chain(search.probes(), search.expected_points()) if known else ()
+    for point in itertools.islice(points, _MOST_STARTS):
+        with contextlib.suppress(SpecError):
+            return _read(grid.with_axis_values(document, search.settings(point)))
+    return None
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def reusable(
 ) -> Reuse:
     hashes: dict[str, str] = {}
     for plan in plans:
-        if plan.cell not in hashes:
+        if plan.refusal is None and plan.cell not in hashes:
             hashes[plan.cell] = config_sha256(plan.spec, catalogue)
     equal: dict[tuple[str, int], list[Equal]] = {}
     for run in find(set(hashes.values())):
@@ -86,8 +86,8 @@ def reusable(
     runs: dict[int, int] = {}
     refused: dict[int, str] = {}
     for plan in plans:
-        if plan.cell == REFERENCE_CELL:
-            continue  # It measures the machine during this sweep.
+        if plan.cell == REFERENCE_CELL or plan.refusal is not None:
+            continue  # One measures the machine during this sweep, the other is not trained.
         spec = plan.spec
         for run in equal.get((hashes[plan.cell], plan.seed), ()):
             key = canonical_json([spec.task.model_dump(mode="json"), spec.model.name, spec.model.teacher])

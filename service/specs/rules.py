@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 
-from service.config.document import MAX_SUGGESTIONS, Problem, first_problems, shortened
+from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, first_problems, shortened
 from service.config.hardware import Hardware, find, lookup
 from service.domain.grid import AxisValue
 from service.search import protocol as searches
@@ -17,26 +17,35 @@ from service.specs.wording import UNCOMPARED, nearest_axis
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.model_kinds.encoders import ENCODERS
 
-INFEASIBLE = "precision-not-on-hardware"  # Problem that a grid over hardware may have in some of its cells
+_NOT_ON_HARDWARE = "precision-not-on-hardware"
+_OF_A_VALUE = ("unknown-", "missing-", "out-of-range", "wrong-type", "not-finite", "grid-too-large")
 _invalid = functools.partial(Problem, "invalid-value")
 _HALVES = frozenset({Precision.fp16, Precision.bf16})
+
+
+def of_combination(error: SpecError, fields: Iterable[str] = ()) -> bool:
+    """Whether only a combination of values is wrong, and no value by itself, such as one of these fields'."""
+    paths = tuple(f"{field}." for field in fields)
+    return not any(
+        problem.type.startswith(_OF_A_VALUE) or f"{problem.path}.".startswith(paths)
+        for problem in error.problems
+    )
 
 
 def problems_of(
     spec: SpecFields,
     catalogue: Mapping[str, Hardware],
     point: Mapping[str, AxisValue] = MappingProxyType({}),
-    prefix: str = "",
 ) -> list[Problem]:
-    """Returns the first problems, and one that counts the others; `prefix` names the grid point."""
+    """Returns the first problems, and one that counts the others."""
     return first_problems(
         itertools.chain(
-            _hardware_problems(spec, catalogue, prefix),
+            _hardware_problems(spec, catalogue),
             _axis_problems(spec),
             _hardware_axis_problems(spec, catalogue),
-            _data_problems(spec, prefix),
-            _distillation_problems(spec, point, prefix),
-            _layer_problems(spec, prefix),
+            _data_problems(spec),
+            _distillation_problems(spec, point),
+            _layer_problems(spec),
             _metric_problems(spec),
             _suggestion_problems(spec),
             _untrained_problems(spec),
@@ -44,38 +53,38 @@ def problems_of(
     )
 
 
-def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware], prefix: str) -> Iterator[Problem]:
+def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> Iterator[Problem]:
     if "hardware" in spec.search.fields:
         return  # Each grid point is checked on its own.
     try:
         hardware = lookup(spec.hardware, catalogue)
         hardware.pricing(spec.resources.cpus_per_worker)
     except ValueError as error:
-        yield Problem("unknown-hardware", "hardware", f"{prefix}{error}")
+        yield Problem("unknown-hardware", "hardware", str(error))
         return
     if "model.encoder" not in spec.search.fields:
         for field, where, encoder in _encoders(spec):
             try:
                 ENCODERS[encoder].require_device(hardware.device, hardware.name)
             except ValueError as error:
-                yield _invalid(field, f"{prefix}{where}{error}")
-    yield from _device_problems(spec, hardware, prefix)
+                yield _invalid(field, f"{where}{error}")
+    yield from _device_problems(spec, hardware)
     if "precision" not in spec.search.fields:
-        yield from _precision_problems(spec, hardware, prefix)
+        yield from _precision_problems(spec, hardware)
     evaluation = spec.numerics.evaluation
     judged = evaluation in _HALVES and not hardware.kind.emulates_halves
     if judged and "numerics.evaluation" not in spec.search.fields:
         reason = hardware.lacks(Precision(evaluation))
         if reason is not None:
-            yield Problem(INFEASIBLE, "numerics.evaluation", prefix + reason)
+            yield Problem(_NOT_ON_HARDWARE, "numerics.evaluation", reason)
     distilled = {"model.teacher", "distillation.teacher_precision"}
     wanted = "auto" if spec.model.teacher is None else spec.distillation.teacher_precision
     served = wanted == "auto" or wanted in hardware.kind.teacher_precisions
     if not served and distilled.isdisjoint(spec.search.fields):
         yield Problem(
-            INFEASIBLE,
+            _NOT_ON_HARDWARE,
             "distillation.teacher_precision",
-            f"{prefix}distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
+            f"distillation.teacher_precision {wanted} needs a GPU, but hardware {spec.hardware} "
             f"computes on its {hardware.kind.noun}; use auto",
         )
 
@@ -89,27 +98,27 @@ def _encoders(spec: SpecFields) -> Iterator[tuple[str, str, str]]:
             yield "stages", f"stage {number}: ", stage.model.encoder
 
 
-def _precision_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
+def _precision_problems(spec: SpecFields, hardware: Hardware) -> Iterator[Problem]:
     if spec.precision != WantedPrecision.auto:
         if (reason := hardware.lacks(Precision(spec.precision))) is not None:
-            yield Problem(INFEASIBLE, "precision", prefix + reason)
+            yield Problem(_NOT_ON_HARDWARE, "precision", reason)
     elif "model.encoder" not in spec.search.fields:
         try:
             ENCODERS[spec.model.encoder].require_precision(hardware.auto_precision)
         except ValueError as error:
-            yield _invalid("precision", f"{prefix}precision auto: {error}")
+            yield _invalid("precision", f"precision auto: {error}")
 
 
-def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Iterator[Problem]:
+def _device_problems(spec: SpecFields, hardware: Hardware) -> Iterator[Problem]:
     """A field that is an axis is judged at each grid point."""
     kind, axes = hardware.kind, spec.search.fields
     for field, served in kind.serves.items():
         if field not in axes and (value := attrgetter(field)(spec)) not in served:
-            yield _invalid(field, prefix + kind.refusal(field, value, hardware.name))
+            yield _invalid(field, kind.refusal(field, value, hardware.name))
     if "parallel.workers" not in axes:
         for workers in spec.worker_numbers:
             if (reason := hardware.why_not_workers(workers)) is not None:
-                yield _invalid("parallel.workers", prefix + reason)
+                yield _invalid("parallel.workers", reason)
                 break
     if not kind.static_shapes:
         return
@@ -124,18 +133,18 @@ def _device_problems(spec: SpecFields, hardware: Hardware, prefix: str) -> Itera
         )
         yield _invalid(
             "model.encoder",
-            f"{prefix}encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
+            f"encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
         )
     if spec.batch.micro_tokens is not None and "batch.micro_tokens" not in axes:
         yield _invalid(
             "batch.micro_tokens",
-            f"{prefix}a budget of {spec.batch.micro_tokens} tokens makes batches of any size, {fix}; use "
+            f"a budget of {spec.batch.micro_tokens} tokens makes batches of any size, {fix}; use "
             "batch.micro_size",
         )
     if spec.task.info.head.reads == "guessed" and "task.name" not in axes:
         yield _invalid(
             "task.name",
-            f"{prefix}task {spec.task.name} guesses another number of tokens in each batch, {fix}; use other "
+            f"task {spec.task.name} guesses another number of tokens in each batch, {fix}; use other "
             "hardware",
         )
 
@@ -171,9 +180,7 @@ def _hardware_axis_problems(spec: SpecFields, catalogue: Mapping[str, Hardware])
             )
 
 
-def _distillation_problems(
-    spec: SpecFields, point: Mapping[str, AxisValue], prefix: str
-) -> Iterator[Problem]:
+def _distillation_problems(spec: SpecFields, point: Mapping[str, AxisValue]) -> Iterator[Problem]:
     """Settings without a teacher have no effect, unless an axis compares with and without one."""
     if spec.model.teacher is None:
         if spec.stages is not None:
@@ -181,46 +188,48 @@ def _distillation_problems(
         if spec.distillation != Distillation() and "model.teacher" not in (*spec.search.fields, *point):
             yield _invalid(
                 "distillation",
-                f"{prefix}distillation is set without a teacher; set model.teacher or remove distillation",
+                "distillation is set without a teacher; set model.teacher or remove distillation",
             )
         return
+    if {"model.name", "model.layers"} & set(spec.search.fields):
+        return  # Each grid point is judged.
     layers = LAYERS.get(spec.model.name) if spec.model.layers is None else len(spec.model.layers)
     if spec.distillation.layer_map is not None and layers is not None:
         try:
             require_layer_map(spec.distillation.layer_map, layers)
         except ValueError as error:
-            yield _invalid("distillation.layer_map", f"{prefix}{error}")
+            yield _invalid("distillation.layer_map", f"{error}")
     factors = spec.distillation.layer_weights
     if factors is not None and layers is not None:
         for kind in ("hidden", "relation"):
             try:
                 factors.of_layers(kind, layers)
             except ValueError as error:
-                yield _invalid(f"distillation.layer_weights.{kind}", f"{prefix}{error}")
+                yield _invalid(f"distillation.layer_weights.{kind}", f"{error}")
 
 
-def _data_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
+def _data_problems(spec: SpecFields) -> Iterator[Problem]:
     """Over an axis each grid point is judged."""
     if {"task.name", "task.path"} & set(spec.search.fields):
         return
     if spec.task.path == "":
-        yield _invalid("task.path", f"{prefix}the path is empty; give a folder, a file or hub:<id>")
+        yield Problem("missing-field", "task.path", "the path is empty; give a folder, a file or hub:<id>")
     elif spec.task.path is None and not spec.task.info.hub_id:
         yield Problem(
             "missing-field",
             "task.path",
-            f"{prefix}task {spec.task.name} has no dataset on the hub; set task.path to a folder or file",
+            f"task {spec.task.name} has no dataset on the hub; set task.path to a folder or file",
         )
 
 
-def _layer_problems(spec: SpecFields, prefix: str) -> Iterator[Problem]:
+def _layer_problems(spec: SpecFields) -> Iterator[Problem]:
     """Layers are kept of a student that has weights; over an axis each grid point is judged."""
     if {"model.name", "model.layers"} & set(spec.search.fields):
         return
     if spec.model.layers is not None and spec.model.name in LAYERS:
         yield _invalid(
             "model.layers",
-            f"{prefix}model.layers needs a student with weights, but '{spec.model.name}' is a preset; "
+            f"model.layers needs a student with weights, but '{spec.model.name}' is a preset; "
             "remove model.layers, or set model.name to a folder, hub:<id> or run:<id>",
         )
 

@@ -32,42 +32,42 @@ _RANGE = ("greater_than", "less_than", "too_short", "too_long", "string_too")
 
 
 @contextlib.contextmanager
-def naming_problems(document: Mapping[str, object], prefix: str = "") -> Iterator[None]:
+def naming_problems(document: Mapping[str, object]) -> Iterator[None]:
     """Raises pydantic's errors as a `SpecError`."""
     try:
         yield
     except ValidationError as error:
-        raise SpecError(_problems(error.errors(include_url=False), document, prefix)) from None
+        raise SpecError(_problems(error.errors(include_url=False), document)) from None
     except (TypeError, ValueError) as error:
-        raise refusal("wrong-type", f"{prefix}{error}") from None
+        raise refusal("wrong-type", f"{error}") from None
 
 
-def _problems(entries: Iterable[Any], document: Mapping[str, object], prefix: str) -> Iterator[Problem]:
+def _problems(entries: Iterable[Any], document: Mapping[str, object]) -> Iterator[Problem]:
     unknown = 0
     for entry in entries:
         if entry["type"] == "extra_forbidden":
             unknown += 1
             location = [str(part) for part in entry["loc"]]
             hint = _nearest_key(location) if unknown <= MAX_SUGGESTIONS else UNCOMPARED
-            yield Problem("unknown-key", _document_path(location, document), f"{prefix}unknown key; {hint}")
+            yield Problem("unknown-key", _document_path(location, document), f"unknown key; {hint}")
         elif entry["type"] != _FOLLOWS:
-            yield _problem(entry, document, prefix)
+            yield _problem(entry, document)
 
 
-def _problem(entry: Any, document: Mapping[str, object], prefix: str) -> Problem:
+def _problem(entry: Any, document: Mapping[str, object]) -> Problem:
     location = [str(part) for part in entry["loc"]]
     kind = entry["type"]
     path = _document_path(location, document)
     if kind == "missing":
-        return Problem("missing-field", path, f"{prefix}this field is required")
+        return Problem("missing-field", path, "this field is required")
     if kind == "value_error":
         error = entry["ctx"]["error"]
         stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
-        return Problem(stable, path, f"{prefix}{error}")
+        return Problem(stable, path, f"{error}")
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
     shown = shortened(json.dumps(entry["input"], default=str))
     message = entry["msg"][0].lower() + entry["msg"][1:]
-    return Problem(stable, path, f"{prefix}{shown}: {message}")
+    return Problem(stable, path, f"{shown}: {message}")
 
 
 def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:

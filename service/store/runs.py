@@ -160,6 +160,12 @@ class Runs(StorePart):
             raise NotFound("run", id)
         return str(rows[0].canonical)
 
+    def refusals(self, experiment_id: int) -> dict[str, str]:
+        """Returns why cells cannot be trained, by cell."""
+        c = schema.cell_specs.c
+        refused = select(c.cell, c.refusal).where(c.experiment_id == experiment_id, c.refusal.is_not(None))
+        return {row.cell: row.refusal for row in self.read(refused)}
+
     def attempts(self, run_id: int) -> list[Attempt]:
         """All attempts at a run, or at the one that it reuses, oldest first."""
         with self.database.read() as connection:

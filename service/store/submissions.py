@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, select, update
 
 from service.config.document import Problem, SpecError
-from service.config.hardware import lookup
+from service.config.hardware import find, lookup
 from service.config.settings import Settings
 from service.db import schema, statements
 from service.db.clock import database_time
@@ -22,7 +22,7 @@ from service.domain.events import EventKind
 from service.domain.grid import Point
 from service.domain.records import SUMMARY_FIELDS, Experiment
 from service.domain.states import ExperimentState, RunState
-from service.specs.experiment import ExperimentSpec, RunPlan, cell_of
+from service.specs.experiment import ExperimentSpec, Refusal, RunPlan, cell_of
 from service.specs.models import referenced_runs
 from service.specs.project_limits import queue_cap_problem
 from service.specs.reuse import Reuse, config_sha256
@@ -48,6 +48,19 @@ _REUSED_COLUMNS = (
     *schema.NEIGHBOUR_COLUMNS,
 )  # fmt: skip
 """Columns of `runs` that a reused run takes over."""
+_COLUMNS = {
+    "task.name": "task",
+    "model.name": "student",
+    "model.teacher": "teacher",
+    "precision": "precision",
+    "optimizer.name": "optimizer",
+    "optimizer.implementation": "implementation",
+    "batch.global_size": "global_batch_size",
+    "parallel.strategy": "strategy",
+    "parallel.workers": "workers",
+    "hardware": "hardware",
+}
+"""Columns of `runs` by the field of the spec that they repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,7 @@ class _Rows:
     body_sha256: str
     experiment: dict[str, Any]
     canonical: str
-    cells: dict[str, str]
+    cells: list[dict[str, Any]]
     runs: list[dict[str, Any]]
     references: set[int]
 
@@ -175,15 +188,22 @@ class Submissions(StorePart):
         spec = new.spec
         now = self.clock()
         canonical = spec.canonical_json()
-        cells: dict[str, str] = {}
+        cells: list[dict[str, Any]] = []
         typed: dict[str, dict[str, Any]] = {}
         runs: list[dict[str, Any]] = []
         references: set[int] = set()
         for plan in new.plans:
-            if plan.cell not in cells:
-                references |= referenced_runs(plan.spec)
-                cells[plan.cell] = canonical if plan.spec == spec else plan.spec.canonical_json()
-                typed[plan.cell] = self._typed_columns(plan.spec)
+            if plan.cell not in typed:
+                if plan.refusal is None:
+                    references |= referenced_runs(plan.spec)
+                cells.append(
+                    {
+                        "cell": plan.cell,
+                        "canonical": canonical if plan.spec == spec else plan.spec.canonical_json(),
+                        "refusal": plan.refusal and storable(plan.refusal.reason),
+                    }
+                )
+                typed[plan.cell] = self._typed_columns(plan.spec, plan.refusal)
             runs.append(
                 {
                     **_INITIAL_RUN,
@@ -227,21 +247,28 @@ class Submissions(StorePart):
         point: Point,
         spec: ExperimentSpec,
         message: str,
+        refusal: Refusal | None = None,
     ) -> None:
         """Gives runs that were stored without axis values theirs.
 
         Args:
             attempt: the experiment's attempt that decides.
             indices: positions of the runs, which differ by seed.
-            spec: the spec with the values written in.
+            spec: the spec with the values written in, or any if they make none.
+            refusal: why they cannot be trained.
         """
         now = self.clock()
         cell = cell_of(point)
-        columns = {"point": point, "cell": cell, **self._typed_columns(spec)}
+        columns = {"point": point, "cell": cell, **self._typed_columns(spec, refusal)}
         row = lock_for_attempt(connection, experiment_id, attempt, 1)
         connection.execute(
             statements.insert_or_keep(connection, schema.cell_specs, ("experiment_id", "cell")),
-            {"experiment_id": experiment_id, "cell": cell, "canonical": spec.canonical_json()},
+            {
+                "experiment_id": experiment_id,
+                "cell": cell,
+                "canonical": spec.canonical_json(),
+                "refusal": refusal and storable(refusal.reason),
+            },
         )
         connection.execute(
             update(schema.runs)
@@ -251,7 +278,19 @@ class Submissions(StorePart):
         new = NewEvent(EventKind.experiment_suggested, message, attempt=attempt, data={"point": point})
         insert_events(connection, experiment_id, row.event_count, [new], now)
 
-    def _typed_columns(self, spec: ExperimentSpec) -> dict[str, Any]:
+    def _typed_columns(self, spec: ExperimentSpec, refusal: Refusal | None) -> dict[str, Any]:
+        """Returns the columns of a cell; of a refused one, its values where no valid spec has them."""
+        columns = self._columns_of(spec)
+        if refusal is None:
+            return columns
+        for field, column in _COLUMNS.items():
+            if (value := refusal.fields.get(field)) is not None:
+                columns[column] = storable(value) if isinstance(value, str) else value
+        entry = find(columns["hardware"], self._catalogue)
+        columns["hardware"] = entry.name if entry else columns["hardware"]
+        return columns | {"config_sha256": None}
+
+    def _columns_of(self, spec: ExperimentSpec) -> dict[str, Any]:
         hardware = lookup(spec.hardware, self._catalogue)
         workers = spec.worker_numbers[0]
         shared = spec.queue.share_device
@@ -413,11 +452,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: fl
         for id, item in fresh
     ]
     statements.insert_rows(connection, schema.experiment_specs, specs)
-    cells = [
-        {"experiment_id": id, "cell": cell, "canonical": canonical}
-        for id, item in fresh
-        for cell, canonical in item.cells.items()
-    ]
+    cells = [{"experiment_id": id, **cell} for id, item in fresh for cell in item.cells]
     statements.insert_rows(connection, schema.cell_specs, cells)
     references = [
         {"experiment_id": id, "run_id": run_id} for id, item in fresh for run_id in sorted(item.references)

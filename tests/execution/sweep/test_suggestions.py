@@ -27,6 +27,7 @@ from tests.execution.sweep.conftest import (
     losing,
     opened,
     started,
+    turn_of,
 )
 from trainers.errors import FailureClass
 
@@ -146,3 +147,22 @@ def test_a_suggestion_that_leaves_an_axis_out_keeps_the_specs_value(begin: Begin
         decays.add((str(optimizer.name), optimizer.weight_decay))
         complete(sweep, store, assignment, Ending("completed", summary={"validation_loss": 0.5}))
     assert decays == {("adan", 0.01), ("adan", 0.02), ("adamw", 0.3)}
+
+
+def test_cells_whose_values_contradict_each_other_fail_at_once(begin: Begin, store: Store) -> None:
+    axes = {"batch.global_size": [15, 16], "precision": ["fp32", "tf32"]}
+    sweep, experiment = begin(2, search={"axes": axes}, parallel={"strategy": "ddp", "workers": 2})
+    only = turn_of(sweep)
+    runs = store.runs.page(experiment_id=experiment.id).items
+    refused = [run for run in runs if run.state is RunState.failed]
+    assert {(run.point["batch.global_size"], run.point["precision"]) for run in refused} == {
+        (15, "fp32"), (15, "tf32"), (16, "tf32"),
+    }  # fmt: skip
+    assert {(run.global_batch_size, run.precision) for run in refused} == {
+        (15, "fp32"), (15, "tf32"), (16, "tf32"),
+    }  # fmt: skip
+    assert {(run.failure_class, run.cost_usd) for run in refused} == {(FailureClass.bad_spec, None)}
+    reasons = {run.point["batch.global_size"]: run.failure_message or "" for run in refused}
+    assert "batch.global_size 15 is not divisible by parallel.workers 2" in reasons[15]
+    assert reasons[16].startswith("precision: cpu does not support tf32")
+    assert only.config.batch.global_size == 16

@@ -39,11 +39,12 @@ def test_all_choices_are_axes():
     assert last.spec.model.binary.sharpness.model_dump() == {"from": 1.0, "to": 10.0}
 
 
-def test_a_cell_out_of_range_is_refused_with_its_field():
+@pytest.mark.parametrize("bits", [[3], [1, 3]])
+def test_a_cell_out_of_range_is_refused_with_its_field(bits):
     problems = refused(
         {
             "model": {"encoder": "binary", "binary": {"activations": "elastic"}},
-            "search": {"axes": {"model.binary.activation_bits": [1, 3]}},
+            "search": {"axes": {"model.binary.activation_bits": bits}},
         }
     )
     assert any("activation_bits 3 is not supported; use one of 1, 2, 4, 8" in one.message for one in problems)

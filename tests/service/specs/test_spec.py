@@ -477,12 +477,14 @@ def test_how_an_optimizer_stores_things_and_its_warmup_are_axes() -> None:
     spec = validate({**MINIMAL, **half, "search": {"axes": axes}})
     kept = {(run.spec.optimizer.masters, run.spec.optimizer.moments) for run in spec.runs()}
     assert kept == {("fp32", "fp32"), ("fp32", "bf16"), ("split", "fp32"), ("split", "bf16")}
+    in_fp16 = {**MINIMAL, **half, "hardware": "V100", "precision": "fp16"}
+    plans = list(validate({**in_fp16, "search": {"axes": axes}}).runs())
+    reasons = {plan.point["optimizer.masters"]: plan.refusal for plan in plans}
+    assert reasons["fp32"] is None
+    assert reasons["split"] is not None
+    assert "these are stored in fp16" in reasons["split"].reason
     with pytest.raises(SpecError, match=r"optimizer\.masters split .* these are stored in fp16"):
-        list(
-            validate(
-                {**MINIMAL, **half, "hardware": "V100", "precision": "fp16", "search": {"axes": axes}}
-            ).runs()
-        )
+        validate({**in_fp16, "search": {"axes": {**axes, "optimizer.masters": ["split"]}}})
 
 
 @pytest.mark.parametrize(
@@ -575,9 +577,13 @@ def test_layers_of_a_preset_are_refused_at_submission() -> None:
         SpecError, match=r"model\.layers needs a student with weights, but 'mini' is a preset"
     ):
         validate(base)
-    mixed = validate(base | {"search": {"axes": {"model.name": ["run:1", "mini"]}}})
+    of_run, of_preset = validate(base | {"search": {"axes": {"model.name": ["run:1", "mini"]}}}).runs()
+    assert of_run.refusal is None
+    assert of_preset.refusal is not None
+    assert of_preset.refusal.reason.startswith("model.layers: model.layers needs a student")
+    alone = validate(base | {"search": {"axes": {"model.name": ["mini"]}}})
     with pytest.raises(SpecError, match=r'grid point \{"model.name":"mini"\}: model.layers needs'):
-        list(mixed.runs())
+        list(alone.runs())
 
 
 @pytest.mark.parametrize(

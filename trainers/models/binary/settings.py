@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from trainers.registry import NameIn, Section, by_name, described
 
@@ -100,11 +100,17 @@ class Binary(Section):
     split: bool = False
     """Start from a ternary student of half the width: each of its weights becomes the sum of two signs."""
 
+    @field_validator("activation_bits")
+    @classmethod
+    def _supported(cls, bits: int) -> int:
+        if bits not in BITS:
+            shown = ", ".join(map(str, BITS))
+            raise ValueError(f"activation_bits {bits} is not supported; use one of {shown}")
+        return bits
+
     @model_validator(mode="after")
     def _has_bits(self) -> Binary:
-        served, shown = ACTIVATIONS[self.activations].bits, ", ".join(map(str, BITS))
-        if self.activation_bits not in BITS:
-            raise ValueError(f"activation_bits {self.activation_bits} is not supported; use one of {shown}")
+        served = ACTIVATIONS[self.activations].bits
         if self.activation_bits not in served:
             raise ValueError(
                 f"activations {self.activations} has {served[0]} bit, but activation_bits is "
