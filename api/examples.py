@@ -12,6 +12,7 @@ from service.analysis.answers import (
     Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
+    TasksAnswer,
 )
 from service.domain.records import ExperimentDetail, ExperimentStatus, Points
 from service.domain.serialization import Serializable
@@ -57,7 +58,8 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
                 "shared": 0, "disturbed": 0, "disturbed_by": {},
             }
         ],
-        "best": {}, "claims": [], "notes": [], "kernels": [],
+        "best": {}, "claims": [], "notes": [], "kernels": [], "tuning": None,
+        "published": None,
     },
     ScoreAnswer: {
         "strategy": "balance", "definitions": "stillhouse",
@@ -100,7 +102,7 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
         "excluded": {"precision=fp16": "accuracy 0.88 misses accuracy within 0.005 of the best"},
         "sure": "better than the runner-up, p = 0.001 (paired t-test)",
         "text": "Use precision=bf16: cost_usd 0.31 with accuracy within 0.005 of the best.",
-        "notes": [],
+        "per": None, "notes": [],
     },
     SpeedupAnswer: {
         "baseline": "precision=fp32",
@@ -110,6 +112,16 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
             "metric": "accuracy", "target": 0.9,
             "rows": [{"label": "precision=bf16", "reached": 3, "of": 3, "mean_s": 41.0, "speedup": 2.0}],
         },
+        "left_out": {}, "notes": [], "scaling": [],
+    },
+    TasksAnswer: {
+        "tasks": [{"task": "imdb", "metric": {"name": "accuracy", "better": "higher"}}],
+        "standings": [
+            {**_BF16, "mean_rank": 1.0, "low": 1.0, "high": 1.5, "wins": 1, "means": {"imdb": 0.91}}
+        ],
+        "improvements": [
+            {"a": "precision=bf16", "b": "precision=fp32", "probability": 0.7, "low": 0.5, "high": 0.9}
+        ],
         "left_out": {}, "notes": [],
     },
 }  # fmt: skip

@@ -7,7 +7,7 @@ plotly JSON, draw those of reports too; `service.output.plots` lists the kinds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +26,7 @@ from service.analysis.answers import (
     ScoreAnswer,
     Selection,
     SpeedupAnswer,
+    TasksAnswer,
 )
 from service.analysis.words import assignments, one_assignment
 from service.output.plots.plot import MOST_CURVES, Band, By, Choices, Options, Plot, XAxis
@@ -151,6 +152,22 @@ def compare_experiment(
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
     kernels: Annotated[bool, Query(description="Add each row's kernels, of its profiled runs.")] = False,
+    best_over: Annotated[
+        list[str] | None,
+        Query(
+            max_length=_MOST,
+            description="Axes of which each configuration takes its best value, by the validation part.",
+            examples=[["optimizer.learning_rate"]],
+        ),
+    ] = None,
+    published: Annotated[
+        str | None,
+        Query(
+            max_length=30_000,
+            description="Printed figures of a study, YAML or JSON: source, conditions, rows (at, figures).",
+            examples=['{"source": {"title": "A"}, "rows": [{"figures": {"train_time_s": 813.34}}]}'],
+        ),
+    ] = None,
 ) -> ComparisonAnswer:
     """Mean and spread over seeds by axis.
 
@@ -159,7 +176,12 @@ def compare_experiment(
     """
     from service.analysis.run_table import read_kernels
 
-    return asked.question(by_example=True).compare(
+    question = asked.question(by_example=True)
+    if best_over:
+        from service.analysis.best_over import AtBest
+
+        question = AtBest(question, best_over)
+    answer = question.compare(
         by=by or (),
         metrics=metric or (),
         a=a,
@@ -170,6 +192,12 @@ def compare_experiment(
         alpha=alpha,
         kernels=read_kernels(asked.store, asked.ids) if kernels else None,
     )
+    if published is None:
+        return answer
+    from service.analysis.published import compare_published, read_specs, read_study
+
+    study, specs = read_study(published), read_specs(asked.store, asked.ids)
+    return replace(answer, published=compare_published(question, study, specs))
 
 
 @router.get("/{experiment_id}/score", dependencies=[SEE_ALL], summary="Score configurations")
@@ -212,6 +240,14 @@ def recommend_experiment(
     ] = None,
     at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
+    per: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="Choose also among the configurations with each value of this axis.",
+            examples=["precision"],
+        ),
+    ] = None,
 ) -> Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     return asked.question(by_example=True).recommend(
@@ -219,6 +255,7 @@ def recommend_experiment(
         within=None if within is None else assignments(within, "within"),
         at_most=assignments(at_most, "at_most"),
         at_least=assignments(at_least, "at_least"),
+        per=per,
     )
 
 
@@ -254,6 +291,25 @@ def speedup_experiment(
         curves={run: series[name] for run, series in curves.items()},
         target=wanted,
     )
+
+
+@router.get("/{experiment_id}/tasks", dependencies=[SEE_ALL], summary="Rank configurations over tasks")
+def rank_over_tasks(
+    asked: Asked,
+    metric: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="The figure, the same on all tasks; none = each task's headline.",
+            examples=["cost_usd"],
+        ),
+    ] = None,
+) -> TasksAnswer:
+    """Mean rank, wins and probability of improvement of configurations that ran several tasks."""
+    from service.analysis.across_tasks import across_tasks
+    from service.analysis.run_table import read_run_table
+
+    return across_tasks(read_run_table(asked.store, asked.ids, asked.selection), metric=metric)
 
 
 @router.get(

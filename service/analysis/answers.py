@@ -66,6 +66,68 @@ class KernelRow(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class BestValue(Serializable):
+    """The values of the nuisance axes at which one configuration is best."""
+
+    label: str  # The configuration, without those axes
+    point: Point  # Its axis values by dotted name, without those axes
+    chosen: Point  # The chosen values by axis
+    mean: Number  # Mean over seeds of the metric that chose, in its unit
+    seeds: int  # How many seeds chose
+    tried: int  # How many combinations of values were tried, failed ones too
+    fewer_seeds: tuple[str, ...]  # Values that were not eligible because fewer seeds have the metric
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning(Serializable):
+    """How each configuration's best value of some axes was chosen."""
+
+    axes: tuple[str, ...]  # The axes, by dotted name
+    metric: Metric  # Figure of the validation part that chose, by its mean
+    fresh: bool  # Whether figures and claims are over seeds that chose nothing
+    best: tuple[BestValue, ...]  # One per configuration
+    left_out: Mapping[str, str]  # Why other configurations have no best value, by label
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFigure(Serializable):
+    """A printed figure next to the own mean."""
+
+    label: str  # The row as printed
+    point: Point  # Axis values of the own configuration
+    metric: str  # Name with its unit
+    printed: Number  # The printed value
+    mean: Number  # Own mean over seeds
+    low: Number | None
+    """Lower end of the own mean's 95% interval over seeds (Student's t); null with fewer than two seeds."""
+    high: Number | None  # Upper end of it
+    seeds: int  # Own seeds
+    ratio: Number | None  # Own mean / printed value; null where that is 0
+    ratio_low: Number | None  # Lower end of the interval of the ratio; the printed value counts as exact
+    ratio_high: Number | None  # Upper end of it
+
+
+@dataclass(frozen=True, slots=True)
+class Condition(Serializable):
+    """A condition of a study next to that of own runs."""
+
+    name: str  # As in the study: a field of the spec, or a fact of data or environment
+    printed: str  # Its value there
+    own: tuple[str, ...]  # Values that own runs have; empty if they report none
+    differs: bool | None  # Whether any own run has another value; null if they report none
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedComparison(Serializable):
+    """Printed figures of a study next to own ones."""
+
+    source: Mapping[str, str]  # Of the figures: title, authors, table, ...
+    figures: tuple[PublishedFigure, ...]  # Row by row
+    missing: Mapping[str, str]  # What own runs lack, by the row as printed
+    conditions: tuple[Condition, ...]  # All conditions that the study gives
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonAnswer(Serializable):
     """Runs side by side by axis and, when asked for, tested claims."""
 
@@ -79,6 +141,8 @@ class ComparisonAnswer(Serializable):
     notes: tuple[str, ...]  # What a reader must know to read the answer correctly
     kernels: tuple[KernelRow, ...] = ()
     """Kernels of each row, the one with the most time first; empty when none were asked for or profiled."""
+    tuning: Tuning | None = None  # How each row's best values were chosen; null unless asked for
+    published: PublishedComparison | None = None  # Printed figures next to own ones; null unless given
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +230,24 @@ class SpeedupRow(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingRow(Serializable):
+    """One configuration against the same one on the fewest workers."""
+
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
+    baseline: str  # Label of the configuration with the fewest workers
+    workers: int  # Worker processes
+    baseline_workers: int  # Worker processes of the baseline
+    kind: Literal["strong", "weak"]
+    """`strong`: both have the same global batch; `weak`: both have the same batch per worker."""
+    global_batch_size: int  # Examples per update
+    speedups: Mapping[str, Ratio | None]
+    """How many times more examples a second, by metric: of times, from the examples that were trained on."""
+    efficiencies: Mapping[str, Ratio | None]
+    """The speed-ups and their intervals divided by how many times more workers there are; 1 = linear."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimeToTarget(Serializable):
     """Time until the target was first reached at an evaluation."""
 
@@ -196,6 +278,54 @@ class SpeedupAnswer(Serializable):
     rows: tuple[SpeedupRow, ...]  # One per configuration with a result, the baseline among them
     time_to: TimeTo | None  # Time to a target; null when no run was evaluated on the way
     left_out: Mapping[str, str]  # Why other configurations have no row, by label
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
+    scaling: tuple[ScalingRow, ...] = ()
+    """Efficiency on several workers; empty unless `parallel.workers` is an axis, alone or linked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFigure(Serializable):
+    """A task and the figure by which configurations are ranked on it."""
+
+    task: str  # Its name
+    metric: Metric  # The figure
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(Serializable):
+    """One configuration over all tasks."""
+
+    label: str  # Axis values in words, without those that the task sets
+    point: Point  # Axis values by dotted name
+    mean_rank: Number  # Mean over tasks of its rank by mean over seeds; 1 = the best; ties share their ranks
+    low: Number | None
+    """Lower end of its 95% interval, by bootstrap over seeds within each task; null with fewer than three
+    seeds anywhere."""
+    high: Number | None  # Upper end of it
+    wins: int  # Tasks on which its mean is the best, ties included
+    means: Mapping[str, Number]  # Means over seeds by task
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement(Serializable):
+    """How probable it is that a run of A is better than a run of B."""
+
+    a: str  # Label of A
+    b: str  # Label of B
+    probability: Number
+    """Share of pairs of seeds in which A is better, ties counting half, as the mean over tasks."""
+    low: Number | None  # Lower end of its 95% interval, by the same bootstrap; null with too few seeds
+    high: Number | None  # Upper end of it
+
+
+@dataclass(frozen=True, slots=True)
+class TasksAnswer(Serializable):
+    """Configurations over several tasks."""
+
+    tasks: tuple[TaskFigure, ...]  # The tasks, with their figures
+    standings: tuple[Standing, ...]  # Configurations with results on every task, the best mean rank first
+    improvements: tuple[Improvement, ...]  # Pairs of them
+    left_out: Mapping[str, str]  # Why other configurations have none, by label
     notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
@@ -290,7 +420,7 @@ class Effects(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation(Serializable):
+class Choice(Serializable):
     """The best configuration on the objective that meets every constraint, with its evidence."""
 
     winner: str  # Label of the chosen configuration
@@ -308,6 +438,27 @@ class Recommendation(Serializable):
     excluded: Mapping[str, str]  # Why each other configuration was left out, by label
     sure: str  # How sure the choice is, in one sentence
     text: str  # The answer in words
+
+
+@dataclass(frozen=True, slots=True)
+class PerValue(Serializable):
+    """The best configuration with each value of an axis, chosen among those with that value alone."""
+
+    axis: str  # The axis, by dotted name
+    choices: Mapping[str, Choice]  # By the value in words, `hardware=v100`
+    left_out: Mapping[str, str]  # Why other values have no choice
+    best: str  # The value whose choice is best on the objective
+    over_next: Claim | None
+    """That choice (A) against the next value's (B) on the objective, corrected over all pairs of
+    configurations; null when that cannot be tested, or no other value has a choice."""
+    text: str  # Which value is best, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation(Choice):
+    """The choice among all configurations and, on request, among those with each value of an axis."""
+
+    per: PerValue | None = None  # The choice for each value of an axis; null when none was asked for
     notes: tuple[str, ...] = ()  # What a reader must know to read the answer correctly
 
 

@@ -5,12 +5,13 @@ REST, the command line and the report all come here, so that they give the same 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from service.analysis.answers import (
     FrontierMember,
     KernelRow,
     Recommendation,
+    ScalingRow,
     ScoreAnswer,
     SpeedupAnswer,
     SpeedupRow,
@@ -38,15 +40,15 @@ from service.analysis.claims import MOST_PAIRS, Family
 from service.analysis.comparison import compare
 from service.analysis.effects import effects, sentences
 from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
-from service.analysis.recommend import Configuration, recommend
+from service.analysis.recommend import Configuration, recommend, recommend_per
 from service.analysis.rows import Rows, is_at
-from service.analysis.speedup import ratio, times_to_target
+from service.analysis.speedup import Shape, is_rate, ratio, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.hardware import nearest
 from service.domain.metrics import MARGINS, Metric, scale_of
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow
-from trainers.metrics import TEST_SCORES
+from trainers.metrics import TEST_SCORES, Better
 from trainers.tasks.info import NO_LOSS
 
 _LOSER = {"A is better": "b", "B is better": "a"}
@@ -348,12 +350,17 @@ class Question(Rows):
         within: Mapping[str, float] | None = None,
         at_most: Mapping[str, float] | None = None,
         at_least: Mapping[str, float] | None = None,
+        per: str | None = None,
     ) -> Recommendation:
         """Returns the best configuration on `objective` that meets every constraint, and how sure that is.
 
-        `within` is the allowed distance from the best mean, by metric; None = `NO_LOSS` of the task's
-        headline.
+        Args:
+            objective: Metric to be best on.
+            within: Allowed distance from the best mean, by metric; None = `NO_LOSS` of the task's headline.
+            at_most, at_least: Bounds of means, by metric.
+            per: Choose also among the configurations with each value of this axis; None = not.
         """
+        axis = None if per is None else self._axis(per, "per")
         if within is None:
             within = {self.judged_by.name: NO_LOSS}
         target = self._metric(objective, "objective")
@@ -366,14 +373,23 @@ class Question(Rows):
         metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
         cells = self._cells(metrics)
         every, _ = sides(cells, self.axes, [metric.name for metric in metrics])
-        answer = recommend(
-            cells,
-            objective=target.name,
-            better=target.better,
-            constraints=constraints,
-            family=lambda name, better, margin: self._family(every, Metric(name, better), margin, 0.05),
-        )
-        return replace(answer, notes=tuple(self._notes(metrics)))
+
+        @functools.cache
+        def family(name: str, better: Better, margin: float | None) -> Family:
+            return self._family(every, Metric(name, better), margin, 0.05)
+
+        rules: dict[str, Any] = {"better": target.better, "constraints": constraints, "family": family}
+        answer = recommend(cells, objective=target.name, **rules)
+        of_values = None
+        if axis is not None:
+            groups: dict[str, list[Configuration]] = {}
+            for cell in cells:
+                groups.setdefault(label_of({axis: cell.point.get(axis)}), []).append(cell)
+            if len(groups) < 2:
+                raise BadQuestion("per", f"{axis} has only one value; leave it out")
+            of_values = recommend_per(axis, groups, answer, **rules)
+        chosen = {each.name: getattr(answer, each.name) for each in fields(answer)}
+        return Recommendation(**chosen, per=of_values, notes=tuple(self._notes(metrics)))
 
     # -- Effects and speed-ups -------------------------------------------------------------
 
@@ -451,7 +467,25 @@ class Question(Rows):
         notes = self._notes(chosen)
         if time_to is not None:
             notes.append("time to the target counts from the start of a run, including interruptions")
-        return SpeedupAnswer(base.label, tuple(chosen), tuple(rows), time_to, left_out, tuple(notes))
+        of_workers = self._scaling(chosen, by_name=bool(metrics)) if scales(self.axes) else ()
+        return SpeedupAnswer(
+            base.label, tuple(chosen), tuple(rows), time_to, left_out, tuple(notes), of_workers
+        )
+
+    def _scaling(self, metrics: Sequence[Metric], *, by_name: bool) -> tuple[ScalingRow, ...]:
+        """Of times and throughputs; of the throughput too, unless figures were asked for by name."""
+        rates = [metric for metric in metrics if is_rate(metric.name)]
+        if not by_name and self._has("samples_per_s"):
+            rates.append(self._metric("samples_per_s", "metric"))
+        shapes: dict[str, set[Shape]] = {}
+        for run in self._finished:
+            examples = run.total_steps and run.total_steps * run.global_batch_size
+            shape = Shape(run.workers, run.global_batch_size, examples)
+            shapes.setdefault(label_of(run.point), set()).add(shape)
+        # Runs that were given unlike numbers of workers have no efficiency.
+        alike = {label: of.pop() for label, of in shapes.items() if len(of) == 1}
+        resolutions = {metric.name: self._resolution(metric.name) for metric in rates}
+        return tuple(scaling(self._cells(rates), alike, rates, resolutions))
 
     def _time_to(
         self,

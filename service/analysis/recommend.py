@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.analysis.answers import AnalysisError, Claim, Recommendation
+from service.analysis.answers import AnalysisError, Choice, Claim, PerValue
 from service.analysis.claims import Family
 from service.analysis.words import correction_words
 from service.domain.metrics import MARGINS
@@ -69,7 +69,7 @@ def recommend(
     better: Better = "lower",
     constraints: Sequence[Constraint] = (),
     family: Callable[[str, Better, float | None], Family] | None = None,
-) -> Recommendation:
+) -> Choice:
     """Chooses the best configuration on `objective` among those that meet every constraint.
 
     `family` makes claims about all pairs of configurations, by metric, direction and margin; None = from
@@ -114,7 +114,7 @@ def recommend(
     sure = "; ".join((sure, *doubts, *overlooked))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
-    return Recommendation(
+    return Choice(
         winner=winner.label,
         winner_point=winner.point,
         objective=objective,
@@ -126,6 +126,54 @@ def recommend(
         sure=sure,
         text=_words(winner, runner_up, objective, constraints, excluded, sure),
     )
+
+
+def recommend_per(
+    axis: str,
+    groups: Mapping[str, Sequence[Configuration]],
+    overall: Choice,
+    *,
+    better: Better = "lower",
+    constraints: Sequence[Constraint] = (),
+    family: Callable[[str, Better, float | None], Family],
+) -> PerValue:
+    """Chooses for each value of an axis among its configurations, by `recommend`, and among the choices.
+
+    Claims are those of the family of all configurations, so that any may be picked by its figures.
+    """
+    choices: dict[str, Choice] = {}
+    left_out: dict[str, str] = {}
+    for value, configurations in groups.items():
+        try:
+            choices[value] = recommend(
+                configurations,
+                objective=overall.objective,
+                better=better,
+                constraints=constraints,
+                family=family,
+            )
+        except AnalysisError as error:
+            left_out[value] = str(error)
+    sign = 1.0 if better == "lower" else -1.0
+    best, *others = sorted(choices, key=lambda value: sign * choices[value].value)
+    text = f"The best on {overall.objective} is {best}: {choices[best].value:.4g} with {choices[best].winner}"
+    claim = None
+    if others:
+        following = choices[others[0]]
+        change = f" ({choices[best].value / following.value - 1:+.1%})" if following.value else ""
+        text += f"; the next, {others[0]}, has {following.value:.4g}{change}"
+        try:
+            of_pairs = family(overall.objective, better, MARGINS.get(overall.objective))
+            claim = of_pairs.claim(choices[best].winner, following.winner)
+        except AnalysisError as error:
+            text += f", not tested: {error}"
+        else:
+            how = f"p = {claim.p_value:.2g} ({claim.test}{correction_words(claim)})"
+            sure = {"A is better": "better", "equivalent": "equivalent"}.get(claim.verdict, "undecided")
+            text += f"; {sure}, {how}{_more(claim)}"
+    if choices[best].winner != overall.winner and choices[best].winner in overall.excluded:
+        text += f". Among all configurations it is excluded: {overall.excluded[choices[best].winner]}"
+    return PerValue(axis, choices, left_out, best, claim, f"{text}.")
 
 
 def _bound(constraint: Constraint, configurations: Sequence[Configuration]) -> float:

@@ -58,6 +58,10 @@ class Rows:
     def metric(self, text: str) -> Metric:
         return self._metric(text, "metric")
 
+    def _named(self, name: str) -> Metric:
+        """A figure by its name alone, for questions in which neither direction wins."""
+        return Metric(name, better_of(name, self.judged_by.name) or "higher")
+
     def _metric(self, text: str, parameter: str) -> Metric:
         return metric_of(text, self._figure_names, parameter, self.judged_by.name)
 

@@ -112,7 +112,8 @@ class RunTable:
         if len(tasks) > 1:
             raise NotComparable(
                 f"the runs are of different tasks ({', '.join(tasks)}); "
-                f"compare runs of one task, for instance with the filter: task = '{tasks[0]}'"
+                f"compare runs of one task, for instance with the filter: task = '{tasks[0]}', or rank over "
+                "tasks with: stillhouse tasks"
             )
         varied = varied_fields(self.axes)
         seen: dict[str, tuple[Any, int]] = {}
@@ -227,7 +228,7 @@ def with_differing_fields(
 ) -> list[Run]:
     """Writes differing fields into points, so that cells of experiments that differ in them stay apart."""
     present = {(run.experiment_id, run.cell) for run in runs}
-    resolved = {key: _flat(spec) for key, spec in specs.items() if key in present}
+    resolved = {key: flat_spec(spec) for key, spec in specs.items() if key in present}
     axes = dict.fromkeys(name for run in runs for name in run.point)
     differing = [
         name
@@ -298,7 +299,7 @@ def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[
     return kernels
 
 
-def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
+def flat_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in spec.items():
         if isinstance(value, dict):

@@ -11,7 +11,15 @@ from rich.text import Text
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
 from service.domain.formats import axis_value, figure, scale_for, short_names, title
-from service.output.answer_words import configuration, kernel_cells, ratio, scales_of, time_to_rows, weights
+from service.output.answer_words import (
+    configuration,
+    kernel_cells,
+    ratio,
+    scales_of,
+    scaling_rows,
+    time_to_rows,
+    weights,
+)
 
 if TYPE_CHECKING:
     from service.analysis.answers import (
@@ -21,10 +29,13 @@ if TYPE_CHECKING:
         EffectsAnswer,
         FrontierAnswer,
         KernelRow,
+        PublishedComparison,
         Recommendation,
         ScoreAnswer,
         SpeedupAnswer,
+        TasksAnswer,
         TestedPair,
+        Tuning,
     )
 
 _VERDICT_STYLES = {
@@ -76,6 +87,46 @@ def _row_notes(row: ComparedRow) -> list[str]:
     if row.incomplete:
         notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
     return notes
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """Prints the values at which each row is best, and by what."""
+    console().print()
+    name = tuning.metric.name
+    numbers = [f"validation {title(name)}", "seeds", "tried"]
+    rows = [
+        (
+            configuration(of.point),
+            configuration(of.chosen),
+            figure(name, of.mean),
+            str(of.seeds),
+            str(of.tried),
+        )
+        for of in tuning.best
+    ]
+    print_rows(("configuration", "best", *numbers), rows, right=numbers)
+
+
+def print_published(answer: PublishedComparison) -> None:
+    """Prints printed and own figures, what own runs lack, and which conditions differ."""
+    console().print()
+    say("; ".join(f"{name} {value}" for name, value in answer.source.items()))
+    numbers = ["printed", "own", "own / printed"]
+    rows = []
+    for of in answer.figures:
+        ratio_text = "-" if of.ratio is None else f"{of.ratio:.3g}"
+        if of.ratio_low is not None and of.ratio_high is not None:
+            ratio_text += f" ({of.ratio_low:.3g}-{of.ratio_high:.3g})"
+        values = (figure(of.metric, value) for value in (of.printed, of.mean))
+        rows.append((of.label, title(of.metric), *values, ratio_text))
+    print_rows(("printed for", "figure", *numbers), rows, right=numbers)
+    for label, reason in answer.missing.items():
+        say_dim(f"missing {label}: {reason}")
+    for condition in answer.conditions:
+        if condition.differs is None:
+            say_dim(f"{condition.name}: {condition.printed} in print; own runs do not report it")
+        elif condition.differs:
+            say_dim(f"{condition.name}: {condition.printed} in print, {', '.join(condition.own)} in own runs")
 
 
 def print_claims(pairs: Sequence[TestedPair]) -> None:
@@ -145,6 +196,12 @@ def _print_recommendation(answer: Recommendation) -> None:
     say(answer.text)
     for label, reason in answer.excluded.items():
         say(f"  excluded {label}: {reason}")
+    if answer.per is not None:
+        for value, choice in answer.per.choices.items():
+            say(f"{value}: {choice.text}")
+        for value, reason in answer.per.left_out.items():
+            say(f"{value}: no recommendation: {reason}")
+        say(answer.per.text)
 
 
 def _print_frontier(answer: FrontierAnswer) -> None:
@@ -211,6 +268,11 @@ def _print_speedup(answer: SpeedupAnswer) -> None:
     ]
     print_rows(("configuration", *titles), rows, right=titles)
     say_dim(f"factor relative to {answer.baseline}, with 95% intervals from two seeds on")
+    if answer.scaling:
+        console().print()
+        headings, scaled = scaling_rows(answer.scaling, "-")
+        print_rows(headings, scaled, right=headings[2:])
+        say_dim("speed-up / workers: strong at equal global batch, weak at equal batch per worker")
     if answer.time_to is not None:
         points = {row.label: row.point for row in answer.rows}
         console().print()
@@ -218,6 +280,35 @@ def _print_speedup(answer: SpeedupAnswer) -> None:
         print_rows(("configuration", *numbers), time_to_rows(answer.time_to, points), right=numbers)
         say_dim(f"time until {title(answer.time_to.metric)} reached {answer.time_to.target:.4g}")
     _print_left_out(answer.left_out)
+
+
+def _print_tasks(answer: TasksAnswer) -> None:
+    points = {standing.label: standing.point for standing in answer.standings}
+    numbers = ["mean rank", "wins", *(of.task for of in answer.tasks)]
+    rows = [
+        (
+            configuration(of.point),
+            f"{of.mean_rank:.2f}{_between(of.low, of.high)}",
+            f"{of.wins}/{len(answer.tasks)}",
+            *(figure(each.metric.name, of.means[each.task]) for each in answer.tasks),
+        )
+        for of in answer.standings
+    ]
+    print_rows(("configuration", *numbers), rows, right=numbers)
+    say_dim("; ".join(f"{of.task}: {title(of.metric.name)}" for of in answer.tasks))
+    console().print()
+    pairs = [
+        (configuration(points[of.a]), configuration(points[of.b]),
+         f"{of.probability:.2f}{_between(of.low, of.high)}")
+        for of in answer.improvements
+    ]  # fmt: skip
+    print_rows(("A", "B", "A is better"), pairs, right=("A is better",))
+    say_dim("probability that a run of A is better than one of B, mean over tasks")
+    _print_left_out(answer.left_out)
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" ({low:.2f}-{high:.2f})"
 
 
 def _print_left_out(left_out: Mapping[str, str]) -> None:
@@ -231,4 +322,5 @@ PRINTERS: Mapping[str, Callable[[Any], None]] = {
     "effects": _print_effects,
     "score": _print_score,
     "speedup": _print_speedup,
+    "tasks": _print_tasks,
 }

@@ -1,4 +1,4 @@
-"""Commands that decide: compare, recommend, frontier, effects, score, speedup, report."""
+"""Commands that decide: compare, recommend, frontier, effects, score, speedup, tasks, report."""
 
 from __future__ import annotations
 
@@ -43,8 +43,17 @@ def compare(
     queue_seeds: bool = option(False, "Submit the seeds that undecided claims need."),
     most_seeds: int = option(MOST_SEEDS, "With --queue-seeds: submit at most this many.", min=1, max=1000),
     kernels: bool = option(False, "Show the GPU kernels of each row's profiled runs."),
+    best_over: list[str] | None = option(
+        None, "Each at its best value of this axis, by validation. Repeatable.", metavar="AXIS"
+    ),
+    published: Path | None = option(None, "Printed figures of a study, YAML or JSON.", metavar="FILE"),
 ) -> Answer:
     """Compare runs by axis, mean ± sd over seeds; --claims tests which differences are significant."""
+    if best_over and queue_seeds:
+        raise Failure(
+            "--queue-seeds does not go with --best-over; submit the chosen values with fresh seeds",
+            ExitCode.usage,
+        )
     tests = claims or queue_seeds or a is not None or b is not None
     comparison = _ask(
         client,
@@ -59,6 +68,8 @@ def compare(
         untested=queue_seeds,
         margin=_assigned(margin, "margin"),
         kernels=kernels,
+        best_over=best_over,
+        published=None if published is None else _printed(published),
     )
     if not queue_seeds:
         return Answer(comparison, partial(_print_compared, comparison))
@@ -74,10 +85,28 @@ def compare(
     return Answer(document, partial(_print_compared, comparison), *lines)
 
 
+def _printed(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise Failure(f"cannot read {file}: {reason}", ExitCode.usage) from None
+
+
 def _print_compared(comparison: ComparisonAnswer) -> None:
-    from service.cli.answer_tables import print_claims, print_comparison, print_kernels
+    from service.cli.answer_tables import (
+        print_claims,
+        print_comparison,
+        print_kernels,
+        print_published,
+        print_tuning,
+    )
 
     print_comparison(comparison)
+    if comparison.tuning is not None:
+        print_tuning(comparison.tuning)
+    if comparison.published is not None:
+        print_published(comparison.published)
     if comparison.claims:
         print_claims(comparison.claims)
     print_kernels(comparison.kernels)
@@ -108,6 +137,7 @@ def recommend(
     at_least: list[str] | None = option(
         None, "At least X, such as accuracy=0.9. Repeatable.", metavar="NAME=X"
     ),
+    per: str | None = option(None, "Also for each value of this axis, such as hardware.", metavar="AXIS"),
 ) -> Answer:
     """Recommend the cheapest configuration that loses no accuracy, with the confidence in it."""
     return _decide(
@@ -119,6 +149,7 @@ def recommend(
         within=_assigned(within, "within"),
         at_most=_assigned(at_most, "at-most"),
         at_least=_assigned(at_least, "at-least"),
+        per=per,
     )
 
 
@@ -171,6 +202,16 @@ def speedup(
     """Show how much faster and cheaper each is than a baseline, and how soon it reaches a target."""
     aim = _assigned([target] if target else None, "target")
     return _decide(client, "speedup", targets, chosen, baseline=baseline, metric=metrics, target=aim)
+
+
+def tasks(
+    client: Client,
+    targets: Experiments,
+    chosen: Chosen,
+    metric: str | None = option(None, "The figure; unset = the headline of each task.", metavar="NAME"),
+) -> Answer:
+    """Rank configurations over several tasks: mean rank, wins, probability of improvement."""
+    return _decide(client, "tasks", targets, chosen, metric=metric)
 
 
 def report(

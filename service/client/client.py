@@ -20,6 +20,7 @@ from service.analysis.answers import (
     Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
+    TasksAnswer,
 )
 from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read, whole_file
 from service.config.hardware import Hardware
@@ -114,6 +115,7 @@ class Client(Wire):
     effects = Operation(EffectsAnswer, "GET /experiments/{ids}/effects")
     recommend = Operation(Recommendation, "GET /experiments/{ids}/recommend")
     speedup = Operation(SpeedupAnswer, "GET /experiments/{ids}/speedup")
+    tasks = Operation(TasksAnswer, "GET /experiments/{ids}/tasks")
     report = Operation(bytes, "GET /experiments/{ids}/report")
 
     # Runs.

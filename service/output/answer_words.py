@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.analysis.answers import ComparisonAnswer, KernelRow, Ratio, ScoreAnswer, TimeTo
+from service.analysis.answers import ComparisonAnswer, KernelRow, Ratio, ScalingRow, ScoreAnswer, TimeTo
 from service.domain.formats import Scale, duration, kernel_figure, point_text, scale_for, title
 from trainers.telemetry.kernels import KERNEL_FIGURES
 
@@ -41,6 +41,29 @@ def ratio(of: Ratio | None, to: str) -> str:
     if of.low is None or of.high is None:
         return f"{of.ratio:.2f}x"
     return f"{of.ratio:.2f}x ({of.low:.2f}{to}{of.high:.2f})"
+
+
+def scaling_rows(rows: Sequence[ScalingRow], to: str) -> tuple[list[str], list[list[str]]]:
+    """Returns headings and a row per configuration and kind, with `to` between the ends of an interval."""
+    names = list(dict.fromkeys(name for row in rows for name in row.efficiencies))
+    headings = ["configuration", "scaling", "workers", *(f"{title(name)} efficiency" for name in names)]
+    return headings, [
+        [
+            configuration(row.point),
+            row.kind,
+            f"{row.baseline_workers} to {row.workers}",
+            *(_share(row.efficiencies.get(name), to) for name in names),
+        ]
+        for row in rows
+    ]
+
+
+def _share(of: Ratio | None, to: str) -> str:
+    if of is None:
+        return "-"
+    if of.low is None or of.high is None:
+        return f"{of.ratio:.0%}"
+    return f"{of.ratio:.0%} ({of.low:.0%}{to}{of.high:.0%})"
 
 
 def time_to_rows(time_to: TimeTo, points: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

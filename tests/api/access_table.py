@@ -206,6 +206,7 @@ EXPECTED: Mapping[str, Rule] = {
             "get_experiment", "get_experiment_spec", "list_experiment_runs", "list_events", "get_ledger",
             "stream_experiment", "export_experiment", "compare_experiment", "score_experiment",
             "frontier_experiment", "effects_experiment", "recommend_experiment", "speedup_experiment",
+            "rank_over_tasks",
             "report_experiment", "get_run", "get_points", "get_measurements", "get_run_ledger", "get_summary",
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
             "get_trace", "get_kernel_trace", "get_predictions",

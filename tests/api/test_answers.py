@@ -26,7 +26,7 @@ SIDES = {"a": "precision=bf16", "b": "precision=fp32"}
 
 @pytest.fixture(scope="module")
 def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Store]]:
-    """The API over: 1 a whole sweep, 2 one seed, 3 other data, 4 further seeds of 1, 5 queued."""
+    """The API over: 1 a whole sweep, 2 one seed, 3 other data, 4 more seeds of 1, 5 queued, 6 two tasks."""
     folder = tmp_path_factory.mktemp("answers")
     shutil.copy(migrated, folder / "stillhouse.db")
     (folder / "texts").mkdir()
@@ -45,6 +45,8 @@ def house(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with TestClient(app, base_url=BASE_URL) as client:
         spec = "name: waits\ntask: {name: imdb, path: texts}\nmodel: {name: tiny}\n"
         client.post("/api/v1/experiments", content=spec).raise_for_status()
+        over_tasks = {"task.name": ["imdb", "squad_v2"], "precision": ["fp32", "bf16"]}
+        sweep(store, clock, axes=over_tasks, random_seed=2)
         yield client, store
     store.close()
 
@@ -115,6 +117,38 @@ def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) 
     assert [row["mean_s"] for row in over_rest["rows"]] == [row.mean_s for row in speedup.time_to.rows]
 
 
+def test_several_tasks_are_ranked_together(client: TestClient) -> None:
+    answer = get(client, "tasks", 6)
+    assert [(of["task"], of["metric"]["name"]) for of in answer["tasks"]] == [
+        ("imdb", "accuracy"), ("squad_v2", "f1"),
+    ]  # fmt: skip
+    assert {of["label"] for of in answer["standings"]} == {"precision=fp32", "precision=bf16"}
+    [pair] = answer["improvements"]
+    assert 0.0 <= pair["low"] <= pair["probability"] <= pair["high"] <= 1.0
+    means = get(client, "compare", 6, filter="task = 'imdb'", metric="accuracy")["rows"]
+    assert {row["point"]["precision"]: row["figures"]["accuracy"]["mean"] for row in means} == pytest.approx(
+        {of["point"]["precision"]: of["means"]["imdb"] for of in answer["standings"]}
+    )
+
+
+def test_configurations_are_compared_at_their_best_and_next_to_print(client: TestClient) -> None:
+    study = """{source: {title: A}, conditions: {task: imdb, hardware: v100, versions: {torch: 1.13}}, rows: [
+        {at: {precision: fp32, optimizer: adamw}, figures: {total_time_s: 100}},
+        {at: {precision: int8}, figures: {total_time_s: 50}}]}"""
+    answer = get(client, "compare", best_over="batch", published=study)
+    assert answer["axes"] == ["precision", "optimizer.name"]
+    assert {of["tried"] for of in answer["tuning"]["best"]} == {3}
+    [of] = answer["published"]["figures"]
+    row = next(row for row in answer["rows"] if row["point"] == of["point"])
+    assert of["mean"] == pytest.approx(row["figures"]["total_time_s"]["mean"])
+    assert of["ratio"] == pytest.approx(of["mean"] / 100)
+    assert answer["published"]["missing"] == {"precision=int8": "no run has precision=int8"}
+    assert [each["name"] for each in answer["published"]["conditions"]] == [
+        "task", "hardware", "versions.torch",
+    ]  # fmt: skip
+    assert answer["published"]["conditions"][0]["differs"] is False
+
+
 def test_comparing_without_claims_tests_nothing(client: TestClient) -> None:
     answer = get(client, "compare", by="precision")
     assert [row["label"] for row in answer["rows"]] == ["precision=fp32", "precision=bf16"]
@@ -176,6 +210,14 @@ def test_a_report_is_a_page_that_may_load_nothing(client: TestClient) -> None:
         (1, "speedup?baseline=precision=fp32", 422, "invalid-parameter", "names 6 configurations"),
         (1, "speedup?target=accuracy=0.8&target=f1=0.8", 422, "invalid-parameter", "give one"),
         (1, "report?format=pdf", 422, "invalid-parameter", "html"),
+        (1, "recommend?per=device", 422, "invalid-parameter", "unknown axis 'device'"),
+        (2, "compare?best_over=precision", 422, "invalid-parameter", "needs an axis besides"),
+        (1, "compare?best_over=warmup", 422, "invalid-parameter", "unknown axis 'warmup'"),
+        (1, "compare?published=[", 422, "invalid-parameter", "cannot be read"),
+        (1, "compare?published=x", 422, "invalid-parameter", "write source, conditions, and rows"),
+        (1, "tasks", 409, "no-answer", "the runs are of one task (imdb)"),
+        (6, "tasks?metric=price", 422, "invalid-parameter", "unknown metric 'price'"),
+        (6, "compare", 409, "not-comparable", "or rank over tasks with: stillhouse tasks"),
     ],
 )
 def test_a_bad_question_is_a_problem_that_says_what_to_do(

@@ -57,7 +57,9 @@ def get(client: TestClient, experiment: int, question: str, **params: Any) -> An
 
 @pytest.mark.parametrize("experiment", range(1, len(CASES) + 1))
 def test_the_rendered_report_claims_what_rest_claims(client: TestClient, experiment: int) -> None:
-    chosen = get(client, experiment, "recommend").json()
+    axis = next(iter(CASES[experiment - 1][0]))
+    chosen = get(client, experiment, "recommend", per=axis).json()
+    assert {**chosen, "per": None} == get(client, experiment, "recommend").json()
     text = get(client, experiment, "report", format="md").text
     assert chosen["text"] in text
     asked = get(client, experiment, "compare", claims=True)
@@ -77,6 +79,10 @@ def test_the_rendered_report_claims_what_rest_claims(client: TestClient, experim
             frozenset((c["a_label"], c["b_label"])): c for (m, _), c in claims.items() if m == "cost"
         }
         assert claim["p_value"] == pytest.approx(of_labels[pair]["p_value"])
+        for choice in chosen["per"]["choices"].values():
+            if (claim := choice["over_runner_up"]) is not None:
+                pair = frozenset((choice["winner"], choice["runner_up"]))
+                assert claim["p_value"] == pytest.approx(of_labels[pair]["p_value"])
 
 
 @pytest.mark.parametrize("experiment", range(1, len(CASES) + 1))

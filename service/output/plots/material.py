@@ -105,7 +105,9 @@ class Material:
 
     @cached_property
     def recommendation(self) -> Recommendation | Unanswered:
-        return answered(self.question.recommend)
+        """Also for each hardware, where it is an axis of its own."""
+        several = len({run.point.get("hardware") for run in self.run_table.runs}) > 1
+        return answered(lambda: self.question.recommend(per="hardware" if several else None))
 
     @cached_property
     def effects(self) -> EffectsAnswer | Unanswered:

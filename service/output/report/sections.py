@@ -33,7 +33,15 @@ from service.domain.metrics import finite
 from service.domain.neighbours import in_words
 from service.domain.records import Run
 from service.output import ledger_words
-from service.output.answer_words import configuration, kernel_cells, ratio, scales_of, time_to_rows, weights
+from service.output.answer_words import (
+    configuration,
+    kernel_cells,
+    ratio,
+    scales_of,
+    scaling_rows,
+    time_to_rows,
+    weights,
+)
 from service.output.plots.material import Unanswered, answered
 from service.output.plots.plot import Plot
 from service.output.report.contents import MOST_ROWS, OF_SIGNS, ReportContents, description_of
@@ -155,6 +163,14 @@ def _answer(contents: ReportContents) -> Iterable[Block]:
         return
     yield Paragraph(f"Use {point_text(chosen.winner_point) or 'the only configuration'}.", strong=True)
     yield Paragraph(chosen.text)
+    if chosen.per is not None:
+        none = [[value, "none", "-", reason] for value, reason in chosen.per.left_out.items()]
+        rows = [
+            [value, point_text(of.winner_point), figure(of.objective, of.value), of.sure]
+            for value, of in chosen.per.choices.items()
+        ]
+        yield _table([chosen.per.axis, "best", title(chosen.objective), "confidence"], [*rows, *none])
+        yield Paragraph(chosen.per.text)
     if chosen.excluded:
         points = _points(contents)
         rows = [[configuration(points[label]), reason] for label, reason in chosen.excluded.items()]
@@ -413,6 +429,13 @@ def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]
         "fast, or half the cost."
     )
     yield _table(["configuration", *map(title, metrics)], rows, slice(1, None))
+    if answer.scaling:
+        yield Paragraph(
+            "Scaling efficiency: the speed-up divided by how many times more workers there are; strong at "
+            "equal global batch, weak at equal batch per worker. 100% is linear."
+        )
+        headings, scaled = scaling_rows(answer.scaling, " to ")
+        yield _table(headings, scaled, slice(2, None))
     if answer.time_to is not None:
         yield Paragraph(
             f"Time until {title(answer.time_to.metric)} first reached {answer.time_to.target:.4g} at an "

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from service.analysis.answers import AnalysisError, Claim
+from service.analysis.best_over import AtBest
 from service.analysis.question import Question
+from service.analysis.ranking import label_of
 from service.analysis.run_table import RunTable
 from service.domain.metrics import better_of
 from service.domain.records import Run
@@ -136,6 +138,7 @@ def statements(question: Question) -> Iterator[Statement]:
     every = tuple(question.axes)
     for axes in [every, *((axis,) for axis in every if len(every) > 1)]:
         yield from compared(question, axes)
+    yield from at_best(question)
     yield from of_effects(question)
     yield from of_recommendation(question)
     yield from of_frontier(question)
@@ -160,6 +163,27 @@ def compared(question: Question, axes: tuple[str, ...]) -> Iterator[Statement]:
     for pair in answer.claims:
         if pair.claim is not None:
             yield from claimed("compare --claims", axes, pair.a, pair.b, pair.claim)
+
+
+def at_best(question: Question) -> Iterator[Statement]:
+    """`compare --best-over` of the last axis, whose claims are about the chosen configurations."""
+    every = tuple(question.axes)
+    if len(every) < 2:
+        return
+    try:
+        best = AtBest(question, every[-1:])
+        answer = best.compare(metrics=METRICS, claims=True, untested=True)
+    except AnalysisError:
+        return
+    if best.tuning.fresh:  # Over other seeds.
+        return
+    labels = {
+        of.label: label_of({axis: {**of.point, **of.chosen}[axis] for axis in every})
+        for of in best.tuning.best
+    }
+    for pair in answer.claims:
+        if pair.claim is not None:
+            yield from claimed("compare --best-over", every, labels[pair.a], labels[pair.b], pair.claim)
 
 
 def claimed(source: str, axes: tuple[str, ...], a: str, b: str, claim: Claim) -> Iterator[Statement]:
@@ -216,9 +240,19 @@ def of_recommendation(question: Question) -> Iterator[Statement]:
     axes = tuple(question.axes)
     for objective in ("cost_usd", "accuracy"):
         try:
-            chosen = question.recommend(objective=objective)
+            chosen = question.recommend(objective=objective, per=axes[0])
         except AnalysisError:
             continue
+        assert chosen.per is not None
+        for of_value in chosen.per.choices.values():
+            if of_value.over_runner_up is not None and of_value.runner_up is not None:
+                made = of_value.over_runner_up
+                yield from claimed("recommend --per", axes, of_value.winner, of_value.runner_up, made)
+        if (claim := chosen.per.over_next) is not None:
+            best = chosen.per.choices[chosen.per.best]
+            following = [each for each in chosen.per.choices.values() if each.value == claim.mean_b]
+            if len(following) == 1 and following[0] != best:
+                yield from claimed("recommend --per", axes, best.winner, following[0].winner, claim)
         if chosen.over_runner_up is not None and chosen.runner_up is not None:
             yield from claimed("recommend", axes, chosen.winner, chosen.runner_up, chosen.over_runner_up)
             said = (

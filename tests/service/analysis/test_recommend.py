@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from service.analysis import AnalysisError
+from service.analysis.answers import BadQuestion
+from service.analysis.question import Question
 from service.analysis.recommend import Configuration, Constraint, recommend
+from tests.service.analysis.building import run_table
+from tests.service.analysis.test_one_answer import experiment
 
 
 def configuration(label: str, cost: float, accuracy: float, seeds: int = 4) -> Configuration:
@@ -127,3 +134,80 @@ def test_a_cheaper_configuration_that_breaks_a_bound_is_not_excused() -> None:
         grid, objective="cost_usd", constraints=[NO_LOSS, Constraint("accuracy", "at_least", 0.58)]
     )
     assert "cheap" not in answer.sure
+
+
+DEVICES = {"hardware": ["v100", "a100", "old"], "precision": ["fp32", "fp16"]}
+
+
+def on_devices(point: Any, seed: int) -> dict[str, Any]:
+    """fp16 saves half on the v100 and nothing on the a100; the old device is cheap and inaccurate."""
+    base = {"v100": 2.0, "a100": 3.0, "old": 1.0}[point["hardware"]]
+    factor = {("v100", "fp16"): 0.5, ("a100", "fp16"): 1.1}.get((point["hardware"], point["precision"]), 1.0)
+    cost = base * factor * (1 + 0.01 * seed + 0.001 * (point["precision"] == "fp16") * seed)
+    accuracy = 0.8 if point["hardware"] == "old" else 0.9
+    return {"cost_usd": cost, "accuracy": accuracy + 0.001 * seed, "total_time_s": cost}
+
+
+def test_each_value_of_an_axis_gets_the_best_configuration_among_its_own() -> None:
+    answer = Question(run_table(DEVICES, of=on_devices)).recommend(per="hardware")
+    assert answer.per is not None
+    winners = {value: choice.winner for value, choice in answer.per.choices.items()}
+    assert winners == {
+        "hardware=v100": "hardware=v100, precision=fp16",
+        "hardware=a100": "hardware=a100, precision=fp32",
+        "hardware=old": "hardware=old, precision=fp32",
+    }
+    assert answer.winner == "hardware=v100, precision=fp16"
+    assert answer.per.best == "hardware=old"
+    assert answer.per.text.startswith("The best on cost_usd is hardware=old: 1.01 with hardware=old, prec")
+    assert "Among all configurations it is excluded: accuracy 0.801 misses" in answer.per.text
+    assert answer == replace(Question(run_table(DEVICES, of=on_devices)).recommend(), per=answer.per)
+
+
+def test_a_value_without_any_result_has_the_reason_in_place_of_a_choice() -> None:
+    table = run_table(DEVICES, of=on_devices, change=lambda r: {"cost_usd": None} if r.id > 12 else {})
+    per = Question(table).recommend(per="hardware").per
+    assert per is not None
+    assert per.best == "hardware=v100"
+    assert per.left_out.keys() == {"hardware=old"}
+    assert "has no cost_usd" in per.left_out["hardware=old"]
+
+
+def test_linked_axes_are_named_by_one_of_their_fields() -> None:
+    axes = {"hardware+resources.cpus_per_worker": ["v100+4", "a100+8"], "precision": ["fp32", "fp16"]}
+
+    def figures(point: Any, seed: int) -> dict[str, Any]:
+        return on_devices({"hardware": point["hardware+resources.cpus_per_worker"][:4], **point}, seed)
+
+    per = Question(run_table(axes, of=figures)).recommend(per="hardware").per
+    assert per is not None
+    assert list(per.choices) == [f"hardware+resources.cpus_per_worker={v}" for v in ("v100+4", "a100+8")]
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"), [("device", "unknown axis 'device'"), ("precision", "precision has only one value")]
+)
+def test_an_axis_that_decides_nothing_is_refused(axis: str, says: str) -> None:
+    with pytest.raises(BadQuestion, match=says) as raised:
+        Question(run_table({"precision": ["fp32"], "batch.global_size": [16, 32]})).recommend(per=axis)
+    assert raised.value.parameter == "per"
+
+
+@pytest.mark.parametrize("number", range(1, 60, 3))
+def test_each_choice_is_that_of_a_filter_and_its_claims_those_of_all_pairs(number: int) -> None:
+    """A filter's choice differs at most in how many claims its p-values are corrected for."""
+    table = experiment(number)
+    question = Question(table)
+    if len(question.axes) < 2:
+        return
+    try:
+        per = question.recommend(per=question.axes[0]).per
+    except AnalysisError:
+        return
+    assert per is not None
+    for value, choice in per.choices.items():
+        runs = tuple(run for run in table.runs if f"{per.axis}={run.point[per.axis]}" == value)
+        alone = Question(replace(table, runs=runs)).recommend()
+        assert (choice.winner, choice.runner_up, choice.value) == (alone.winner, alone.runner_up, alone.value)
+        assert choice.excluded.keys() == alone.excluded.keys()
+    assert per.choices[per.best].value == min(choice.value for choice in per.choices.values())

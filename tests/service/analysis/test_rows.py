@@ -345,7 +345,7 @@ def test_runs_of_different_tasks_are_not_compared() -> None:
     with pytest.raises(
         NotComparable,
         match=r"^the runs are of different tasks \(imdb, squad_v2\); compare runs of one task, for instance "
-        "with the filter: task = 'imdb'$",
+        "with the filter: task = 'imdb', or rank over tasks with: stillhouse tasks$",
     ):
         rows(run(1, FP32, 0), run(2, FP32, 1, task="squad_v2"))
 

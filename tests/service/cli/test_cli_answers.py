@@ -22,7 +22,9 @@ from tests.service.cli.house import House
 
 COMMANDS = [
     "compare 1", "compare 1 --claims", "compare 1 --by precision --claims",
-    "compare 1 --a precision=bf16 --b precision=fp32", "recommend 1", "frontier 1", "effects 1", "score 1",
+    "compare 1 --a precision=bf16 --b precision=fp32", "compare 1 --best-over batch --claims",
+    "recommend 1", "recommend 1 --per precision",
+    "frontier 1", "effects 1", "score 1",
     "score 1 --as-published",
     "score 1 --weight cost_usd=1 --weight accuracy=2", "speedup 1", "speedup 1 --metric cost_usd",
 ]  # fmt: skip
@@ -51,6 +53,44 @@ def test_every_answer_fits_into_80_columns_uncut(swept: House, command: str) -> 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_answer_is_one_json_document(swept: House, command: str) -> None:
     assert swept.json(*command.split())["notes"] is not None
+
+
+def test_several_tasks_and_scaling_are_tables(house: House) -> None:
+    clock = Clock()
+    store = Store(house.store.database, house.settings, clock)
+    sweep(store, clock, axes={"task.name": ["imdb", "squad_v2"], "precision": ["fp32", "bf16"]})
+    sweep(store, clock, axes={"parallel.workers": [1, 2]})
+    lines = house.run("tasks", "1").stdout.splitlines()
+    assert lines[0].split() == ["configuration", "mean", "rank", "wins", "imdb", "squad_v2"]
+    assert any("probability that a run of A is better" in line for line in lines)
+    scaled = house.run("speedup", "2")
+    assert "time efficiency" in scaled.stdout.replace("\n", " "), scaled.output
+    assert "strong" in scaled.stdout
+    report = house.run("report", "2", "-o", str(house.settings.data_dir / "report.md"))
+    assert report.exit_code == 0, report.output
+    assert "Scaling efficiency" in (house.settings.data_dir / "report.md").read_text()
+
+
+def test_printed_figures_stand_next_to_own_ones(swept: House, tmp_path: Path) -> None:
+    file = tmp_path / "table.yaml"
+    file.write_text(
+        "source: {title: A study, table: 3}\nconditions: {hardware: v100}\n"
+        "rows:\n  - {at: {precision: fp32}, figures: {total_time_s: 100}}\n"
+        "  - {at: {precision: int8}, figures: {total_time_s: 50}}\n"
+    )
+    lines = swept.run("compare", "2", "--published", str(file)).stdout.splitlines()
+    assert "title A study; table 3" in lines
+    assert any(line.startswith("precision=fp32  time") for line in lines)
+    assert "missing precision=int8: no run has precision=int8" in lines
+    assert any(line.startswith("hardware: v100 in print, ") for line in lines)
+    for content, says in (("rows: []", "write source, conditions, and rows"), (None, "cannot read")):
+        if content is None:
+            file.unlink()
+        else:
+            file.write_text(content)
+        result = swept.run("compare", "2", "--published", str(file))
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1), result.output
+        assert says in result.stderr
 
 
 def test_kernels_are_a_table_per_row_or_lines_in_a_narrow_window(swept: House) -> None:
