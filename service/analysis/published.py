@@ -22,7 +22,7 @@ from service.config.document import Refused, load_yaml
 from service.config.hardware import nearest
 from service.db import schema
 from service.domain.formats import axis_value, short_name
-from service.domain.grid import AxisValue
+from service.domain.grid import LINK, AxisValue, fields_of
 from service.domain.metrics import METRICS
 from service.store import Store
 from trainers.metrics import DECLARED
@@ -165,15 +165,20 @@ class _Own:
     specs: Sequence[Facts]
 
     def axis(self, name: str) -> str | None:
+        """The axis of a name, or the field of linked axes."""
+        fields = [field for axis in self.question.axes for field in fields_of(axis)]
+        if name in (*self.question.axes, *fields):
+            return name
         try:
-            return self.question._axis(name, _PARAMETER)
+            axis = self.question._axis(name, _PARAMETER)
         except BadQuestion:
             return None
+        named = [field for field in fields_of(axis) if name in (field.rpartition(".")[2], short_name(field))]
+        return named[0] if len(named) == 1 else axis
 
     def has(self, axis: str, value: AxisValue) -> bool:
-        return any(
-            _same(run.point.get(axis), value) for run in self.question.run_table.runs if axis in run.point
-        )
+        points = (_by_field(run.point) for run in self.question.run_table.runs)
+        return any(_same(point[axis], value) for point in points if axis in point)
 
     def cell(
         self, cells: Sequence[Configuration], at: Mapping[str, AxisValue], fixed: Mapping[str, AxisValue]
@@ -194,13 +199,16 @@ class _Own:
         matching = [
             cell
             for cell in cells
-            if all(axis in cell.point and _same(cell.point[axis], value) for axis, value in point.items())
+            if all(
+                axis in (of := _by_field(cell.point)) and _same(of[axis], value)
+                for axis, value in point.items()
+            )
         ]
         if len(matching) == 1:
             return matching[0]
         if not matching:
             return f"no run has {label_of(point)} together"
-        more = ", ".join(axis for axis in self.question.axes if axis not in point)
+        more = ", ".join(axis for axis in self.question.axes if not {axis, *fields_of(axis)} & point.keys())
         return f"it fits {len(matching)} own configurations; give {more} in at"
 
     def condition(self, name: str, printed: AxisValue) -> Condition:
@@ -212,12 +220,23 @@ class _Own:
         """Own values, each once: of an axis, a field of the spec, the data or the environment."""
         table = self.question.run_table
         if axis := self.axis(name):
-            found: Iterable[Any] = (run.point.get(axis) for run in table.runs)
+            found: Iterable[Any] = (_by_field(run.point).get(axis) for run in table.runs)
         else:
             found = _looked_up(name, self.specs) or _looked_up(
                 name, [*table.data.values(), *(_flat(facts) for facts, _ in table.environments)]
             )
         return list(dict.fromkeys(axis_value(value) for value in found if value is not None))
+
+
+def _by_field(point: Mapping[str, AxisValue]) -> dict[str, AxisValue]:
+    """Values by axis, and of linked axes by field too."""
+    values = dict(point)
+    for axis, value in point.items():
+        fields = fields_of(axis)
+        parts = value.split(LINK) if isinstance(value, str) else []
+        if len(fields) == len(parts) > 1:
+            values |= dict(zip(fields, parts, strict=True))
+    return values
 
 
 def _looked_up(name: str, facts: Sequence[Facts]) -> list[Any]:

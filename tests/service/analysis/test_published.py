@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from service.analysis.published import compare_published, read_study
 from service.analysis.question import Question
 from tests.service.analysis.building import run_table
 
+PRINTED = Path(__file__).parents[3] / "examples" / "published" / "printed"
 SPECS = [{"model.name": "tiny", "batch.global_size": 16, "hardware": "v100", "optimizer.name": "adamw"}]
 TABLE = """
 source: {title: A study, table: "4.2"}
@@ -83,6 +85,26 @@ def test_a_field_that_own_runs_share_may_be_named_in_a_row() -> None:
     assert len(against("{source: {title: A}, " + rows % "v100").figures) == 1
     [reason] = against("{source: {title: A}, " + rows % "h100").missing.values()
     assert reason == "hardware is h100 in print; own runs have v100"
+
+
+def test_a_row_may_name_fields_of_linked_axes() -> None:
+    axes = {"precision+batch.global_size": ["fp32+16", "bf16+32"]}
+
+    def figures(point: Any, seed: int) -> dict[str, Any]:
+        return {"total_time_s": 10.0 + seed}
+
+    question = Question(run_table(axes, of=figures))
+    for at in ("{precision: fp32}", "{batch: 16}", "{precision+batch.global_size: fp32+16}"):
+        study = read_study(f"{{source: {{title: A}}, rows: [{{at: {at}, figures: {{total_time_s: 11}}}}]}}")
+        [of] = compare_published(question, study).figures
+        assert of.point == {"precision+batch.global_size": "fp32+16"}
+
+
+@pytest.mark.parametrize("file", sorted(PRINTED.glob("*.yaml")), ids=lambda file: file.stem)
+def test_printed_tables_that_ship_can_be_read(file: Path) -> None:
+    study = read_study(file.read_text(encoding="utf-8"))
+    answer = compare_published(Question(run_table()), study)
+    assert len({*answer.missing, *(of.label for of in answer.figures)}) == len(study.rows)
 
 
 def test_one_seed_has_no_interval_and_a_printed_zero_no_ratio() -> None:
