@@ -163,7 +163,7 @@ def compare_experiment(
     published: Annotated[
         str | None,
         Query(
-            max_length=30_000,
+            max_length=20_000,
             description="Printed figures of a study, YAML or JSON: source, conditions, rows (at, figures).",
             examples=['{"source": {"title": "A"}, "rows": [{"figures": {"train_time_s": 813.34}}]}'],
         ),

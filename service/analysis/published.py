@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from scipy import special
 
 from service.analysis.answers import BadQuestion, Condition, PublishedComparison, PublishedFigure
@@ -40,7 +40,7 @@ class PrintedRow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     at: dict[str, AxisValue] = Field(default_factory=dict)
-    figures: dict[str, float] = Field(min_length=1)
+    figures: dict[str, FiniteFloat] = Field(min_length=1)
 
 
 class Study(BaseModel):
@@ -166,15 +166,12 @@ class _Own:
 
     def axis(self, name: str) -> str | None:
         """The axis of a name, or the field of linked axes."""
-        fields = [field for axis in self.question.axes for field in fields_of(axis)]
-        if name in (*self.question.axes, *fields):
+        axes = self.question.axes
+        fields = dict.fromkeys(field for axis in axes for field in fields_of(axis))
+        if name in (*axes, *fields):
             return name
-        try:
-            axis = self.question._axis(name, _PARAMETER)
-        except BadQuestion:
-            return None
-        named = [field for field in fields_of(axis) if name in (field.rpartition(".")[2], short_name(field))]
-        return named[0] if len(named) == 1 else axis
+        named = [field for field in fields if name in (field.rpartition(".")[2], short_name(field))]
+        return named[0] if len(named) == 1 else None
 
     def has(self, axis: str, value: AxisValue) -> bool:
         points = (_by_field(run.point) for run in self.question.run_table.runs)

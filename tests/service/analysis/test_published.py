@@ -123,6 +123,7 @@ def test_one_seed_has_no_interval_and_a_printed_zero_no_ratio() -> None:
         ("{source: {title: A}, rows: [{at: {}}]}", "rows.0.figures: Field required"),
         ("{source: {title: A}, rows: [{figures: {}}]}", "rows.0.figures"),
         ("{source: {title: A}, rows: [{figures: {total_time_s: fast}}]}", "rows.0.figures.total_time_s"),
+        ("{source: {title: A}, rows: [{figures: {total_time_s: .nan}}]}", "should be a finite number"),
         ("{source: {title: A}, row: []}", "rows: Field required"),
         ("{source: {title: A}, rows: [{figures: {totl_time_s: 1}}]}", "unknown figure 'totl_time_s'"),
     ],
