@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from service.analysis.answers import AnalysisError, Improvement, Standing, TaskFigure, TasksAnswer
+from service.analysis.answers import AnalysisError, Improvement, TaskFigure, TasksAnswer, TaskStanding
 from service.analysis.claims import MOST_PAIRS
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
@@ -153,7 +153,7 @@ def _standings(
     points: Mapping[str, Mapping[str, object]],
     values: Sequence[Sequence[Values]],
     resampled: Sequence[Sequence[Values]] | None,
-) -> tuple[Standing, ...]:
+) -> tuple[TaskStanding, ...]:
     means = np.array([[of.mean() for of in of_task] for of_task in values])  # (T, C)
     # The last digits of a mean depend on the order of its sum, and must not decide between equals.
     size = np.maximum(np.abs(means).max(axis=1, keepdims=True), 1e-300)
@@ -166,7 +166,7 @@ def _standings(
     wins = (compared == compared.max(axis=1, keepdims=True)).sum(axis=0)
     signs = [1.0 if metrics[name].better == "higher" else -1.0 for name in names]
     return tuple(
-        Standing(
+        TaskStanding(
             label=labels[at],
             point=points[labels[at]],  # type: ignore[arg-type]
             mean_rank=float(ranks[at]),

@@ -292,7 +292,7 @@ class TaskFigure(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing(Serializable):
+class TaskStanding(Serializable):
     """One configuration over all tasks."""
 
     label: str  # Axis values in words, without those that the task sets
@@ -323,7 +323,7 @@ class TasksAnswer(Serializable):
     """Configurations over several tasks."""
 
     tasks: tuple[TaskFigure, ...]  # The tasks, with their figures
-    standings: tuple[Standing, ...]  # Configurations with results on every task, the best mean rank first
+    standings: tuple[TaskStanding, ...]  # Configurations with results on every task, the best mean rank first
     improvements: tuple[Improvement, ...]  # Pairs of them
     left_out: Mapping[str, str]  # Why other configurations have none, by label
     notes: tuple[str, ...]  # What a reader must know to read the answer correctly
@@ -420,7 +420,7 @@ class Effects(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Serializable):
+class ChosenConfiguration(Serializable):
     """The best configuration on the objective that meets every constraint, with its evidence."""
 
     winner: str  # Label of the chosen configuration
@@ -445,7 +445,7 @@ class PerValue(Serializable):
     """The best configuration with each value of an axis, chosen among those with that value alone."""
 
     axis: str  # The axis, by dotted name
-    choices: Mapping[str, Choice]  # By the value in words, `hardware=v100`
+    choices: Mapping[str, ChosenConfiguration]  # By the value in words, `hardware=v100`
     left_out: Mapping[str, str]  # Why other values have no choice
     best: str  # The value whose choice is best on the objective
     over_next: Claim | None
@@ -455,7 +455,7 @@ class PerValue(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation(Choice):
+class Recommendation(ChosenConfiguration):
     """The choice among all configurations and, on request, among those with each value of an axis."""
 
     per: PerValue | None = None  # The choice for each value of an axis; null when none was asked for

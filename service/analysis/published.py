@@ -18,7 +18,7 @@ from service.analysis.question import Question
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import flat_spec
-from service.config.document import Refused, load_yaml
+from service.config.document import RefusedDocument, load_yaml
 from service.config.hardware import nearest
 from service.db import schema
 from service.domain.formats import axis_value, short_name
@@ -55,7 +55,7 @@ def read_study(text: str) -> Study:
     """Reads YAML or JSON; `BadQuestion` says in one line what is wrong with it."""
     try:
         return Study.model_validate(load_yaml(text, max_depth=8, max_values=_MOST_VALUES))
-    except Refused as error:
+    except RefusedDocument as error:
         raise BadQuestion(_PARAMETER, f"the published figures cannot be read: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]

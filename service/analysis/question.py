@@ -42,7 +42,7 @@ from service.analysis.effects import effects, sentences
 from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
 from service.analysis.recommend import Configuration, recommend, recommend_per
 from service.analysis.rows import Rows, is_at
-from service.analysis.speedup import Shape, is_rate, ratio, scales, scaling, times_to_target
+from service.analysis.speedup import WorkerShape, is_rate, ratio, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.hardware import nearest
 from service.domain.metrics import MARGINS, Metric, scale_of
@@ -477,10 +477,10 @@ class Question(Rows):
         rates = [metric for metric in metrics if is_rate(metric.name)]
         if not by_name and self._has("samples_per_s"):
             rates.append(self._metric("samples_per_s", "metric"))
-        shapes: dict[str, set[Shape]] = {}
+        shapes: dict[str, set[WorkerShape]] = {}
         for run in self._finished:
             examples = run.total_steps and run.total_steps * run.global_batch_size
-            shape = Shape(run.workers, run.global_batch_size, examples)
+            shape = WorkerShape(run.workers, run.global_batch_size, examples)
             shapes.setdefault(label_of(run.point), set()).add(shape)
         # Runs that were given unlike numbers of workers have no efficiency.
         alike = {label: of.pop() for label, of in shapes.items() if len(of) == 1}

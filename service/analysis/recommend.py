@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from service.analysis.answers import AnalysisError, Choice, Claim, PerValue
+from service.analysis.answers import AnalysisError, ChosenConfiguration, Claim, PerValue
 from service.analysis.claims import Family
 from service.analysis.words import correction_words
 from service.domain.metrics import MARGINS
@@ -69,7 +69,7 @@ def recommend(
     better: Better = "lower",
     constraints: Sequence[Constraint] = (),
     family: Callable[[str, Better, float | None], Family] | None = None,
-) -> Choice:
+) -> ChosenConfiguration:
     """Chooses the best configuration on `objective` among those that meet every constraint.
 
     `family` makes claims about all pairs of configurations, by metric, direction and margin; None = from
@@ -114,7 +114,7 @@ def recommend(
     sure = "; ".join((sure, *doubts, *overlooked))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
-    return Choice(
+    return ChosenConfiguration(
         winner=winner.label,
         winner_point=winner.point,
         objective=objective,
@@ -131,7 +131,7 @@ def recommend(
 def recommend_per(
     axis: str,
     groups: Mapping[str, Sequence[Configuration]],
-    overall: Choice,
+    overall: ChosenConfiguration,
     *,
     better: Better = "lower",
     constraints: Sequence[Constraint] = (),
@@ -141,7 +141,7 @@ def recommend_per(
 
     Claims are those of the family of all configurations, so that any may be picked by its figures.
     """
-    choices: dict[str, Choice] = {}
+    choices: dict[str, ChosenConfiguration] = {}
     left_out: dict[str, str] = {}
     for value, configurations in groups.items():
         try:

@@ -72,7 +72,7 @@ def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkerShape:
     """How the runs of a configuration were spread; `examples` were trained on in all, None = unknown."""
 
     workers: int
@@ -91,7 +91,7 @@ def is_rate(metric: str) -> bool:
 
 def scaling(
     configurations: Sequence[Configuration],
-    shapes: Mapping[str, Shape],
+    shapes: Mapping[str, WorkerShape],
     metrics: Sequence[Metric],
     resolutions: Mapping[str, Resolution],
 ) -> Iterator[ScalingRow]:
@@ -146,7 +146,7 @@ def _apart_from_workers(configuration: Configuration) -> str:
     return json.dumps(rest, sort_keys=True)
 
 
-def _work(metric: Metric, kind: str, base: Shape, own: Shape) -> float | None:
+def _work(metric: Metric, kind: str, base: WorkerShape, own: WorkerShape) -> float | None:
     """How many times more examples the time is for; None = unknown."""
     if metric.name.endswith("_per_s"):
         return 1.0
