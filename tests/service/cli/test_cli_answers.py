@@ -59,7 +59,7 @@ def test_several_tasks_and_scaling_are_tables(house: House) -> None:
     clock = Clock()
     store = Store(house.store.database, house.settings, clock)
     sweep(store, clock, axes={"task.name": ["imdb", "squad_v2"], "precision": ["fp32", "bf16"]})
-    sweep(store, clock, axes={"parallel.workers": [1, 2]})
+    sweep(store, clock, axes={"parallel.strategy": ["ddp"], "parallel.workers": [1, 2]})
     lines = house.run("tasks", "1").stdout.splitlines()
     assert lines[0].split() == ["configuration", "mean", "rank", "wins", "imdb", "squad_v2"]
     assert any("probability that a run of A is better" in line for line in lines)
