@@ -122,6 +122,15 @@ def test_a_name_cannot_bring_a_script_into_the_page(simulated: Sweep) -> None:
     assert experiment.id > 1
 
 
+def test_over_hardware_the_best_configuration_of_each_is_listed(simulated: Sweep) -> None:
+    axes = {"hardware": ["T4", "V100"], "precision": ["fp32", "fp16"]}
+    experiment = sweep(simulated.store, simulated.clock, axes=axes)
+    text = markdown(ReportContents(simulated.store, [experiment.id]))
+    assert "| hardware | best | cost | confidence |" in text
+    assert "| hardware=T4 | hardware=T4 precision=" in text
+    assert "The best on cost_usd is hardware=" in text.replace("\\", "")
+
+
 def test_one_seed_is_reported_without_claims(simulated: Sweep) -> None:
     experiment = sweep(simulated.store, simulated.clock, axes={"precision": ["fp32", "bf16"]}, seeds=1)
     contents = ReportContents(simulated.store, [experiment.id])
