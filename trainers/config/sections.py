@@ -70,10 +70,30 @@ class Length(Section):
 class Evaluation(Section):
     """When the model is evaluated; never inside the timed region."""
 
-    every_epochs: float = Field(default=1.0, gt=0.0, le=10_000)
-    """Evaluate each time this many epochs have passed, and at the end."""
+    every_epochs: float | None = Field(default=None, gt=0.0, le=10_000)
+    """Evaluate each time this many epochs have passed, and at the end; unset = 1, or `every_steps`."""
+    every_steps: int | None = Field(default=None, ge=1, le=100_000_000)
+    """Evaluate each time this many steps have passed, and at the end; unset = `every_epochs`."""
+    at_start: bool = False
+    """Also evaluate before the first step: points at step 0, never the best of a run that trains."""
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH)
     """Examples per forward pass on one worker."""
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> Evaluation:
+        if self.every_epochs is not None and self.every_steps is not None:
+            raise ValueError(
+                f"every_epochs {self.every_epochs:g} and every_steps {self.every_steps} are both set; remove "
+                "one of them"
+            )
+        return self
+
+    def interval(self, steps_per_epoch: int) -> int:
+        """Returns the steps from one evaluation to the next."""
+        if self.every_steps is not None:
+            return self.every_steps
+        epochs = 1.0 if self.every_epochs is None else self.every_epochs
+        return max(1, round(epochs * steps_per_epoch))
 
 
 class Checkpointing(Section):

@@ -67,10 +67,18 @@ class Progress:
             self.epoch_samples += samples
 
     def judge(
-        self, scores: dict[str, float], headline: str, *, higher_is_better: bool, attempt: int = 0
+        self,
+        scores: dict[str, float],
+        headline: str,
+        *,
+        higher_is_better: bool,
+        attempt: int = 0,
+        may_be_best: bool = True,
     ) -> None:
         """Records an evaluation at the current step; `attempt` saved its checkpoint, 0 = there is none."""
         self.evaluated_step, self.scores = self.step, scores
+        if not may_be_best:
+            return
         sign = 1.0 if higher_is_better else -1.0
         if self.best is None or math.isnan(self.best) or sign * scores[headline] > sign * self.best:
             self.best, self.best_step, self.best_scores = scores[headline], self.step, scores

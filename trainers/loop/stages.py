@@ -103,6 +103,8 @@ def stage_config(config: RunConfig, number: int, folder: Path, start: str | None
     sections = config.stage_sections(number)
     if start is not None:
         sections["model"] = {**sections["model"], "name": start, "teacher": start, "layers": None}
+        # The stage before has evaluated these weights, and its last point is at the same step.
+        sections["evaluation"] = {**sections["evaluation"], "at_start": False}
     workspace = config.workspace
     own = workspace.model_copy(
         update={"checkpoints": str(folder), "model_roots": (*workspace.model_roots, workspace.checkpoints)}

@@ -47,7 +47,7 @@ class Trainer:
         self.sink, self.stop = sink, stop
         self.saving = Saving(parts, sink)
         per_epoch = self.data.batches.steps_per_epoch
-        self.evaluate_every = max(1, round(self.config.evaluation.every_epochs * per_epoch))
+        self.evaluate_every = self.config.evaluation.interval(per_epoch)
         self.stopping: StopReason | None = None
         self.launched: Launched | None = None
         """The last step, if the host has yet to read its numbers: the next step does, or a boundary."""
@@ -95,6 +95,8 @@ class Trainer:
             coming = range(progress.step, self.total_steps)
             self.model.replica.prepare(map(self.data.batches.__getitem__, coming), self.model.objective.loss)
         self._say(self.working)
+        if self._evaluates_first:
+            self.evaluate()
         batches = Prefetcher(self._prepare, progress.step, self.total_steps)
         try:
             while True:
@@ -298,10 +300,14 @@ class Trainer:
         scores = self.data.evaluator.scores(observed)
         self.progress.costs = dict(observed.costs)
         info = self.data.task.info
-        self.progress.judge(
-            scores, info.headline, higher_is_better=info.higher_is_better, attempt=self.saving.attempt
-        )
         step = self.progress.step
+        self.progress.judge(
+            scores,
+            info.headline,
+            higher_is_better=info.higher_is_better,
+            attempt=self.saving.attempt,
+            may_be_best=step > 0 or not self.config.trains,
+        )
         if step > self.scored_step:
             self.scored_step = step
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
@@ -341,6 +347,13 @@ class Trainer:
         if self.stopping or progress.step >= self.total_steps or self._evaluation_due():
             return True
         return self.saving.due or (every.every_steps is not None and progress.step % every.every_steps == 0)
+
+    @property
+    def _evaluates_first(self) -> bool:
+        """Whether the weights that training starts from are evaluated now, before any checkpoint."""
+        progress = self.progress
+        due = self.config.evaluation.at_start and self.config.trains and not self.stopping
+        return due and progress.step == 0 and progress.evaluated_step < 0
 
     def _evaluation_due(self) -> bool:
         progress = self.progress

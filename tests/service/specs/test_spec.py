@@ -113,6 +113,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "",
             "warmup_steps 10 leaves no step of length.steps 10",
         ),
+        (
+            "evaluation: {every_steps: 10, every_epochs: 0.5}",
+            "invalid-value",
+            "evaluation",
+            "every_epochs 0.5 and every_steps 10 are both set; remove one of them",
+        ),
+        ("evaluation: {every_steps: 0}", "out-of-range", "evaluation.every_steps", "1"),
         ("model: {cuda_graphs: true}", "invalid-value", "model", "set model.encoder to packed or fused"),
         (
             "model: {encoder: fused, cuda_graphs: true}",
