@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 
 from trainers.config import Optimizer, Precision, RunConfig
@@ -15,6 +16,7 @@ from trainers.models.latent import Latent
 from trainers.models.student import parameter_name
 from trainers.optimizers.info import Built
 from trainers.optimizers.masters import stored_format
+from trainers.optimizers.schedules import Options, Position
 
 MINIMUM = 1.0  # At this scale an overflow is no longer the scale's doing
 MAXIMUM = 2.0**24
@@ -167,19 +169,77 @@ def restart(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def learning_rate(config: Optimizer, step: int, total_steps: int) -> float:
-    """Returns the learning rate of a step: linear warm-up from 0 to the peak, then decay to 0 or constant.
+def learning_rate(config: Optimizer, step: int, total_steps: int, steps_per_epoch: int = 1) -> float:
+    """Returns the learning rate of a step, without the factor of a schedule with state (`RateFactor`).
 
-    The warm-up takes `w = warmup_steps` steps, or `ceil(warmup_fraction * total_steps)`; step i < w runs at
-    `peak * (i + 1) / (w + 1)`, so that no step is wasted at rate 0. The decay is linear and runs at
-    `peak * (total_steps - i) / (total_steps - w)`. Steps are 0-based and count within a stage.
+    The warm-up rises linearly from 0 to the peak and takes `w = warmup_steps` steps, or
+    `ceil(warmup_fraction * total_steps)`; step i < w runs at `peak * (i + 1) / (w + 1)`, so that no step is
+    wasted at rate 0. The schedule follows. Steps are 0-based and count within a stage.
     """
     warmup = config.warmup_of(total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / (warmup + 1)
-    if config.schedule == "constant":
-        return config.learning_rate
-    return config.learning_rate * (total_steps - step) / (total_steps - warmup)
+    at = Position(step - warmup, total_steps - warmup, total_steps, steps_per_epoch)
+    return config.schedule_info.rate(config.learning_rate, at, config.schedule_options)
+
+
+class RateFactor:
+    """Factor of the learning rate that follows from evaluations. The base class is for none: always 1."""
+
+    @property
+    def value(self) -> float:
+        return 1.0
+
+    def evaluated(self, validation_loss: float) -> None: ...
+
+    def to_state(self) -> dict[str, float]:
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Takes a state; an empty one = start again."""
+
+
+class Plateau(RateFactor):
+    """The factor of torch's ReduceLROnPlateau. `options` are fields of the section `optimizer`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.restore({})
+
+    @property
+    @override
+    def value(self) -> float:
+        return float(self._torch.optimizer.param_groups[0]["lr"])
+
+    @override
+    def evaluated(self, validation_loss: float) -> None:
+        self._torch.step(validation_loss)
+
+    @override
+    def to_state(self) -> dict[str, float]:
+        plateau = self._torch
+        return {"value": self.value, "best": plateau.best, "bad_evaluations": plateau.num_bad_epochs}
+
+    @override
+    def restore(self, state: dict[str, float]) -> None:
+        stand_in = torch.optim.SGD([torch.zeros(())], lr=state.get("value", 1.0))
+        self._torch = ReduceLROnPlateau(
+            stand_in,
+            factor=self._options["schedule_factor"],
+            patience=self._options["schedule_patience"],
+            min_lr=self._options["schedule_floor"],
+            eps=0.0,
+        )
+        if state:
+            self._torch.best, self._torch.num_bad_epochs = state["best"], int(state["bad_evaluations"])
+
+
+def rate_factor_for(config: Optimizer) -> RateFactor:
+    state = config.schedule_info.state
+    if state is None:
+        return RateFactor()
+    factor: RateFactor = state(config.schedule_options)
+    return factor
 
 
 def counts_underflow(step: int, log_every_steps: int) -> bool:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainers.optimizers import OPTIMIZERS, Implementation, OptimizerInfo
+from trainers.optimizers import OPTIMIZERS, SCHEDULES, Implementation, OptimizerInfo, ScheduleInfo
 from trainers.optimizers.adamw import ADAMW
 from trainers.optimizers.info import Hyperparameters
+from trainers.optimizers.schedules import LINEAR
 from trainers.registry import NameIn, Section, described
 
 DEFAULT_WARMUP = 0.1  # Share of the steps that are warm-up where nothing is set
@@ -40,8 +41,21 @@ class Optimizer(Section):
     unset = 0.1, or `warmup_steps`."""
     warmup_steps: int | None = Field(default=None, ge=0, le=100_000_000)
     """The same as a number of steps; unset = `warmup_fraction`."""
-    schedule: Literal["linear", "constant"] = "linear"
-    """After the warm-up: linear decay to 0, or constant."""
+    schedule: Annotated[str, NameIn(SCHEDULES), described(SCHEDULES)] = LINEAR.name
+    """Learning rate after the warm-up."""
+    schedule_power: float = Field(default=1.0, gt=0.0, le=100.0)
+    """polynomial only: power of the share of steps left; 1 = linear."""
+    schedule_floor: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """cosine, polynomial, warmup_stable_decay, plateau: lowest rate, share of the peak; 0 = none."""
+    schedule_step_epochs: float = Field(default=1.0, gt=0.0, le=10_000)
+    """step only: epochs from one drop to the next."""
+    schedule_factor: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """step, plateau: what a drop multiplies the rate by."""
+    schedule_decay_fraction: float = Field(default=0.1, gt=0.0, le=1.0)
+    """warmup_stable_decay only: share of all steps, the last ones, over which the rate falls."""
+    schedule_patience: int = Field(default=10, ge=0, le=10_000)
+    """plateau only: evaluations in a row without a lower validation loss (by 0.01%) that change nothing; the
+    next one lowers the rate."""
     masters: Literal["fp32", "split"] | None = None
     """What completes half parameters to fp32: a copy, or (adan, bf16) the lower 16 bits alone; unset = split
     where the optimizer and the format have it, else fp32."""
@@ -66,8 +80,15 @@ class Optimizer(Section):
         for beta in betas:
             if not 0.0 <= beta < 1.0:
                 raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
-        for field in sorted({option for info in OPTIMIZERS.values() for option in info.options}):
-            self._require_own(field)
+        for choice, registry in _OWNERS.items():
+            for field in sorted({option for info in registry.values() for option in info.options}):
+                self._require_own(field, choice, registry)
+        decays = "schedule_decay_fraction" in self.schedule_info.options
+        if decays and self.warmup_steps is None and self.warmup_share + self.schedule_decay_fraction > 1.0:
+            raise ValueError(
+                f"schedule_decay_fraction {self.schedule_decay_fraction:g} and a warm-up of "
+                f"{self.warmup_share:g} are more than all steps; lower one of them"
+            )
         return self
 
     def _require_served(self, field: str, choices_of: Callable[[OptimizerInfo], Sequence[str]]) -> None:
@@ -80,18 +101,29 @@ class Optimizer(Section):
                 f"{change}optimizer.{field}: {served[0]}"
             )
 
-    def _require_own(self, field: str) -> None:
+    def _require_own(
+        self, field: str, choice: str, registry: Mapping[str, OptimizerInfo | ScheduleInfo]
+    ) -> None:
+        chosen: str = getattr(self, choice)
         is_set = getattr(self, field) != type(self).model_fields[field].default
-        if is_set and field not in self.info.options:
-            owners = [info.name for info in OPTIMIZERS.values() if field in info.options]
+        if is_set and field not in registry[chosen].options:
+            owners = [info.name for info in registry.values() if field in info.options]
             raise ValueError(
-                f"{field} belongs to {', '.join(owners)}, not {self.name}; "
-                f"remove optimizer.{field} or set optimizer.name: {owners[0]}"
+                f"{field} belongs to {', '.join(owners)}, not {chosen}; "
+                f"remove optimizer.{field} or set optimizer.{choice}: {owners[0]}"
             )
 
     @property
     def info(self) -> OptimizerInfo:
         return OPTIMIZERS[self.name]
+
+    @property
+    def schedule_info(self) -> ScheduleInfo:
+        return SCHEDULES[self.schedule]
+
+    @property
+    def schedule_options(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in self.schedule_info.options}
 
     def hyperparameters(self, stored: str) -> Hyperparameters:
         """Returns the update rule's arguments for parameters stored in a format."""
@@ -109,8 +141,12 @@ class Optimizer(Section):
         """Returns the warm-up steps of a run, or a stage, of so many steps."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        fraction = DEFAULT_WARMUP if self.warmup_fraction is None else self.warmup_fraction
-        return math.ceil(fraction * total_steps)
+        return math.ceil(self.warmup_share * total_steps)
+
+    @property
+    def warmup_share(self) -> float:
+        """Share of the steps that are warm-up, unless `warmup_steps` is set."""
+        return DEFAULT_WARMUP if self.warmup_fraction is None else self.warmup_fraction
 
 
 _SERVED: Mapping[str, Callable[[OptimizerInfo], Sequence[str]]] = {
@@ -119,3 +155,9 @@ _SERVED: Mapping[str, Callable[[OptimizerInfo], Sequence[str]]] = {
     "moments": lambda info: info.moments,
 }
 """Fields whose values depend on the update rule, and the values that it has."""
+
+_OWNERS: Mapping[str, Mapping[str, OptimizerInfo | ScheduleInfo]] = {
+    "name": OPTIMIZERS,
+    "schedule": SCHEDULES,
+}
+"""Fields that choose an entry, whose `options` are fields that only some entries have."""

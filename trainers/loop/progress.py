@@ -36,6 +36,7 @@ class Progress:
     bytes_sent: float = 0.0  # Gradient bytes sent by rank 0
     hidden_communication_s: float = 0.0  # Time in which gradients were in flight while rank 0 computed
     checkpoint_write_s: float = 0.0  # Time of rank 0's writing thread
+    rate_factor: dict[str, float] = field(default_factory=dict)  # State of a schedule that has one
     noise: dict[str, float] = field(default_factory=dict)  # State of the averages of the gradient noise
     usage: RunUsage = field(default_factory=RunUsage)  # Over all workers
 
@@ -94,7 +95,9 @@ class Progress:
             )
         }  # fmt: skip
         if self.evaluated_step == before.step:
-            kept |= {"evaluated_step": self.evaluated_step, "scores": self.scores, "costs": self.costs}
+            kept |= {
+                name: getattr(self, name) for name in ("evaluated_step", "scores", "costs", "rate_factor")
+            }
         roll_backs = self.roll_backs + 1
         for name in (entry.name for entry in fields(self)):
             setattr(self, name, kept.get(name, getattr(before, name)))

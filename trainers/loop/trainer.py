@@ -32,7 +32,7 @@ from trainers.telemetry.flops import Tally, tally
 from trainers.telemetry.gradient_noise import StepNorms
 from trainers.telemetry.profiling import TOP
 from trainers.telemetry.timeline import Phase
-from trainers.update import counts_underflow, learning_rate, restart
+from trainers.update import counts_underflow, learning_rate, rate_factor_for, restart
 
 
 class Trainer:
@@ -47,6 +47,7 @@ class Trainer:
         self.sink, self.stop = sink, stop
         self.saving = Saving(parts, sink)
         per_epoch = self.data.batches.steps_per_epoch
+        self.rate_factor = rate_factor_for(self.config.optimizer)
         self.evaluate_every = self.config.evaluation.interval(per_epoch)
         self.stopping: StopReason | None = None
         self.launched: Launched | None = None
@@ -70,6 +71,7 @@ class Trainer:
         """Restores everything but model and optimizer, after `snapshot.restore` and `progress`."""
         self.model.update.scale.restore(self.progress.loss_scale)
         self.model.update.follow_scale()
+        self.rate_factor.restore(self.progress.rate_factor)
         self.telemetry.noise.restore(self.progress.noise)
         self.data.batches.take_detour(self.progress.roll_backs)
         self.model.replica.restore_exchange(taken.tensors.get(EXCHANGE, {}))
@@ -180,6 +182,8 @@ class Trainer:
         if step == stage.start:
             # Not at the end of the stage before: resumed from a checkpoint there, a run comes by here too.
             restart(update.optimizer)  # its moments come from a different loss
+            self.progress.rate_factor = {}
+            self.rate_factor.restore({})
             noise.source.forget()
         objective.begin_step(step, self.total_steps)
         self.model.latent.begin_step(
@@ -198,7 +202,9 @@ class Trainer:
         underflow_due = report and counts_underflow(step, config.log_every_steps)
         underflow_pct = update.underflow_pct() if underflow_due else None
         squares = update.squares()
-        rate = learning_rate(config.optimizer, step - stage.start, len(stage))
+        per_epoch = self.data.batches.steps_per_epoch
+        rate = learning_rate(config.optimizer, step - stage.start, len(stage), per_epoch)
+        rate *= self.rate_factor.value
         timed = not self.telemetry.profiler.active
 
         self.timeline.enter(Phase.communication)
@@ -308,6 +314,9 @@ class Trainer:
             attempt=self.saving.attempt,
             may_be_best=step > 0 or not self.config.trains,
         )
+        if step > 0:  # An evaluation at the start changes nothing of the training.
+            self.rate_factor.evaluated(scores["validation_loss"])
+            self.progress.rate_factor = self.rate_factor.to_state()
         if step > self.scored_step:
             self.scored_step = step
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
