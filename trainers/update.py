@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -131,11 +131,12 @@ def idle(model: nn.Module) -> Built:
     return Built(Idle(named.values()), None, None, names=tuple(named))
 
 
-def build(config: Optimizer, model: nn.Module) -> Built:
-    """Builds the optimizer of a run over a model's parameters.
+def build(config: Optimizer, model: nn.Module, layers_above: Callable[[str], int] | None = None) -> Built:
+    """Builds the optimizer of a run over a model's trained parameters.
 
     Weight decay leaves out biases and LayerNorm: every parameter with fewer than two dimensions. Learned
-    scales, the parameters without dimensions, may have a learning rate of their own.
+    scales, the parameters without dimensions, may have a learning rate of their own. `layers_above` gives the
+    number of layers above a parameter, by which `layer_decay` lowers its rate; None = rates are the same.
     """
     # Clipping stays with the loop: it reports the norm, and all workers agree on it first.
     trained = {parameter_name(name): p for name, p in model.named_parameters() if p.requires_grad}
@@ -144,21 +145,39 @@ def build(config: Optimizer, model: nn.Module) -> Built:
     scales: dict[str, nn.Parameter] = {}
     if config.scale_learning_rate is not None:
         scales = {name: rest.pop(name) for name, p in trained.items() if p.ndim == 0}
-    groups: list[dict[str, Any]] = [
-        {"params": [*decayed.values()], "weight_decay": config.weight_decay},
-        {"params": [*rest.values()], "weight_decay": 0.0},
+    members: list[tuple[dict[str, nn.Parameter], dict[str, float]]] = [
+        (decayed, {"weight_decay": config.weight_decay}),
+        (rest, {"weight_decay": 0.0}),
     ]
     if scales and config.scale_learning_rate is not None:
         factor = config.scale_learning_rate / config.learning_rate
-        groups.append({"params": [*scales.values()], "weight_decay": 0.0, RATE_FACTOR: factor})
+        members.append((scales, {"weight_decay": 0.0, RATE_FACTOR: factor}))
+    if layers_above is not None and config.layer_decay < 1.0:
+        members = [
+            group for one in members for group in _by_layer(*one, layers_above, decay=config.layer_decay)
+        ]
+    groups: list[dict[str, Any]] = [{"params": [*named.values()], **fields} for named, fields in members]
     stored = stored_format(groups)
     hyperparameters = config.hyperparameters(_FORMATS[stored])
     return replace(
         config.info.build(groups, hyperparameters),
-        names=(*decayed, *rest, *scales),
+        names=tuple(name for named, _ in members for name in named),
         masters=None if stored is torch.float32 else hyperparameters.masters,
         moments=config.moments,
     )
+
+
+def _by_layer(
+    named: dict[str, nn.Parameter],
+    fields: dict[str, float],
+    layers_above: Callable[[str], int],
+    *,
+    decay: float,
+) -> Iterator[tuple[dict[str, nn.Parameter], dict[str, float]]]:
+    for above in sorted({layers_above(name) for name in named}):
+        factor = fields.get(RATE_FACTOR, 1.0) * decay**above
+        own = {name: parameter for name, parameter in named.items() if layers_above(name) == above}
+        yield own, {**fields, RATE_FACTOR: factor}
 
 
 def restart(optimizer: torch.optim.Optimizer) -> None:

@@ -210,8 +210,9 @@ def of_its_kind(spec: ExperimentSpec, past: Iterable[Past]) -> list[Past]:
 
 def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
     return (
-        spec.task.name, spec.task.path, spec.model.name, spec.model.layers, spec.model.teacher is None,
-        spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers, spec.parallel.strategy,
+        spec.task.name, spec.task.path, spec.model.name, spec.model.layers, spec.model.frozen,
+        spec.model.teacher is None, spec.model.encoder, spec.hardware, spec.precision, spec.parallel.workers,
+        spec.parallel.strategy,
         spec.resources.cpus_per_worker, spec.queue.share_device, spec.trains,
         # Where nothing is trained the evaluation is the work; elsewhere it comes with the steps.
         None if spec.trains else (spec.task.validation_examples, spec.numerics.evaluation),
@@ -274,6 +275,7 @@ def _from_catalogue(
         return f"no similar run has finished, and the size of '{spec.model.name}' is unknown until it is read"
     if spec.model.layers is not None:
         student = replace(student, layers=len(spec.model.layers))
+    student = student.with_frozen(spec.model.frozen)
     examples = spec.micro_size if spec.trains else spec.evaluation.batch_size
     batch = Tally.full(examples, spec.task.max_length)
     flops = (student.training(batch) if spec.trains else student.forward(batch)) * work / batch.tokens

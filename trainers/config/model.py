@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainers.model_kinds.encoders import ENCODERS, HUGGINGFACE, EncoderInfo, quantising
+from trainers.model_kinds.families import EMBEDDINGS
 from trainers.registry import Identifier, NameIn, Section, described
 
 LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
@@ -27,6 +28,8 @@ class Model(Section):
     `hub:<id>`, or `run:<id>`."""
     layers: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = Field(default=None, min_length=1)
     """Of a student with weights, the layers that are kept, 0-based and in this order; unset = all."""
+    frozen: tuple[int | str, ...] = Field(default=(), max_length=257)
+    """Parts that are not trained: `embeddings`, and layers, 0-based; empty = all parts are trained."""
     teacher: str | None = Field(default=None, max_length=4096)
     """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
     encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS, EncoderInfo.families)] = HUGGINGFACE.name
@@ -46,6 +49,19 @@ class Model(Section):
     @property
     def drops_attention(self) -> bool:
         return (self.dropout if self.attention_dropout is None else self.attention_dropout) > 0.0
+
+    @field_validator("frozen")
+    @classmethod
+    def _parts(cls, parts: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for part in parts:
+            if part != EMBEDDINGS and not (isinstance(part, int) and 0 <= part <= 255):
+                raise ValueError(
+                    f"{part!r} is not a part of a model; list {EMBEDDINGS} and numbers of layers, such as "
+                    f"[{EMBEDDINGS}, 0, 1]"
+                )
+            if parts.count(part) > 1:
+                raise ValueError(f"{part} is listed twice; list each part once")
+        return parts
 
     @model_validator(mode="after")
     def _served(self) -> Model:

@@ -24,6 +24,9 @@ class Optimizer(Section):
     """How the step is executed; auto = the fastest that is available here."""
     learning_rate: float = Field(default=1e-4, gt=0.0, le=10.0)
     """Peak learning rate, dimensionless."""
+    layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Learning rate of each layer by that of the layer above it: the head has the whole rate, the embeddings
+    the least; 1 = the same for all."""
     scale_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
     """Peak learning rate of the learned scales and shifts of quantised inputs; unset = `learning_rate`."""
     betas: tuple[float, ...] | None = None

@@ -165,6 +165,22 @@ class TrainingSections(Section):
         return self
 
     @model_validator(mode="after")
+    def _freezes(self) -> TrainingSections:
+        encoder = ENCODERS[self.model.encoder]
+        if self.model.frozen and self.parallel.strategy_info.staged:
+            unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
+            raise ValueError(
+                "model.frozen may leave a pipeline stage without anything to train; set parallel.strategy: "
+                f"{unstaged}, or model.frozen: []"
+            )
+        if self.model.frozen and encoder.quantises:
+            raise ValueError(
+                f"model.frozen does not work with model.encoder {encoder.name}, which trains what its layers "
+                "are quantised by; set model.frozen: [], or another model.encoder"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _recorded(self) -> TrainingSections:
         if not self.model.cuda_graphs:
             return self
@@ -255,6 +271,7 @@ class TrainingSections(Section):
         partition = "time" if self.parallel.partition == "time" else None
         unused = (
             ("model.teacher", self.model.teacher, "trains a student"),
+            ("model.frozen", list(self.model.frozen), "leaves parts out of training"),
             ("telemetry.profile_steps", self.telemetry.profile_steps, "profiles training steps"),
             ("telemetry.kernel_counters", self.telemetry.kernel_counters, "counts training steps"),
             ("telemetry.trace_steps", self.telemetry.trace_steps, "traces training steps"),

@@ -180,6 +180,7 @@ class RunBuilder:
             dropout.install(model, attention=model.architecture.family.attention is Attention.full)
         if config.trains:
             worker.arithmetic.prepare(model)
+        model.freeze(config.model.frozen)
 
     def _calibrate(self, quantisation: Quantisation) -> None:
         """Sets learned scales without a value from the run's first examples.
@@ -245,7 +246,11 @@ class RunBuilder:
         )
         module = self.distilled.module
         with preparing():  # its kernels may be built, and are checked
-            self.built = build_optimizer(config.optimizer, module) if config.trains else idle(module)
+            self.built = (
+                build_optimizer(config.optimizer, module, self.student.layers_above)
+                if config.trains
+                else idle(module)
+            )
         if self.built.fallback is not None:
             worker.warn(
                 f"optimizer.implementation: {self.built.implementation} runs, because {self.built.fallback}"
@@ -460,7 +465,7 @@ class RunBuilder:
             figures=RunFigures(
                 config,
                 worker.instruments,
-                flop_count_of(self.student.model.config, self.prepared.head),
+                flop_count_of(self.student.model.config, self.prepared.head).with_frozen(config.model.frozen),
                 teacher_precision=self.distilled.teacher_precision,
                 first=worker.workers.first,
                 timeline=worker.timeline,

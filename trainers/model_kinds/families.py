@@ -14,6 +14,8 @@ from trainers.registry import by_name
 
 MODEL_TYPE = "model_type"  # Field of `config.json` that names the family
 
+EMBEDDINGS = "embeddings"  # In `model.frozen`: everything below the first layer
+
 QUANTISED = "binary"
 """Field of `config.json` that describes a quantised model: the settings of its encoder that quantises."""
 

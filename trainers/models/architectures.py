@@ -41,6 +41,8 @@ class Bert:
     outputs: ClassVar[Outputs] = {
         "tokens": ("dropout", "classifier"), "span": ("qa_outputs",), "guessed": ("cls",)
     }  # fmt: skip
+    after_layers: tuple[str, ...] = ("pooler",)
+    """Modules of the encoder that follow its layers."""
 
     def __init__(self, family: FamilyInfo) -> None:
         self.family = family
@@ -133,6 +135,14 @@ class Bert:
 
     # Weights
 
+    def place(self, model: PreTrainedModel, name: str) -> int:
+        """Where a weight is: 0 = below the L layers, 1 to L = in a layer, L + 1 = above them."""
+        if layer := self.layer_number(model).match(name):
+            return 1 + int(layer[1])
+        prefix = self.encoder_prefix(model)
+        above = tuple(f"{prefix}{module}." for module in self.after_layers)
+        return 0 if name.startswith(prefix) and not name.startswith(above) else 1 + len(self.layers(model))
+
     def layer_number(self, model: PreTrainedModel) -> re.Pattern[str]:
         """Matches the names of a layer's weights and captures its number."""
         return re.compile(re.escape(f"{self.encoder_prefix(model)}{self.family.layers}.") + r"(\d+)\.")
@@ -189,6 +199,7 @@ class ModernBert(Bert):
     outputs: ClassVar[Outputs] = dict.fromkeys(Bert.outputs, ("head", "drop", "classifier")) | {
         "guessed": ("head", "decoder")
     }
+    after_layers = ("final_norm",)
 
     def inputs(self, batch: Batch, model: PreTrainedModel) -> dict[str, Any]:
         """Layers with a window have a mask of their own, (B, 1, S, S)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainers.config import TrainingSections
 from trainers.model_kinds.encoders import ENCODERS
-from trainers.model_kinds.families import QUANTISED, FamilyInfo
+from trainers.model_kinds.families import EMBEDDINGS, QUANTISED, FamilyInfo
 from trainers.parallel_kinds import STRATEGIES
 
 
@@ -55,7 +55,29 @@ def student_misfits(
             f"the layers of {family.summary} models such as '{model}' depend on their place and cannot be "
             "chosen; remove model.layers",
         )
+    yield from _frozen_misfits(run, model, family, fields)
     yield from teacher_misfits(run, model, family, fields)
+
+
+def _frozen_misfits(
+    run: TrainingSections, model: str, family: FamilyInfo, fields: Mapping[str, Any]
+) -> Iterator[Misfit]:
+    frozen = run.model.frozen
+    layers = family.shape(fields).layers if run.model.layers is None else len(run.model.layers)
+    beyond = [part for part in frozen if isinstance(part, int) and part >= layers]
+    if beyond:
+        yield Misfit(
+            "model.frozen",
+            f"model.frozen has layer {beyond[0]}, but '{model}' has {layers} layers; use {EMBEDDINGS} and 0 "
+            f"to {layers - 1}",
+        )
+    if run.distillation.hidden_first_fraction and {EMBEDDINGS, *range(layers)} <= {*frozen}:
+        yield Misfit(
+            "distillation.hidden_first_fraction",
+            f"distillation.hidden_first_fraction {run.distillation.hidden_first_fraction} first trains the "
+            "encoder, of which model.frozen leaves nothing to train; set it to 0, or remove a layer from "
+            "model.frozen",
+        )
 
 
 def teacher_misfits(

@@ -21,7 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
 from trainers.model_kinds.encoders import quantising
-from trainers.model_kinds.families import QUANTISED, EncoderShape
+from trainers.model_kinds.families import EMBEDDINGS, QUANTISED, EncoderShape
 from trainers.model_kinds.heads import ClassHead, Head, NumberHead, TokenHead
 from trainers.models.architectures import Bert, architecture_of, tied_to
 from trainers.models.origin import WEIGHTS, Folder, Origin
@@ -105,6 +105,18 @@ class Student(nn.Module):
     def encoder(self) -> Any:
         """transformers' model without its head."""
         return self.model.base_model
+
+    def freeze(self, parts: Sequence[int | str]) -> None:
+        """Leaves parts of `model.frozen` out of training, with whatever shares their parameters."""
+        places = {0 if part == EMBEDDINGS else 1 + int(part) for part in parts}
+        for name, parameter in self.model.named_parameters():
+            if self.architecture.place(self.model, name) in places:
+                parameter.requires_grad_(False)
+
+    def layers_above(self, name: str) -> int:
+        """Number of layers above a parameter, the head counted as one; 0 = it is in the head."""
+        last = 1 + len(self.architecture.layers(self.model))
+        return last - self.architecture.place(self.model, name)
 
     def checkpoint_activations(self) -> None:
         """Saves only the input of each encoder layer; the backward pass computes the rest again, bitwise."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trainers.model_kinds.families import FAMILIES, FamilyInfo
+from trainers.model_kinds.families import EMBEDDINGS, FAMILIES, FamilyInfo
 from trainers.model_kinds.heads import Head, logits_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class FlopCount:
     relative_terms: int = 2  # 2 = both, 1 = one of them
     embedding: int | None = None  # Size E of embeddings that are projected to H; None = H
     dense_tokens: bool = False  # A head for tokens has a Linear (H, H) before its output
+    frozen: tuple[int | str, ...] = ()  # Parts that are not trained, as in `model.frozen`
 
     def encoder(self, counted: Tally) -> float:
         """Forward of all layers: L [2S(4H^2 + 2HF) + 4 S^2 H] per sequence of S tokens.
@@ -95,17 +96,24 @@ class FlopCount:
         A gated layer has 3HF; one with a window W has 4 S (2W + 1) H for its attention, less at the ends.
         Each term of disentangled attention adds 2 S P H for P positions, and 2 P H^2 per micro-batch.
         """
-        linears = 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.feed_forward
         pairs = (self.layers - self.windowed_layers) * counted.squares
         if self.windowed_layers:
             pairs += self.windowed_layers * counted.pairs_within(self.window)
         relative = 2.0 * self.relative_positions * self.relative_terms * self.hidden
         return (
-            2.0 * counted.tokens * self.layers * linears
+            2.0 * counted.tokens * self.layers * self._weights
             + 4.0 * pairs * self.hidden
             + self.layers * relative * (counted.tokens + counted.passes * self.hidden)
-            + 2.0 * counted.tokens * self.hidden * (self.embedding or 0)
+            + self._projection(counted)
         )
+
+    @property
+    def _weights(self) -> int:
+        """Weights of a layer's Linears."""
+        return 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.feed_forward
+
+    def _projection(self, counted: Tally) -> float:
+        return 2.0 * counted.tokens * self.hidden * (self.embedding or 0)
 
     def ending(self, counted: Tally) -> float:
         """Forward of the head: of the first token, of every token, or of the guessed ones."""
@@ -124,7 +132,32 @@ class FlopCount:
 
     def training(self, counted: Tally) -> float:
         """Forward and backward; BERT-base does 67 / 138 / 212 / 290 GF at S = 128 / 256 / 384 / 512."""
-        return (1.0 + BACKWARD) * self.forward(counted)
+        return (1.0 + BACKWARD) * self.forward(counted) - self._spared(counted)
+
+    def with_frozen(self, frozen: Sequence[int | str]) -> FlopCount:
+        return replace(self, frozen=tuple(frozen))
+
+    def _spared(self, counted: Tally) -> float:
+        """Backward products that a model with frozen parts does not need.
+
+        These are the weights' gradients of frozen parts, and all gradients below the lowest trained part.
+        Layers count as equal, whatever their windows.
+        """
+        if not self.frozen:
+            return 0.0
+        layers, embeddings = {*range(self.layers)} & {*self.frozen}, EMBEDDINGS in self.frozen
+        lowest = min({*range(self.layers)} - layers, default=self.layers) if embeddings else 0
+        projection = self._projection(counted)
+        per_layer = (self.encoder(counted) - projection) / self.layers
+        spared = BACKWARD * per_layer * lowest
+        spared += 2.0 * counted.tokens * self._weights * len(layers - {*range(lowest)})
+        if embeddings:
+            spared += BACKWARD * projection
+            if lowest < self.layers:  # Nothing needs the gradient of the lowest trained layer's input.
+                spared += 2.0 * counted.tokens * 3 * self.hidden**2
+            if self.head is not None and logits_of(self.head) is None:  # Its output layer is the table.
+                spared += 2.0 * counted.guessed * (self.embedding or self.hidden) * self.vocabulary
+        return spared
 
 
 def flop_count(family: FamilyInfo, fields: Mapping[str, Any], head: Head | None = None) -> FlopCount:

@@ -120,6 +120,76 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "every_epochs 0.5 and every_steps 10 are both set; remove one of them",
         ),
         ("evaluation: {every_steps: 0}", "out-of-range", "evaluation.every_steps", "1"),
+        (
+            "optimizer: {schedule: cosin}",
+            "invalid-value",
+            "optimizer.schedule",
+            "'linear', 'constant', 'cosine', 'polynomial', 'step', 'warmup_stable_decay' or 'plateau'",
+        ),
+        (
+            "optimizer: {schedule: step, schedule_power: 2}",
+            "invalid-value",
+            "optimizer",
+            "schedule_power belongs to polynomial, not step; remove optimizer.schedule_power or set "
+            "optimizer.schedule: polynomial",
+        ),
+        (
+            "optimizer: {schedule_floor: 0.1}",
+            "invalid-value",
+            "optimizer",
+            "schedule_floor belongs to cosine, polynomial, warmup_stable_decay, plateau, not linear",
+        ),
+        ("optimizer: {schedule: cosine, schedule_floor: 1}", "out-of-range", "optimizer.schedule_floor", "1"),
+        (
+            "optimizer: {schedule: step, schedule_factor: 1}",
+            "out-of-range",
+            "optimizer.schedule_factor",
+            "less than 1",
+        ),
+        (
+            "optimizer: {schedule: step, schedule_step_epochs: 0}",
+            "out-of-range",
+            "optimizer.schedule_step_epochs",
+            "greater than 0",
+        ),
+        (
+            "optimizer: {schedule: plateau, schedule_patience: -1}",
+            "out-of-range",
+            "optimizer.schedule_patience",
+            "0",
+        ),
+        (
+            "optimizer: {schedule: warmup_stable_decay, schedule_decay_fraction: 0.95}",
+            "invalid-value",
+            "optimizer",
+            "schedule_decay_fraction 0.95 and a warm-up of 0.1 are more than all steps; lower one of them",
+        ),
+        ("optimizer: {layer_decay: 0}", "out-of-range", "optimizer.layer_decay", "greater than 0"),
+        ("optimizer: {layer_decay: 1.1}", "out-of-range", "optimizer.layer_decay", "1"),
+        (
+            "model: {frozen: [pooler]}",
+            "invalid-value",
+            "model.frozen",
+            "'pooler' is not a part of a model; list embeddings and numbers of layers, such as",
+        ),
+        (
+            "model: {frozen: [0, 0]}",
+            "invalid-value",
+            "model.frozen",
+            "0 is listed twice; list each part once",
+        ),
+        (
+            "model: {frozen: [0]}\nparallel: {strategy: pipeline, workers: 2}",
+            "invalid-value",
+            "",
+            "set parallel.strategy: single or ddp, or model.frozen: []",
+        ),
+        (
+            "model: {frozen: [0]}\nlength: {steps: 0}",
+            "invalid-value",
+            "",
+            "model.frozen [0] leaves parts out of training; remove model.frozen, or raise length.steps",
+        ),
         ("model: {cuda_graphs: true}", "invalid-value", "model", "set model.encoder to packed or fused"),
         (
             "model: {encoder: fused, cuda_graphs: true}",
@@ -576,6 +646,12 @@ def test_every_axis_name_is_a_field() -> None:
     names = axis_names()
     assert {"precision", "batch.global_size", "optimizer.implementation", "hardware"} <= set(names)
     assert not {name for name in names if name.startswith(("search", "queue", "seeds"))}
+
+
+def test_frozen_parts_are_an_axis() -> None:
+    values = [[], ["embeddings"], ["embeddings", 0, 1]]
+    spec = validate({**MINIMAL, "search": {"axes": {"model.frozen": values}}})
+    assert [list(run.spec.model.frozen) for run in spec.runs()] == values
 
 
 def test_layers_of_a_preset_are_refused_at_submission() -> None:
