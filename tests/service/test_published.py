@@ -38,7 +38,7 @@ CELLS = {
     "chen-skold-table-5-5": 2,
     "chen-skold-tables-4-3-to-4-5": 4,
     "gebre-comparison": 3,
-    "rohde-canumalla-binary": 40,
+    "rohde-canumalla-binary": 60,
     "rohde-canumalla-table-1": 2,
     "saghir-procedure-1": 1,
     "saghir-procedures-2-and-3": 2,
