@@ -49,7 +49,7 @@ _VPOPCNTDQ = "-mavx512vpopcntdq"
 # a tree, which would not fit the registers.
 BINARY_LOOPS = (*_LOOPS, "-ffp-contract=off", "-fno-tree-reassoc")
 """Flags of the products with packed weights, whose sums have one order on every processor."""
-_BINDINGS = ("encoder_cpu", "attention_cpu", "binary_cpu")
+_BINDINGS = ("adan_cpu", "encoder_cpu", "binary_cpu")
 ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 """Compute capabilities that the CUDA kernels are built and checked for where none is asked for."""
 _PTX = "+PTX"  # Ending of a target whose code the driver also translates for newer devices
@@ -140,7 +140,6 @@ def cpu_plan() -> Plan:
     binding = (*_BINDING, *_torch_include())
     units = (
         *(Unit(name, cxx, f"{name}.cpp", (*binding, "-fopenmp")) for name in _BINDINGS),
-        Unit("binding", cxx, "binding.cpp", binding),
         *(
             Unit(f"{source}_{name}", cxx, f"{source}.cpp", (*common, *flags, f"-DSTILLHOUSE_ISA={name}"))
             for source, common, its_sets in (
@@ -151,7 +150,6 @@ def cpu_plan() -> Plan:
             )
             for name, flags in its_sets.items()
         ),
-        Unit("launcher", cxx, "adan_cpu.cpp", (*_COMMON, "-fopenmp")),
     )
     return Plan("cpu", units, _torch_link())
 
@@ -259,7 +257,6 @@ def cuda_plan(*, variants: bool = False) -> Plan:
     binding_flags = (*_BINDING, *_torch_include(), f"-I{root / 'include'}")
     units = (
         Unit("binding_cuda", compiler(), "binding_cuda.cpp", binding_flags),
-        Unit("binary_binding_cuda", compiler(), "binary_binding_cuda.cpp", binding_flags),
         *cuda_units(nvcc_path, architectures, units=names),
     )
     runtime = (f"-L{root / 'lib64'}", f"-Wl,-rpath,{root / 'lib64'}", "-lcudart")

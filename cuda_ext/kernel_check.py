@@ -129,8 +129,7 @@ typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned
 typedef unsigned long long uint64_t;""",
     "cstring": """#pragma once
 namespace std { using ::memcpy; }
-template <class... T> cudaError_t cudaLaunchKernel(T...) { return cudaSuccess; }
-template <class... T> cudaError_t cudaStreamIsCapturing(T...) { return cudaSuccess; }""",
+template <class... T> cudaError_t cudaLaunchKernel(T...) { return cudaSuccess; }""",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The compiled operators: which can run where, loading, shapes for torch.compile, counters.
 
-`stillhouse::adan_` and `stillhouse::grad_norm` are declared in `csrc/binding.cpp`; a CPU
+`stillhouse::adan_` and `stillhouse::grad_norm` are declared in `csrc/adan_cpu.cpp`; a CPU
 library carries the schemas and the CPU kernels, a second one the CUDA kernels.
 """
 

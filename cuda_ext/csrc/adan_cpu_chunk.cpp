@@ -4,6 +4,8 @@
 
 #include "adan_cpu_chunk.h"
 
+#include <algorithm>
+
 #include "number_formats.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
@@ -31,87 +33,70 @@ void update_floats(int64_t count, float* __restrict theta, const float* __restri
   }
 }
 
-using UpdateFloats = void (*)(int64_t, float*, const float*, float*, float*, float*, float*, const AdanScalars&);
-
-// Between 16-bit storage and fp32.
-void widen(const void* from, Storage storage, int64_t begin, int64_t count, float* __restrict to) {
-  const uint16_t* __restrict stored = static_cast<const uint16_t*>(from) + begin;
-  if (storage == Storage::kBFloat16) {
-    for (int64_t i = 0; i < count; ++i) to[i] = bfloat16_to_float(stored[i]);
-  } else {
-    for (int64_t i = 0; i < count; ++i) to[i] = half_to_float(stored[i]);
-  }
-}
-
-void narrow(const float* __restrict from, Storage storage, int64_t begin, int64_t count, void* to) {
-  uint16_t* __restrict stored = static_cast<uint16_t*>(to) + begin;
-  if (storage == Storage::kBFloat16) {
-    for (int64_t i = 0; i < count; ++i) stored[i] = float_to_bfloat16(from[i]);
-  } else {
-    for (int64_t i = 0; i < count; ++i) stored[i] = float_to_half(from[i]);
-  }
-}
-
-// Where a block of fp32 values is worked on: in place when memory holds fp32, otherwise in a stage that is filled
+// The fp32 values of a chunk, a block at a time: in place where memory holds fp32, otherwise in a stage that is filled
 // from 16-bit storage and emptied into it again.
-struct Block {
-  float* values;
-  bool staged;
+class Values {
+ public:
+  // `remainder`: the lower halves where the memory has the upper ones of split masters, else null.
+  Values(Storage storage, void* memory, void* remainder = nullptr)
+      : storage_(storage), memory_(memory), remainder_(static_cast<int16_t*>(remainder)) {}
 
-  Block(void* memory, Storage storage, int64_t begin, float* stage)
-      : values(storage == Storage::kFloat32 ? static_cast<float*>(memory) + begin : stage),
-        staged(storage != Storage::kFloat32) {}
+  float* read(int64_t begin, int64_t count) {
+    if (storage_ == Storage::kFloat32) return static_cast<float*>(memory_) + begin;
+    const uint16_t* __restrict stored = static_cast<const uint16_t*>(memory_) + begin;
+    float* __restrict to = stage_;
+    if (remainder_ != nullptr) {
+      const int16_t* __restrict lower = remainder_ + begin;
+      for (int64_t i = 0; i < count; ++i) to[i] = join_split(stored[i], lower[i]);
+    } else if (storage_ == Storage::kBFloat16) {
+      for (int64_t i = 0; i < count; ++i) to[i] = bfloat16_to_float(stored[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = half_to_float(stored[i]);
+    }
+    return to;
+  }
+
+  void write(const float* __restrict from, int64_t begin, int64_t count) const {
+    if (storage_ == Storage::kFloat32) return;
+    uint16_t* __restrict stored = static_cast<uint16_t*>(memory_) + begin;
+    if (remainder_ != nullptr) {
+      int16_t* __restrict lower = remainder_ + begin;
+      for (int64_t i = 0; i < count; ++i) {
+        stored[i] = split_upper(from[i]);
+        lower[i] = split_remainder(from[i]);
+      }
+    } else if (storage_ == Storage::kBFloat16) {
+      for (int64_t i = 0; i < count; ++i) stored[i] = float_to_bfloat16(from[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) stored[i] = float_to_half(from[i]);
+    }
+  }
+
+ private:
+  Storage storage_;
+  void* memory_;
+  int16_t* remainder_;
+  alignas(64) float stage_[kStage];
 };
 
-void split_theta(const float* __restrict theta, int64_t count, uint16_t* __restrict upper,
-                 int16_t* __restrict remainder) {
-  for (int64_t i = 0; i < count; ++i) {
-    upper[i] = split_upper(theta[i]);
-    remainder[i] = split_remainder(theta[i]);
-  }
-}
-
-void join_theta(float* __restrict theta, int64_t count, const uint16_t* __restrict upper,
-                const int16_t* __restrict remainder) {
-  for (int64_t i = 0; i < count; ++i) theta[i] = join_split(upper[i], remainder[i]);
-}
-
-void update_staged(const ChunkWork& work, UpdateFloats update) {
-  const AdanTensor& t = *work.tensor;
-  const Storage moments = work.bfloat16_moments ? Storage::kBFloat16 : Storage::kFloat32;
-  const Storage previous = previous_storage(work.storage);
-  const bool full = work.master == Master::kFull, split = work.master == Master::kSplit;
-  alignas(64) float theta_stage[kStage], gradient_stage[kStage], m_stage[kStage], v_stage[kStage],
-      g_prev_stage[kStage];
-  for (int64_t begin = work.begin; begin < work.end; begin += kStage) {
-    const int64_t count = work.end - begin < kStage ? work.end - begin : kStage;
-    const Block theta(full ? t.master : t.param, full ? Storage::kFloat32 : work.storage, begin, theta_stage);
-    const Block gradient(const_cast<void*>(t.grad), work.storage, begin, gradient_stage);
-    const Block m(t.m, moments, begin, m_stage), v(t.v, moments, begin, v_stage);
-    const Block g_prev(t.g_prev, previous, begin, g_prev_stage);
-    uint16_t* const upper = static_cast<uint16_t*>(t.param) + begin;
-    int16_t* const remainder = static_cast<int16_t*>(t.master) + begin;  // used when the master is split
-
-    if (split) {
-      join_theta(theta.values, count, upper, remainder);
-    } else if (theta.staged) {
-      widen(t.param, work.storage, begin, count, theta.values);
-    }
-    if (gradient.staged) widen(t.grad, work.storage, begin, count, gradient.values);
-    if (m.staged) widen(t.m, moments, begin, count, m.values);
-    if (v.staged) widen(t.v, moments, begin, count, v.values);
-    if (g_prev.staged && !work.first) widen(t.g_prev, previous, begin, count, g_prev.values);
-
-    update(count, theta.values, gradient.values, m.values, v.values, t.n + begin, g_prev.values, work.scalars);
-
-    if (split) {
-      split_theta(theta.values, count, upper, remainder);
-    } else if (work.storage != Storage::kFloat32) {
-      narrow(theta.values, work.storage, begin, count, t.param);
-    }
-    if (m.staged) narrow(m.values, moments, begin, count, t.m);
-    if (v.staged) narrow(v.values, moments, begin, count, t.v);
-    if (g_prev.staged) narrow(g_prev.values, previous, begin, count, t.g_prev);
+void update(const AdanLaunch& launch, const AdanTensor& t, int64_t begin, int64_t end, const AdanScalars& scalars) {
+  const bool first = *t.step == 0.0f;  // no previous gradient yet
+  const auto step = first ? update_floats<true> : update_floats<false>;
+  const Storage moments = launch.bfloat16_moments ? Storage::kBFloat16 : Storage::kFloat32;
+  const bool full = launch.master == Master::kFull;
+  Values param(launch.storage, t.param, launch.master == Master::kSplit ? t.master : nullptr);
+  Values master(Storage::kFloat32, t.master), gradient(launch.storage, t.grad), m(moments, t.m), v(moments, t.v),
+      g_prev(previous_storage(launch.storage), t.g_prev);
+  const bool staged = launch.storage != Storage::kFloat32 || launch.bfloat16_moments;
+  for (int64_t count; begin < end; begin += count) {
+    count = staged ? std::min(kStage, end - begin) : end - begin;
+    float* const theta = (full ? master : param).read(begin, count);
+    float *const ms = m.read(begin, count), *const vs = v.read(begin, count), *const gs = g_prev.read(begin, count);
+    step(count, theta, gradient.read(begin, count), ms, vs, static_cast<float*>(t.n) + begin, gs, scalars);
+    param.write(theta, begin, count);
+    m.write(ms, begin, count);
+    v.write(vs, begin, count);
+    g_prev.write(gs, begin, count);
   }
 }
 
@@ -130,36 +115,18 @@ double squares(const float* __restrict values, int64_t count) {
   return total;
 }
 
-void update_chunk(const ChunkWork& work) {
-  const UpdateFloats update = work.first ? update_floats<true> : update_floats<false>;
-  if (work.storage != Storage::kFloat32 || work.bfloat16_moments) {
-    update_staged(work, update);
-    return;
-  }
-  const AdanTensor& t = *work.tensor;
-  const int64_t begin = work.begin;
-  update(work.end - begin, static_cast<float*>(t.param) + begin, static_cast<const float*>(t.grad) + begin,
-         static_cast<float*>(t.m) + begin, static_cast<float*>(t.v) + begin, t.n + begin,
-         static_cast<float*>(t.g_prev) + begin, work.scalars);
-}
-
-double squares_of_chunk(const ChunkWork& work) {
-  const void* gradient = work.tensor->grad;
-  if (work.storage == Storage::kFloat32) {
-    return squares(static_cast<const float*>(gradient) + work.begin, work.end - work.begin);
-  }
-  alignas(64) float staged[kStage];
+double squares(const AdanLaunch& launch, const AdanTensor& tensor, int64_t begin, int64_t end) {
+  Values gradient(launch.storage, tensor.grad);
   double total = 0.0;
-  for (int64_t begin = work.begin; begin < work.end; begin += kStage) {
-    const int64_t count = work.end - begin < kStage ? work.end - begin : kStage;
-    widen(gradient, work.storage, begin, count, staged);
-    total += squares(staged, count);
+  for (int64_t count; begin < end; begin += count) {
+    count = launch.storage == Storage::kFloat32 ? end - begin : std::min(kStage, end - begin);
+    total += squares(gradient.read(begin, count), count);
   }
   return total;
 }
 
 }  // namespace
 
-ChunkKernels chunk_kernels() { return {update_chunk, squares_of_chunk}; }
+ChunkKernels chunk_kernels() { return {update, squares}; }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -11,8 +11,7 @@
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 
-#include "adan_cuda.h"
-#include "number_formats.h"
+#include "adan_launch.h"
 
 namespace stillhouse::cuda {
 
@@ -36,15 +35,39 @@ struct Counters {
   unsigned int taken;     // pieces of work, besides the one that each block begins with
 };
 
-struct AdanArgumentsOnDevice {
-  const AdanTensor* table;  // null: `row` is the only tensor
+// A launch as a kernel's argument. `launch.tensors` is on the device; null: `row` is the only tensor.
+struct LaunchOnDevice {
+  AdanLaunch launch;
   AdanTensor row;
-  int64_t chunk_count;
-  int tensor_count;
-  const float *grad_scale, *found_inf, *grad_norm;
-  double max_grad_norm;
   Counters* counters;
+
+  __device__ __forceinline__ const AdanTensor& tensor(int index) const {
+    return launch.tensors == nullptr ? row : launch.tensors[index];
+  }
+
+  // The row that owns `chunk`; the search starts at the row of the previous, smaller chunk.
+  __device__ __forceinline__ int owner_of(int64_t chunk, int low) const {
+    if (launch.tensors == nullptr) return 0;
+    int high = static_cast<int>(launch.tensor_count);  // [low].first_chunk <= chunk < [high].first_chunk
+    while (high - low > 1) {
+      const int middle = low + (high - low) / 2;
+      if (launch.tensors[middle].first_chunk <= chunk) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+};
+
+struct StepOnDevice : LaunchOnDevice {
   AdanGroup groups[kMaxGroups];
+};
+
+struct NormOnDevice : LaunchOnDevice {
+  float* norm;
+  double* partial;  // one per strip
 };
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -183,24 +206,10 @@ struct Operands {
     store_parameters<T, kMaster>(tensor, i, theta);
     store_elements(static_cast<Moment*>(tensor.m) + i, m);
     store_elements(static_cast<Moment*>(tensor.v) + i, v);
-    store_elements(tensor.n + i, n);
+    store_elements(static_cast<float*>(tensor.n) + i, n);
     store_elements(static_cast<Previous*>(tensor.g_prev) + i, previous);
   }
 };
-
-// The row that owns `chunk`; the search starts at the row of the previous, smaller chunk.
-__device__ __forceinline__ int owner_of(const AdanTensor* table, int count, int64_t chunk, int low) {
-  int high = count;  // table[low].first_chunk <= chunk < table[high].first_chunk
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    if (table[middle].first_chunk <= chunk) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 // Sum over the block; the result is valid in thread 0.
 __device__ __forceinline__ double block_sum(double value, double* warp_sums) {
@@ -277,8 +286,9 @@ __device__ __forceinline__ void update_staged(const AdanTensor& tensor, const Ad
 
 template <typename S, typename T, typename Moment, Master kMaster>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    adan_kernel(const __grid_constant__ AdanArgumentsOnDevice a) {
-  if (a.found_inf != nullptr && *a.found_inf != 0.0f) return;
+    adan_kernel(const __grid_constant__ StepOnDevice a) {
+  const AdanLaunch& launch = a.launch;
+  if (launch.found_inf != nullptr && *launch.found_inf != 0.0f) return;
 
   __shared__ AdanTensor tensor;
   __shared__ AdanScalars shared_scalars;
@@ -287,15 +297,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (threadIdx.x == 0) shared_group = -1;
 
   int row = -1;
-  for (int64_t chunk = blockIdx.x; chunk < a.chunk_count; chunk = take_next(a.counters)) {
-    const int owner = a.table == nullptr ? 0 : owner_of(a.table, a.tensor_count, chunk, row < 0 ? 0 : row);
+  for (int64_t chunk = blockIdx.x; chunk < launch.chunk_count; chunk = take_next(a.counters)) {
+    const int owner = a.owner_of(chunk, row < 0 ? 0 : row);
     if (owner != row) {
       if (threadIdx.x == 0) {
-        tensor = a.table == nullptr ? a.row : a.table[owner];
+        tensor = launch.tensors == nullptr ? a.row : launch.tensors[owner];  // a.tensor(owner) spills on sm_90
         if (tensor.group != shared_group || *tensor.step != shared_step) {
           shared_step = *tensor.step;
           shared_group = tensor.group;
-          const float factor = gradient_factor(a.grad_scale, a.grad_norm, a.max_grad_norm);
+          const float factor = gradient_factor(launch.grad_scale, launch.grad_norm, launch.max_grad_norm);
           shared_scalars = adan_scalars(a.groups[shared_group], static_cast<double>(shared_step) + 1.0, factor);
         }
       }
@@ -338,36 +348,22 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
 
   if (!finishes_last(a.counters)) return;
-  for (int i = threadIdx.x; i < a.tensor_count; i += S::kThreads) {
-    const AdanTensor& done = a.table == nullptr ? a.row : a.table[i];
-    *done.step += 1.0f;
-  }
+  for (int i = threadIdx.x; i < launch.tensor_count; i += S::kThreads) *a.tensor(i).step += 1.0f;
 }
-
-struct NormArgumentsOnDevice {
-  const AdanTensor* table;
-  AdanTensor row;
-  int64_t chunk_count;
-  int tensor_count;
-  float* norm;
-  double* partial;  // one per strip
-  Counters* counters;
-};
 
 // Every `strips`-th chunk is a strip. Blocks take strips in any order, but a strip's sum and the order in which the
 // strips are added depend on the grid alone, so the norm is the same in every run.
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    norm_kernel(const __grid_constant__ NormArgumentsOnDevice a) {
+    norm_kernel(const __grid_constant__ NormOnDevice a) {
   __shared__ double warp_sums[kWarps];
-  const int64_t strips = min(a.chunk_count, static_cast<int64_t>(kStripsPerBlock) * gridDim.x);
+  const int64_t strips = min(a.launch.chunk_count, static_cast<int64_t>(kStripsPerBlock) * gridDim.x);
   for (int64_t strip = blockIdx.x; strip < strips; strip = take_next(a.counters)) {
     double total = 0.0;
     int row = 0;
-    for (int64_t chunk = strip; chunk < a.chunk_count; chunk += strips) {
-      if (a.table != nullptr) row = owner_of(a.table, a.tensor_count, chunk, row);
-      const AdanTensor& tensor = a.table == nullptr ? a.row : a.table[row];
+    for (int64_t chunk = strip; chunk < a.launch.chunk_count; chunk += strips) {
+      row = a.owner_of(chunk, row);
+      const AdanTensor& tensor = a.tensor(row);
       const int64_t begin = (chunk - tensor.first_chunk) * kCudaChunk;
       const int count = static_cast<int>(min(kCudaChunk, tensor.numel - begin));
       const T* __restrict__ gradients = static_cast<const T*>(tensor.grad) + begin;
@@ -396,17 +392,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 // Each storage format is instantiated in an object of its own, so that the compiler works on them in parallel.
-using AdanKernel = void (*)(AdanArgumentsOnDevice);
-using NormKernel = void (*)(NormArgumentsOnDevice);
 struct Launchable {
-  AdanKernel kernel;
+  void (*kernel)(StepOnDevice);
   unsigned int threads;
   int blocks;  // per multiprocessor
 };
 Launchable float32_kernel(bool bfloat16_moments);
 Launchable bfloat16_kernel(Master master, bool bfloat16_moments);
 Launchable float16_kernel(Master master, bool bfloat16_moments);
-NormKernel norm_kernel_for(Storage storage);
 
 template <typename T, Master kMaster>
 Launchable choose_kernel(bool bfloat16_moments) {

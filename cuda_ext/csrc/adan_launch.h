@@ -1,14 +1,11 @@
-// What one call of the Adan kernels is given, and the kernels' doors. No torch headers here.
+// What one call of the Adan kernels is given, and the doors of those for CUDA. No torch headers here.
 #pragma once
 
 #include <cstdint>
 
-#include "adan_update.h"
+#include "number_formats.h"
 
 namespace stillhouse {
-
-// Number format in which parameters, gradients and previous gradients are stored.
-enum class Storage : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 // Where the fp32 value of a 16-bit parameter lives: nowhere, in a tensor of its own, or in the parameter's
 // 16 bits together with 16 remainder bits (bfloat16 only).
@@ -16,14 +13,12 @@ enum class Master : int32_t { kNone = 0, kFull = 1, kSplit = 2 };
 
 // One parameter and its state. All pointers have `numel` elements in the same memory order.
 struct AdanTensor {
-  void* param;
-  const void* grad;
-  void* m;        // fp32, or bfloat16 when the launch says so
-  void* v;        // like m
-  float* n;
-  void* g_prev;   // in previous_storage
-  void* master;   // float for Master::kFull, int16_t for Master::kSplit
-  float* step;    // finished steps of this parameter; the kernel adds one
+  void *param, *grad;
+  void *m, *v;   // fp32, or bfloat16 when the launch says so
+  void* n;       // fp32
+  void* g_prev;  // in previous_storage
+  void* master;  // float for Master::kFull, int16_t for Master::kSplit
+  float* step;   // finished steps of this parameter; the kernel adds one
   int64_t numel;
   int64_t first_chunk;  // index of its first chunk in the flat list of chunks of the launch
   int32_t group;
@@ -36,13 +31,14 @@ constexpr Storage previous_storage(Storage gradients) {
   return gradients == Storage::kFloat16 ? Storage::kBFloat16 : gradients;
 }
 
+// The norm reads `grad`, `numel`, `first_chunk` and `aligned` of the tensors, their number and the storage.
 struct AdanLaunch {
   const AdanTensor* tensors;
   int64_t tensor_count;
   int64_t chunk_count;
   const AdanGroup* groups;
   int32_t group_count;
-  Storage storage;
+  Storage storage;  // of parameters, gradients and previous gradients
   Master master;
   bool bfloat16_moments;
   const float* grad_scale;   // null: 1
@@ -55,16 +51,32 @@ struct AdanLaunch {
 constexpr int64_t kCpuChunk = 32768;
 constexpr int64_t kCudaChunk = 8192;
 
-inline int64_t chunks_of(int64_t numel, int64_t chunk) { return (numel + chunk - 1) / chunk; }
+namespace cuda {
 
-namespace cpu {
+// Every function returns null, or the text of the CUDA error.
 
-// The step over all tensors in one parallel region of `threads` threads. Returns elements updated.
-int64_t update(const AdanLaunch& launch, int threads);
+constexpr int kMaxGroups = 16;  // per launch; the groups travel as kernel arguments
 
-// sqrt(sum of squares) over all `grad` fields; the same for every number of threads.
-double gradient_norm(const AdanTensor* tensors, int64_t tensor_count, int64_t chunk_count, Storage storage,
-                     int threads);
+// Bytes that a launch on the current device needs beside the table: two counters and sums of squares. The
+// counters must be zero before the first launch, and every launch leaves them zero.
+const char* workspace_bytes(int64_t* bytes);
 
-}  // namespace cpu
+// Writes rows to device memory by kernel arguments: no pinned buffer has to outlive the copy, no
+// synchronisation, and a CUDA graph replays the values it captured.
+const char* store_rows(const AdanTensor* rows, int64_t count, AdanTensor* device_rows, void* stream);
+
+// Elements of a chunk, by which the chunks of `update`'s launch are numbered.
+int64_t chunk_elements();
+
+// `launch.tensors` are host rows; `device_rows` are the same rows on the device, or null for a single tensor, whose row
+// travels as a kernel argument.
+
+// One launch for all tensors.
+const char* update(const AdanLaunch& launch, const AdanTensor* device_rows, void* workspace, void* stream);
+
+// One launch: the norm of all `grad` fields, the same in every run on the same device.
+const char* gradient_norm(const AdanLaunch& launch, const AdanTensor* device_rows, float* norm, void* workspace,
+                          void* stream);
+
+}  // namespace cuda
 }  // namespace stillhouse

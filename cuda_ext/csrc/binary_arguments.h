@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
 #include <optional>
 
@@ -35,15 +36,13 @@ struct BinaryArguments {
                 " elements; it must have one, or one for each of ", outputs, " outputs");
     at::DimVector sizes(x.sizes().begin(), x.sizes().end());
     sizes.back() = outputs;
-    int64_t rows = 1;
-    for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) rows *= x.size(dim);
     out = at::empty(sizes, x.options());
     product.x = x.const_data_ptr();
     product.weight = reinterpret_cast<const uint32_t*>(weight.const_data_ptr<int32_t>());
     product.scale = scales;
     product.bias = bias.has_value() ? for_each_output<float>(*bias, "bias", at::kFloat) : nullptr;
     product.out = out.mutable_data_ptr();
-    product.rows = rows;
+    product.rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1));
     product.inputs = inputs;
     product.outputs = outputs;
     product.words = words;

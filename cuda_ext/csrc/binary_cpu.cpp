@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -33,33 +33,23 @@ struct BinarySet {
   bool available() const { return supported && kernels != nullptr; }
 };
 
-constexpr int kSets = 4;
-
 // Fastest last. What is not compiled for this kind of processor has no kernels.
-const std::array<BinarySet, kSets>& sets() {
-  static const std::array<BinarySet, kSets> known{
-      {{"scalar", "", true, scalar::binary_kernels},
-       {"neon", "NEON", true, neon::binary_kernels},
-       {"avx2", "AVX2 and FMA", has_avx2(), avx2::binary_kernels},
-       {"avx512", "AVX-512 VPOPCNTDQ", has_vpopcntdq(), avx512::binary_kernels}}};
-  return known;
-}
+const BinarySet sets[] = {{"scalar", "", true, scalar::binary_kernels},
+                          {"neon", "NEON", true, neon::binary_kernels},
+                          {"avx2", "AVX2 and FMA", has_avx2(), avx2::binary_kernels},
+                          {"avx512", "AVX-512 VPOPCNTDQ", has_vpopcntdq(), avx512::binary_kernels}};
+constexpr int kSets = std::size(sets);
 
 // The set that STILLHOUSE_CPU_CAPABILITY names, else the fastest that this CPU has.
 int chosen_set() {
-  static const int fastest = [] {
-    int best = 0;
-    for (int i = 0; i < kSets; ++i) {
-      if (sets()[i].available()) best = i;
-    }
-    return best;
-  }();
+  int fastest = kSets - 1;
+  while (!sets[fastest].available()) --fastest;
   const char* named = std::getenv("STILLHOUSE_CPU_CAPABILITY");
   if (named == nullptr || *named == '\0') return fastest;
   for (int i = 0; i < kSets; ++i) {
-    if (std::strcmp(named, sets()[i].name) != 0) continue;
-    TORCH_CHECK(sets()[i].available(), "STILLHOUSE_CPU_CAPABILITY is ", named, ", but this CPU has no ",
-                sets()[i].needs, "; unset it, or set it to ", sets()[fastest].name);
+    if (std::strcmp(named, sets[i].name) != 0) continue;
+    TORCH_CHECK(sets[i].available(), "STILLHOUSE_CPU_CAPABILITY is ", named, ", but this CPU has no ",
+                sets[i].needs, "; unset it, or set it to ", sets[fastest].name);
     return i;
   }
   TORCH_CHECK(false, "STILLHOUSE_CPU_CAPABILITY is ", named, "; set it to scalar, neon, avx2 or avx512, or unset it");
@@ -70,7 +60,7 @@ std::array<std::atomic<int64_t>, 2 * kSets> calls{};
 const BinarySet& set_for(int product) {
   const int set = chosen_set();
   calls[product * kSets + set] += 1;
-  return sets()[set];
+  return sets[set];
 }
 
 constexpr int64_t kRowsAtOnce = 128;
@@ -103,14 +93,6 @@ void for_tiles(const BinaryProduct& p, int64_t alone, const Work& work) {
   });
 }
 
-void fill_with_nan(Tensor& out, int64_t first, int64_t count) {
-  if (out.scalar_type() == at::kBFloat16) {
-    std::fill_n(out.mutable_data_ptr<at::BFloat16>() + first, count, std::numeric_limits<at::BFloat16>::quiet_NaN());
-  } else {
-    std::fill_n(out.mutable_data_ptr<float>() + first, count, std::numeric_limits<float>::quiet_NaN());
-  }
-}
-
 Tensor binary_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& positives,
                      const Tensor& scale, const std::optional<Tensor>& bias, const Tensor& threshold,
                      int64_t outputs) {
@@ -128,7 +110,7 @@ Tensor binary_linear(const Tensor& x, const Tensor& weight, const std::optional<
   at::parallel_for(0, p.rows, rows_alone, [&](int64_t begin, int64_t end) { kernels.signs(p, begin, end); });
   for_tiles(p, int64_t{1} << 22, [&](const BinaryTile& tile) { kernels.xnor(p, tile); });
   for (int64_t row = 0; row < p.rows; ++row) {
-    if (p.unordered[row] != 0) fill_with_nan(arguments.out, row * outputs, outputs);
+    if (p.unordered[row] != 0) arguments.out.view({p.rows, outputs}).select(0, row).fill_(NAN);
   }
   return arguments.out;
 }
@@ -142,12 +124,12 @@ Tensor binary_weight_linear(const Tensor& x, const Tensor& weight, const Tensor&
   return arguments.out;
 }
 
-std::string binary_capability() { return sets()[chosen_set()].name; }
+std::string binary_capability() { return sets[chosen_set()].name; }
 
 // Names of the instruction sets, and the calls of each since the process began: of binary_linear, then of the other.
 std::vector<std::string> binary_capabilities() {
   std::vector<std::string> names;
-  for (const BinarySet& set : sets()) names.emplace_back(set.name);
+  for (const BinarySet& set : sets) names.emplace_back(set.name);
   return names;
 }
 
@@ -156,12 +138,12 @@ std::vector<int64_t> binary_counters() { return {calls.begin(), calls.end()}; }
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(stillhouse, m) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  m.def(
-      "binary_linear(Tensor x, Tensor weight, Tensor? positives, Tensor scale, Tensor? bias, Tensor threshold, "
-      "int outputs) -> Tensor",
-      tags);
-  m.def("binary_weight_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int outputs) -> Tensor", tags);
+  for (const char* schema :
+       {"binary_linear(Tensor x, Tensor weight, Tensor? positives, Tensor scale, Tensor? bias, Tensor threshold, "
+        "int outputs) -> Tensor",
+        "binary_weight_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int outputs) -> Tensor"}) {
+    m.def(schema, {at::Tag::pt2_compliant_tag});
+  }
   m.def("binary_capability() -> str", &binary_capability);
   m.def("binary_capabilities() -> str[]", &binary_capabilities);
   m.def("binary_counters() -> int[]", &binary_counters);

@@ -1,7 +1,6 @@
 // Products with packed binary weights on CUDA: a thread has outputs of its own, so that no sum crosses threads and
 // results are those of the CPU kernels bit for bit.
 
-
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -46,13 +46,6 @@ const float* widened(const BinaryProduct& p, int64_t row) {
   return wide;
 }
 
-template <typename V>
-STILLHOUSE_LANES V loaded(const void* from) {
-  V values;
-  memcpy(&values, from, sizeof(values));
-  return values;
-}
-
 // The first `count` elements of a panel, 0 in the other lanes. Copies of a constant size are one move.
 template <typename V, typename T>
 STILLHOUSE_LANES V panel_of(const T* from, int64_t count) {
@@ -66,7 +59,7 @@ STILLHOUSE_LANES V panel_of(const T* from, int64_t count) {
 STILLHOUSE_LANES void finish(const BinaryProduct& p, int64_t row, int64_t panel, Floats sums) {
   const int64_t first = panel * kPanel;
   const int64_t count = std::min<int64_t>(kPanel, p.outputs - first);
-  sums *= p.scale_step == 0 ? all<Floats>(p.scale[0]) : panel_of<Floats>(p.scale + first, count);
+  sums *= p.scale_step == 0 ? Floats{} + p.scale[0] : panel_of<Floats>(p.scale + first, count);
   if (p.bias != nullptr) sums += panel_of<Floats>(p.bias + first, count);
   const int64_t place = row * p.outputs + first;
   if (p.bfloat16) {
@@ -124,9 +117,7 @@ struct DifferingTables {
   constexpr DifferingTables() : bits() {
     for (int activation = 0; activation < 16; ++activation) {
       for (int i = 0; i < 32; ++i) {
-        const int differing = activation ^ (i % 16);
-        bits[activation][i] = static_cast<uint8_t>((differing & 1) + (differing >> 1 & 1) + (differing >> 2 & 1) +
-                                                   (differing >> 3));
+        bits[activation][i] = static_cast<uint8_t>(__builtin_popcount(activation ^ (i % 16)));
       }
     }
   }
@@ -177,11 +168,9 @@ void xnor_block(const BinaryProduct& p, const uint8_t* nibbles, int64_t row, int
   const char* tables = reinterpret_cast<const char*>(kDiffering.bits);
   for (int64_t begin = 0; begin < p.words; begin += kWordsAsShorts) {
     const int64_t end = std::min(p.words, begin + kWordsAsShorts);
-    __m256i shorts[kRows][2];
-    for (int r = 0; r < kRows; ++r) shorts[r][0] = shorts[r][1] = _mm256_setzero_si256();
+    __m256i shorts[kRows][2] = {};
     for (int64_t first = begin; first < end; first += kWordsAsBytes) {
-      __m256i bytes[kRows];
-      for (int r = 0; r < kRows; ++r) bytes[r] = _mm256_setzero_si256();
+      __m256i bytes[kRows] = {};
       for (int64_t w = first; w < std::min(end, first + kWordsAsBytes); ++w) {
 #pragma GCC unroll 8
         for (int nibble = 0; nibble < 8; ++nibble) {

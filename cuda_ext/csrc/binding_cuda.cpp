@@ -1,4 +1,4 @@
-// The CUDA kernels of the operators that binding.cpp declares, and the device-resident tables.
+// The CUDA kernels of the operators that adan_cpu.cpp and binary_cpu.cpp declare, and the device-resident tables.
 //
 // A table is written again only when its content changes: pointers, sizes, alignment, groups and chunk numbers
 // are all compared, since a pointer alone can belong to another tensor by now. Inside a CUDA graph a table belongs
@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -20,60 +22,46 @@
 #include <vector>
 
 #include "adan_arguments.h"
-#include "adan_cuda.h"
+#include "binary_arguments.h"
 
 namespace {
 
 using at::Tensor;
 using stillhouse::AdanTensor;
+using stillhouse::BinaryArguments;
+using stillhouse::PreparedLaunch;
 namespace cuda = stillhouse::cuda;
 
 std::atomic<int64_t> cuda_launches{0}, cuda_tensors{0}, cuda_norms{0}, cuda_tables{0};
+std::atomic<int64_t> linear_calls{0}, weight_linear_calls{0};
 
-void check(const char* error, const char* what) {
-  TORCH_CHECK(error == nullptr, "adan: ", what, " failed: ", error);
-}
+void check(const char* error, const char* what) { TORCH_CHECK(error == nullptr, what, " failed: ", error); }
 
-Tensor device_bytes(int64_t bytes, at::Device device) {
-  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
-}
-
-Tensor cleared_workspace(at::Device device, void* stream) {
-  int64_t bytes = 0;
-  check(cuda::workspace_bytes(&bytes), "reading the device's size");
-  Tensor workspace = device_bytes(bytes, device);
-  check(cuda::clear(workspace.mutable_data_ptr(), bytes, stream), "clearing the workspace");
-  return workspace;
-}
-
-Tensor stored_table(const std::vector<AdanTensor>& rows, at::Device device, void* stream) {
-  Tensor table = device_bytes(static_cast<int64_t>(rows.size() * sizeof(AdanTensor)), device);
-  check(cuda::store_rows(rows.data(), static_cast<int64_t>(rows.size()),
-                         static_cast<AdanTensor*>(table.mutable_data_ptr()), stream),
-        "writing the table");
-  cuda_tables += 1;
-  return table;
-}
+void* stream_of(at::Device device) { return c10::cuda::getCurrentCUDAStream(device.index()).stream(); }
 
 struct Resident {
   const AdanTensor* rows;  // on the device; null for a single tensor
-  void* workspace;
+  void *workspace, *stream;
 };
 
 // Tables and workspaces by device and stream. Work on one stream is ordered, so launches can share them.
 class Residents {
  public:
-  Resident get(const std::vector<AdanTensor>& rows, at::Device device, void* stream) {
-    bool capturing = false;
-    check(cuda::is_capturing(stream, &capturing), "asking for the capture state");
+  Resident get(const std::vector<AdanTensor>& rows, at::Device device) {
+    void* const stream = stream_of(device);
+    const bool capturing = c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::Active;
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (capturing) return captured(rows, device, stream);
-
-    OfStream& own = streams_[{device.index(), stream}];
-    if (!own.workspace.defined()) own.workspace = cleared_workspace(device, stream);
+    Memory& own = capturing ? captured_.emplace_back() : streams_[{device.index(), stream}];
+    const auto bytes_on_device = at::TensorOptions().dtype(at::kByte).device(device);
+    if (!own.workspace.defined()) {
+      int64_t bytes = 0;
+      check(cuda::workspace_bytes(&bytes), "adan: reading the device's size");
+      own.workspace = at::zeros({bytes}, bytes_on_device);
+    }
     void* workspace = own.workspace.mutable_data_ptr();
-    if (rows.size() == 1) return {nullptr, workspace};
+    if (rows.size() == 1) return {nullptr, workspace, stream};
 
+    const int64_t count = static_cast<int64_t>(rows.size());
     const auto found = std::find_if(own.tables.begin(), own.tables.end(), [&](const Table& table) {
       return table.rows.size() == rows.size() &&
              std::memcmp(table.rows.data(), rows.data(), rows.size() * sizeof(AdanTensor)) == 0;
@@ -81,10 +69,14 @@ class Residents {
     if (found != own.tables.end()) {
       own.tables.splice(own.tables.begin(), own.tables, found);
     } else {
-      own.tables.push_front({rows, stored_table(rows, device, stream)});
+      const Tensor on_device = at::empty({count * static_cast<int64_t>(sizeof(AdanTensor))}, bytes_on_device);
+      check(cuda::store_rows(rows.data(), count, static_cast<AdanTensor*>(on_device.mutable_data_ptr()), stream),
+            "adan: writing the table");
+      cuda_tables += 1;
+      own.tables.push_front({rows, on_device});
       if (own.tables.size() > kTablesPerStream) own.tables.pop_back();
     }
-    return {static_cast<const AdanTensor*>(own.tables.front().on_device.const_data_ptr()), workspace};
+    return {static_cast<const AdanTensor*>(own.tables.front().on_device.const_data_ptr()), workspace, stream};
   }
 
  private:
@@ -94,68 +86,82 @@ class Residents {
     std::vector<AdanTensor> rows;
     Tensor on_device;
   };
-  struct OfStream {
+  struct Memory {
     Tensor workspace;
     std::list<Table> tables;  // most recently used first
   };
 
-  // Kept for the life of the process: the graph that replays on these addresses may live as long.
-  Resident captured(const std::vector<AdanTensor>& rows, at::Device device, void* stream) {
-    captured_.push_back(cleared_workspace(device, stream));
-    void* workspace = captured_.back().mutable_data_ptr();
-    if (rows.size() == 1) return {nullptr, workspace};
-    captured_.push_back(stored_table(rows, device, stream));
-    return {static_cast<const AdanTensor*>(captured_.back().const_data_ptr()), workspace};
-  }
-
   std::mutex mutex_;
-  std::map<std::pair<int, void*>, OfStream> streams_;
-  std::vector<Tensor> captured_;
+  std::map<std::pair<int, void*>, Memory> streams_;
+  std::list<Memory> captured_;  // kept for the life of the process: the graphs that replay on them may live as long
 };
 
-// Never destroyed: at exit the CUDA context may be gone before it.
-Residents& residents() {
-  static Residents* const instance = new Residents();
-  return *instance;
-}
+Residents& residents = *new Residents();  // never destroyed: at exit the CUDA context may be gone before it
 
-void adan_cuda(const stillhouse::AdanArguments& arguments) {
-  TORCH_CHECK(static_cast<int64_t>(arguments.group_sizes.size()) <= cuda::kMaxGroups, "adan: at most ",
-              cuda::kMaxGroups, " parameter groups per launch");
-  const stillhouse::PreparedLaunch prepared = stillhouse::prepare_launch(arguments, cuda::chunk_elements());
-  const at::Device device = arguments.params[0].device();
-  const c10::cuda::CUDAGuard guard(device);
-  void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  const Resident resident = residents().get(prepared.rows, device, stream);
-  check(cuda::update(prepared.launch, resident.rows, resident.workspace, stream), "the launch");
+void adan(PreparedLaunch prepared) {
+  TORCH_CHECK(prepared.groups.size() <= cuda::kMaxGroups, "adan: at most ", cuda::kMaxGroups,
+              " parameter groups per launch");
+  const c10::cuda::CUDAGuard guard(prepared.device);
+  prepared.divide_into_chunks(cuda::chunk_elements());
+  const Resident resident = residents.get(prepared.rows, prepared.device);
+  check(cuda::update(prepared.launch, resident.rows, resident.workspace, resident.stream), "adan: the launch");
   cuda_launches += 1;
   cuda_tensors += prepared.launch.tensor_count;
 }
 
-Tensor grad_norm_cuda(at::TensorList grads) {
-  int64_t chunks = 0;
-  const std::vector<AdanTensor> rows = stillhouse::gradient_rows(grads, stillhouse::kCudaChunk, &chunks);
-  const at::Device device = grads[0].device();
-  const c10::cuda::CUDAGuard guard(device);
-  void* const stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  const Resident resident = residents().get(rows, device, stream);
-  Tensor norm = at::empty({}, grads[0].options().dtype(at::kFloat));
-  check(cuda::gradient_norm(rows.data(), resident.rows, static_cast<int64_t>(rows.size()), chunks,
-                            stillhouse::storage_of(grads[0]), norm.mutable_data_ptr<float>(), resident.workspace,
-                            stream),
-        "the launch of the norm");
+Tensor grad_norm(PreparedLaunch prepared) {
+  const c10::cuda::CUDAGuard guard(prepared.device);
+  prepared.divide_into_chunks(stillhouse::kCudaChunk);
+  const Resident resident = residents.get(prepared.rows, prepared.device);
+  Tensor norm = at::empty({}, at::TensorOptions().dtype(at::kFloat).device(prepared.device));
+  check(cuda::gradient_norm(prepared.launch, resident.rows, norm.mutable_data_ptr<float>(), resident.workspace,
+                            resident.stream),
+        "adan: the launch of the norm");
   cuda_norms += 1;
   return norm;
+}
+
+Tensor binary_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& positives,
+                     const Tensor& scale, const std::optional<Tensor>& bias, const Tensor& threshold,
+                     int64_t outputs) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  BinaryArguments arguments(x, weight, scale, bias, outputs);
+  arguments.compare(threshold, positives);
+  stillhouse::BinaryProduct& p = arguments.product;
+  const auto integers = x.options().dtype(at::kInt);
+  Tensor codes = at::empty({p.rows, p.words}, integers), unordered = at::zeros({p.rows}, integers);
+  p.codes = codes.mutable_data_ptr();
+  p.unordered = reinterpret_cast<uint32_t*>(unordered.mutable_data_ptr<int32_t>());
+  check(cuda::binary_linear(p, stream_of(x.device())), "binary_linear: the launch");
+  linear_calls += 1;
+  return arguments.out;
+}
+
+Tensor binary_weight_linear(const Tensor& x, const Tensor& weight, const Tensor& scale,
+                            const std::optional<Tensor>& bias, int64_t outputs) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const BinaryArguments arguments(x, weight, scale, bias, outputs);
+  check(cuda::binary_weight_linear(arguments.product, stream_of(x.device())), "binary_weight_linear: the launch");
+  weight_linear_calls += 1;
+  return arguments.out;
 }
 
 // Since the process began: launches of adan_, tensors in them, launches of grad_norm, tables written.
 std::vector<int64_t> cuda_counters() { return {cuda_launches, cuda_tensors, cuda_norms, cuda_tables}; }
 
+// Since the process began: calls of binary_linear, calls of binary_weight_linear.
+std::vector<int64_t> binary_cuda_counters() { return {linear_calls, weight_linear_calls}; }
+
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(stillhouse, m) { m.def("cuda_counters() -> int[]", &cuda_counters); }
+TORCH_LIBRARY_FRAGMENT(stillhouse, m) {
+  m.def("cuda_counters() -> int[]", &cuda_counters);
+  m.def("binary_cuda_counters() -> int[]", &binary_cuda_counters);
+}
 
 TORCH_LIBRARY_IMPL(stillhouse, CUDA, m) {
-  m.impl("adan_", &stillhouse::adan_operator<adan_cuda>);
-  m.impl("grad_norm", &grad_norm_cuda);
+  m.impl("adan_", &stillhouse::adan_operator<adan>);
+  m.impl("grad_norm", &stillhouse::grad_norm_operator<grad_norm>);
+  m.impl("binary_linear", &binary_linear);
+  m.impl("binary_weight_linear", &binary_weight_linear);
 }

@@ -2,7 +2,7 @@
 // queries at a time meet all keys of their segment, so their scores stay in the second cache and a row's softmax
 // needs one pass for its maximum and one for all else. The backward pass computes the scores again.
 
-#include "encoder_attention.h"
+#include "encoder_kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,6 @@
 #include "lanes.h"
 #include "philox.h"
 #include "products.h"
-#include "row_storage.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 namespace {
@@ -31,22 +30,7 @@ class Head {
   using R = typename Register<T>::Type;
   using Stored = typename S::Stored;
 
-  Head(const AttentionWork& work, bool backward)
-      : work_(work),
-        width_(padded(work.depth)),
-        rows_(padded(work.longest) * width_),
-        keys_(rows_),
-        values_(rows_),
-        turned_keys_(panels()),
-        turned_values_(backward ? panels() : 0),
-        queries_(kBlock * width_),
-        mixed_(kBlock * width_),
-        grads_(backward ? kBlock * width_ : 0),
-        d_keys_(backward ? rows_ : 0),
-        d_values_(backward ? rows_ : 0),
-        scores_(kBlock * pitch(work.longest)),
-        d_scores_(backward ? kBlock * pitch(work.longest) : 0),
-        bits_(work.longest) {}
+  Head(const AttentionWork& work, bool backward) : work_(work), backward_(backward) {}
 
   // O = (keep softmax(scale Q K^T)) V / (1 - rate).
   void forward(const AttentionItem& item) {
@@ -136,8 +120,8 @@ class Head {
 
   void read(const Stored* from, int64_t stride, int64_t rows, T* to) const {
     for (int64_t row = 0; row < rows; ++row, from += stride, to += width_) {
-      for_columns<V>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-        Wide<S>::store(to + c, part.template load<S>(from + c));
+      for_columns<S>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
+        Wide<S>::store(to + c, part.load(from + c));
       });
     }
     memset(to, 0, (padded(rows) - rows) * width_ * sizeof(T));
@@ -145,16 +129,16 @@ class Head {
 
   void write(const T* from, T factor, int64_t rows, Stored* to, int64_t stride) const {
     for (int64_t row = 0; row < rows; ++row, from += width_, to += stride) {
-      for_columns<V>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-        part.template store<S>(to + c, Wide<S>::load(from + c) * factor);
+      for_columns<S>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
+        part.store(to + c, Wide<S>::load(from + c) * factor);
       });
     }
   }
 
   T dot(const Stored* a, const T* b) const {
     V total{};
-    for_columns<V>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
-      total += part.template load<S>(a + c) * Wide<S>::load(b + c);
+    for_columns<S>(work_.depth, [&](int64_t c, auto part) STILLHOUSE_LAMBDA {
+      total += part.load(a + c) * Wide<S>::load(b + c);
     });
     return sum_of(total);
   }
@@ -174,14 +158,14 @@ class Head {
   void exponentials(T* row, int64_t columns, T* statistics) {
     R most = R{} - INFINITY;
     for (int64_t j = 0; j < columns; j += Register<T>::count) {
-      const R score = load(row + j);
+      const R score = loaded<R>(row + j);
       most = most >= score ? most : score;
     }
     const T scale = work_.scale, largest = largest_of(most);
     const bool drops = work_.dropout.below > 0;
     R total{};
     for (int64_t j = 0; j < columns; j += Register<T>::count) {
-      R share = exp_of((load(row + j) - largest) * scale);
+      R share = exp_of((loaded<R>(row + j) - largest) * scale);
       total += share;
       if (drops) share *= kept_of<T>(work_.dropout, bits_.data() + j);
       memcpy(row + j, &share, sizeof(share));
@@ -195,8 +179,8 @@ class Head {
     const T scale = work_.scale, largest = statistics[0], norm = 1 / statistics[1];
     const bool drops = work_.dropout.below > 0;
     for (int64_t j = 0; j < columns; j += Register<T>::count) {
-      const R share = exp_of((load(row + j) - largest) * scale) * norm;
-      R d_share = load(d_row + j), kept_share = share;
+      const R share = exp_of((loaded<R>(row + j) - largest) * scale) * norm;
+      R d_share = loaded<R>(d_row + j), kept_share = share;
       if (drops) {
         const R keep = kept_of<T>(work_.dropout, bits_.data() + j);
         d_share *= keep;
@@ -208,40 +192,36 @@ class Head {
     }
   }
 
-  static STILLHOUSE_LANES R load(const T* from) {
-    R values;
-    memcpy(&values, from, sizeof(values));
-    return values;
-  }
-
   const AttentionWork work_;
-  const int64_t width_, rows_;
-  Buffer<T> keys_, values_, turned_keys_, turned_values_, queries_, mixed_, grads_, d_keys_, d_values_, scores_,
-      d_scores_;
-  Buffer<uint16_t> bits_;
+  const bool backward_;
+  const int64_t width_ = padded(work_.depth), rows_ = padded(work_.longest) * width_;
+  const int64_t block_ = kBlock * width_, block_scores_ = kBlock * pitch(work_.longest);
+  Buffer<T> keys_{rows_}, values_{rows_}, turned_keys_{panels()}, queries_{block_}, mixed_{block_};
+  Buffer<T> scores_{block_scores_};
+  Buffer<uint16_t> bits_{work_.longest};
+  // Of the backward pass alone.
+  Buffer<T> turned_values_{backward_ * panels()}, grads_{backward_ * block_}, d_keys_{backward_ * rows_};
+  Buffer<T> d_values_{backward_ * rows_}, d_scores_{backward_ * block_scores_};
 };
 
-const AttentionItem* taken(const AttentionWork& work) {
-  const int64_t number = __atomic_fetch_add(work.next, 1, __ATOMIC_RELAXED);
-  return number < work.count ? work.items + number : nullptr;
-}
-
-template <typename S>
-void forward(const AttentionWork& work) {
-  Head<S> head(work, false);
-  while (const AttentionItem* item = taken(work)) head.forward(*item);
-}
-
-template <typename S>
-void backward(const AttentionWork& work) {
-  Head<S> head(work, true);
-  while (const AttentionItem* item = taken(work)) head.backward(*item);
+template <typename S, bool kBackward>
+void attend(const AttentionWork& work) {
+  Head<S> head(work, kBackward);
+  for (;;) {
+    const int64_t number = __atomic_fetch_add(work.next, 1, __ATOMIC_RELAXED);
+    if (number >= work.count) return;
+    if constexpr (kBackward) {
+      head.backward(work.items[number]);
+    } else {
+      head.forward(work.items[number]);
+    }
+  }
 }
 
 }  // namespace
 
-AttentionKernels attention_kernels(Element element) {
-  return with_storage(element, [](auto s) -> AttentionKernels { return {forward<decltype(s)>, backward<decltype(s)>}; });
+AttentionKernels attention_kernels(Storage storage) {
+  return with_storage(storage, []<typename S>(S) -> AttentionKernels { return {attend<S, false>, attend<S, true>}; });
 }
 
 }  // namespace stillhouse::cpu::STILLHOUSE_ISA

@@ -1,10 +1,11 @@
 // A vector of sixteen floats or eight doubles, written as the compiler's vector type: the same source becomes
 // AVX-512, two AVX2 registers or four of SSE, with the same order of additions. Included once per instruction set
-// (STILLHOUSE_ISA), so everything here is in an anonymous namespace.
+// (STILLHOUSE_ISA), so everything here is in an anonymous namespace. Then rows in memory, given or in buffers.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
@@ -23,7 +24,6 @@ namespace {
 using Floats = float __attribute__((vector_size(64)));
 using Doubles = double __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
-using Longs = int64_t __attribute__((vector_size(64)));
 
 template <typename To, typename From>
 STILLHOUSE_LANES To bits_as(From from) {
@@ -34,24 +34,16 @@ STILLHOUSE_LANES To bits_as(From from) {
 }
 
 template <typename V>
-struct LanesOf;
-template <>
-struct LanesOf<Floats> {
-  using Scalar = float;
-  using Integers = Ints;
-  static constexpr int count = 16;
-};
-template <>
-struct LanesOf<Doubles> {
-  using Scalar = double;
-  using Integers = Longs;
-  static constexpr int count = 8;
-};
+STILLHOUSE_LANES V loaded(const void* from) {
+  V values;
+  memcpy(&values, from, sizeof(values));
+  return values;
+}
 
 template <typename V>
-STILLHOUSE_LANES V all(typename LanesOf<V>::Scalar value) {
-  return V{} + value;
-}
+using ScalarOf = std::remove_cvref_t<decltype(V{}[0])>;
+template <typename V>
+constexpr int kLanesOf = sizeof(V) / sizeof(ScalarOf<V>);
 
 #if defined(__AVX512F__)
 constexpr int kRegisterBytes = 64;
@@ -68,51 +60,42 @@ struct Register {
   static constexpr int count = kRegisterBytes / sizeof(T);
 };
 
+// A vector as the registers that hold it.
+template <typename V>
+struct Registers {
+  static constexpr int count = sizeof(V) / kRegisterBytes;
+  typename Register<ScalarOf<V>>::Type own[count];
+};
+
 // `test(a, b) ? yes : no` in each lane, a register at a time: comparisons of wider vectors become a lane at a time.
 template <typename V, typename Test>
 STILLHOUSE_LANES V choose(const Test& test, V a, V b, V yes, V no) {
-  using R = typename Register<typename LanesOf<V>::Scalar>::Type;
-  constexpr int registers = sizeof(V) / sizeof(R);
-  R as[registers], bs[registers], yeses[registers], noes[registers];
-  memcpy(as, &a, sizeof(V));
-  memcpy(bs, &b, sizeof(V));
-  memcpy(yeses, &yes, sizeof(V));
-  memcpy(noes, &no, sizeof(V));
+  const auto as = bits_as<Registers<V>>(a), bs = bits_as<Registers<V>>(b), noes = bits_as<Registers<V>>(no);
+  auto chosen = bits_as<Registers<V>>(yes);
 #pragma GCC unroll 4
-  for (int i = 0; i < registers; ++i) yeses[i] = test(as[i], bs[i]) ? yeses[i] : noes[i];
-  memcpy(&a, yeses, sizeof(V));
-  return a;
+  for (int i = 0; i < chosen.count; ++i) chosen.own[i] = test(as.own[i], bs.own[i]) ? chosen.own[i] : noes.own[i];
+  return bits_as<V>(chosen);
 }
 
-// The larger of each lane; NaN where b is.
-template <typename V>
-STILLHOUSE_LANES V larger(V a, V b) {
-  return choose([](auto x, auto y) STILLHOUSE_LAMBDA { return x >= y; }, a, b, a, b);
-}
-
-// Pairs of lanes are added, then pairs of sums: one order for every instruction set.
-template <typename V>
-STILLHOUSE_LANES auto sum_of(V values) {
-  constexpr int count = sizeof(V) / sizeof(values[0]);
-  std::remove_reference_t<decltype(values[0])> lanes[count];
+// Pairs of lanes are joined, then pairs of those: one order for every instruction set.
+template <typename V, typename Join>
+STILLHOUSE_LANES ScalarOf<V> joined(V values, const Join& join) {
+  ScalarOf<V> lanes[kLanesOf<V>];
   memcpy(lanes, &values, sizeof(values));
-  for (int width = count / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  for (int width = kLanesOf<V> / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] = join(lanes[lane], lanes[lane + width]);
   }
   return lanes[0];
+}
+
+template <typename V>
+STILLHOUSE_LANES auto sum_of(V values) {
+  return joined(values, [](auto a, auto b) STILLHOUSE_LAMBDA { return a + b; });
 }
 
 template <typename V>
 STILLHOUSE_LANES auto largest_of(V values) {
-  constexpr int count = sizeof(V) / sizeof(values[0]);
-  std::remove_reference_t<decltype(values[0])> lanes[count];
-  memcpy(lanes, &values, sizeof(values));
-  for (int width = count / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) {
-      if (!(lanes[lane] >= lanes[lane + width])) lanes[lane] = lanes[lane + width];  // NaN moves up
-    }
-  }
-  return lanes[0];
+  return joined(values, [](auto a, auto b) STILLHOUSE_LAMBDA { return a >= b ? a : b; });  // NaN moves up
 }
 
 // e^x of a register, to 2 units in the last place; below -87.3 the smallest normal number, above 88.3 about 2.4e38.
@@ -142,13 +125,10 @@ STILLHOUSE_LANES Register<double>::Type exp_of(Register<double>::Type x) {
 
 template <typename V>
 STILLHOUSE_LANES V exp(V x) {
-  using R = typename Register<typename LanesOf<V>::Scalar>::Type;
-  R parts[sizeof(V) / sizeof(R)];
-  memcpy(parts, &x, sizeof(V));
+  auto parts = bits_as<Registers<V>>(x);
 #pragma GCC unroll 4
-  for (R& part : parts) part = exp_of(part);
-  memcpy(&x, parts, sizeof(V));
-  return x;
+  for (auto& part : parts.own) part = exp_of(part);
+  return bits_as<V>(parts);
 }
 
 // erf x to about 1 unit in the last place: a polynomial near 0, and 1 - e^p(|x|) beyond 0.9277.
@@ -169,7 +149,7 @@ STILLHOUSE_LANES Floats erf(Floats x) {
   near = near * s + -3.76125336e-1f;
   near = near * s + 1.28379166e-1f;
   near = near * x + x;
-  return choose([](auto a, auto b) STILLHOUSE_LAMBDA { return a > b; }, t, all<Floats>(0.927734375f), far, near);
+  return choose([](auto a, auto b) STILLHOUSE_LAMBDA { return a > b; }, t, Floats{} + 0.927734375f, far, near);
 }
 
 STILLHOUSE_LANES Doubles erf(Doubles x) {
@@ -180,13 +160,9 @@ STILLHOUSE_LANES Doubles erf(Doubles x) {
 // How elements lie in memory, and the vector that they are computed in.
 template <typename Vector>
 struct Plain {
-  using Stored = typename LanesOf<Vector>::Scalar;
+  using Stored = ScalarOf<Vector>;
   using V = Vector;
-  static STILLHOUSE_LANES V load(const Stored* from) {
-    V values;
-    memcpy(&values, from, sizeof(values));
-    return values;
-  }
+  static STILLHOUSE_LANES V load(const Stored* from) { return loaded<V>(from); }
   static STILLHOUSE_LANES void store(Stored* to, V values) { memcpy(to, &values, sizeof(values)); }
 };
 using Float32 = Plain<Floats>;
@@ -210,51 +186,82 @@ struct Bits16 {
 using BFloat16 = Bits16<bfloat16_to_float, float_to_bfloat16>;
 using Float16 = Bits16<half_to_float, float_to_half>;
 
-// A whole vector, or the first few lanes of one at the end of a row.
-struct Whole {
-  template <typename S>
-  STILLHOUSE_LANES typename S::V load(const typename S::Stored* from) const {
-    return S::load(from);
-  }
-  template <typename S>
-  STILLHOUSE_LANES void store(typename S::Stored* to, typename S::V values) const {
-    S::store(to, values);
-  }
-  template <typename V>
-  STILLHOUSE_LANES V only(V values, V) const {
-    return values;
-  }
-};
+// Storage of parameters, statistics and sums that go with a storage of activations.
+template <typename S>
+using Wide = Plain<typename S::V>;
+template <typename S>
+using Number = typename Wide<S>::Stored;
 
+// Of a pointer into activations or into what goes with them.
+template <typename S, typename T>
+using StorageOf = std::conditional_t<std::is_same_v<T, typename S::Stored>, S, Wide<S>>;
+
+// A whole vector, or the first few lanes of one at the end of a row.
+template <typename S, bool kWhole = false>
 struct Part {
+  using V = typename S::V;
   int64_t lanes;
 
-  template <typename S>
-  STILLHOUSE_LANES typename S::V load(const typename S::Stored* from) const {
-    typename S::Stored padded[LanesOf<typename S::V>::count] = {};
-    memcpy(padded, from, lanes * sizeof(*from));
-    return S::load(padded);
+  template <typename T>
+  STILLHOUSE_LANES V load(const T* from) const {
+    if constexpr (kWhole) return StorageOf<S, T>::load(from);
+    T padded[kLanesOf<V>] = {};
+    memcpy(padded, from, lanes * sizeof(T));
+    return StorageOf<S, T>::load(padded);
   }
-  template <typename S>
-  STILLHOUSE_LANES void store(typename S::Stored* to, typename S::V values) const {
-    typename S::Stored padded[LanesOf<typename S::V>::count];
-    S::store(padded, values);
-    memcpy(to, padded, lanes * sizeof(*to));
+  template <typename T>
+  STILLHOUSE_LANES void store(T* to, V values) const {
+    if constexpr (kWhole) return StorageOf<S, T>::store(to, values);
+    T padded[kLanesOf<V>];
+    StorageOf<S, T>::store(padded, values);
+    memcpy(to, padded, lanes * sizeof(T));
   }
   // The values of the lanes that there are, `otherwise` in the others.
-  template <typename V>
   STILLHOUSE_LANES V only(V values, V otherwise) const {
-    for (int lane = static_cast<int>(lanes); lane < LanesOf<V>::count; ++lane) values[lane] = otherwise[lane];
+    if constexpr (kWhole) return values;
+    for (int lane = static_cast<int>(lanes); lane < kLanesOf<V>; ++lane) values[lane] = otherwise[lane];
     return values;
   }
 };
 
 // Calls `body(column, part)` for each vector of a row.
-template <typename V, typename Body>
+template <typename S, typename Body>
 STILLHOUSE_LANES void for_columns(int64_t width, const Body& body) {
+  constexpr int count = kLanesOf<typename S::V>;
   int64_t column = 0;
-  for (; column + LanesOf<V>::count <= width; column += LanesOf<V>::count) body(column, Whole{});
-  if (column < width) body(column, Part{width - column});
+  for (; column + count <= width; column += count) body(column, Part<S, true>{count});
+  if (column < width) body(column, Part<S>{width - column});
+}
+
+template <typename S, typename Void>
+STILLHOUSE_LANES auto* row_of(Void* matrix, int64_t row, int64_t width) {
+  using Stored = std::conditional_t<std::is_const_v<Void>, const typename S::Stored, typename S::Stored>;
+  return static_cast<Stored*>(matrix) + row * width;
+}
+
+// Memory of whole vectors. No std::vector: its functions would be shared between the objects.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t width)
+      : memory_(static_cast<T*>(std::aligned_alloc(64, (width + 63) / 64 * 64 * sizeof(T)))) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(memory_); }
+  T* data() { return memory_; }
+
+ private:
+  T* memory_;
+};
+
+template <typename Body>
+auto with_storage(Storage storage, const Body& body) {
+  switch (storage) {
+    case Storage::kFloat64: return body(Float64{});
+    case Storage::kBFloat16: return body(BFloat16{});
+    case Storage::kFloat16: return body(Float16{});
+    default: return body(Float32{});
+  }
 }
 
 }  // namespace

@@ -9,6 +9,9 @@
 
 namespace stillhouse {
 
+// Number format in which tensors are stored. Those of Adan are never in fp64.
+enum class Storage : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat64 = 3 };
+
 STILLHOUSE_INLINE uint32_t bits_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));

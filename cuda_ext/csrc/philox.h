@@ -3,6 +3,7 @@
 // first; the Triton kernels draw the same. Included once per instruction set, like lanes.h.
 #pragma once
 
+#include "encoder_kernels.h"
 #include "lanes.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
@@ -25,19 +26,17 @@ STILLHOUSE_LANES Lanes64 product(Lanes64 a, uint32_t b) {
 }
 
 // Lanes of two registers in turn: the first half of them, or the second.
-STILLHOUSE_LANES Lanes64 in_turn(Lanes64 a, Lanes64 b, bool second) {
-#if defined(__AVX512F__)
-  return second ? __builtin_shuffle(a, b, Lanes64{4, 12, 5, 13, 6, 14, 7, 15})
-                : __builtin_shuffle(a, b, Lanes64{0, 8, 1, 9, 2, 10, 3, 11});
-#elif defined(__AVX2__)
-  return second ? __builtin_shuffle(a, b, Lanes64{2, 6, 3, 7}) : __builtin_shuffle(a, b, Lanes64{0, 4, 1, 5});
-#else
-  return second ? __builtin_shuffle(a, b, Lanes64{1, 3}) : __builtin_shuffle(a, b, Lanes64{0, 2});
-#endif
+template <bool kSecond>
+STILLHOUSE_LANES Lanes64 in_turn(Lanes64 a, Lanes64 b) {
+  constexpr int count = Register<uint64_t>::count;
+  Lanes64 order;
+#pragma GCC unroll 8
+  for (int lane = 0; lane < count; ++lane) order[lane] = lane / 2 + kSecond * count / 2 + lane % 2 * count;
+  return __builtin_shuffle(a, b, order);
 }
 
 // Writes the half-words of as many counters as a register has 64-bit lanes.
-STILLHOUSE_LANES void philox_register(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
+STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
   constexpr int count = Register<uint64_t>::count;
   Lanes64 c0;
 #pragma GCC unroll 8
@@ -55,28 +54,17 @@ STILLHOUSE_LANES void philox_register(uint64_t seed, uint64_t offset, uint64_t c
     k1 += 0xBB67AE85u;
   }
   const Lanes64 first = (c0 & 0xffffffffu) | (c1 << 32), second = (c2 & 0xffffffffu) | (c3 << 32);
-  const Lanes64 low = in_turn(first, second, false), high = in_turn(first, second, true);
+  const Lanes64 low = in_turn<false>(first, second), high = in_turn<true>(first, second);
   memcpy(to, &low, sizeof(low));
   memcpy(to + 4 * count, &high, sizeof(high));
 }
 
-// Writes 64 half-words: those of counters [counter, counter + 8).
-STILLHOUSE_LANES void philox(uint64_t seed, uint64_t offset, uint64_t counter, uint16_t* to) {
-  for (int done = 0; done < 8; done += Register<uint64_t>::count) {
-    philox_register(seed, offset, counter + done, to + 8 * done);
-  }
-}
-
-// The first `count` half-words of row `row`; `to` has room for the count rounded up to 64.
+// The first `count` half-words of a row of `width`; `to` has room for the count rounded up to 64.
 STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, int64_t count, uint16_t* to) {
   const int64_t blocks = (width + 7) / 8, wanted = (count + 7) / 8;
-  for (int64_t block = 0; block < wanted; block += 8) {
+  for (int64_t block = 0; block < wanted; block += Register<uint64_t>::count) {
     philox(dropout.seed, dropout.offset, static_cast<uint64_t>(row * blocks + block), to + 8 * block);
   }
-}
-
-STILLHOUSE_LANES void draw_row(const DropoutWork& dropout, int64_t row, int64_t width, uint16_t* to) {
-  draw_row(dropout, row, width, width, to);
 }
 
 // The factors of dropout for one register: its scale where the bits keep an element, 0 elsewhere.
@@ -93,13 +81,11 @@ STILLHOUSE_LANES typename Register<T>::Type kept_of(const DropoutWork& dropout, 
 
 template <typename V>
 STILLHOUSE_LANES V kept(const DropoutWork& dropout, const uint16_t* bits) {
-  using T = typename LanesOf<V>::Scalar;
-  typename Register<T>::Type factors[sizeof(V) / kRegisterBytes];
+  using T = ScalarOf<V>;
+  Registers<V> factors;
 #pragma GCC unroll 4
-  for (auto& factor : factors) factor = kept_of<T>(dropout, bits + (&factor - factors) * Register<T>::count);
-  V values;
-  memcpy(&values, factors, sizeof(values));
-  return values;
+  for (int i = 0; i < factors.count; ++i) factors.own[i] = kept_of<T>(dropout, bits + i * Register<T>::count);
+  return bits_as<V>(factors);
 }
 
 }  // namespace

@@ -91,16 +91,10 @@ void multiply(Product<T> p) {
     for (int64_t j = 0; j < whole.columns; j += kTile<T>) {
       p.b = whole.b + j / kTile<T> * whole.b_panel + k * whole.b_row;
       p.c = whole.c + j;
+      constexpr void (*of_registers[])(const Product<T>&) = {
+          tiles<T, 1>, tiles<T, 2>, tiles<T, std::min(3, kTileRegisters)>, tiles<T, kTileRegisters>};
       const int64_t registers = (whole.columns - j) / Register<T>::count;
-      if (registers >= kTileRegisters) {
-        tiles<T, kTileRegisters>(p);
-      } else if (registers == 3) {
-        tiles<T, std::min(3, kTileRegisters)>(p);
-      } else if (registers == 2) {
-        tiles<T, std::min(2, kTileRegisters)>(p);
-      } else {
-        tiles<T, 1>(p);
-      }
+      of_registers[std::min<int64_t>(registers, kTileRegisters) - 1](p);
     }
   }
 }
@@ -119,8 +113,9 @@ void transpose(const T* from, int64_t rows, int64_t width, T* to) {
       Quad q[4];
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) memcpy(&q[i], from + (row + i) * width + k, sizeof(Quad));
-      const Quad a = __builtin_shuffle(q[0], q[1], Order{0, 4, 1, 5}), b = __builtin_shuffle(q[0], q[1], Order{2, 6, 3, 7});
-      const Quad c = __builtin_shuffle(q[2], q[3], Order{0, 4, 1, 5}), d = __builtin_shuffle(q[2], q[3], Order{2, 6, 3, 7});
+      const Order first{0, 4, 1, 5}, second{2, 6, 3, 7};
+      const Quad a = __builtin_shuffle(q[0], q[1], first), b = __builtin_shuffle(q[0], q[1], second);
+      const Quad c = __builtin_shuffle(q[2], q[3], first), d = __builtin_shuffle(q[2], q[3], second);
       q[0] = __builtin_shuffle(a, c, Order{0, 1, 4, 5});
       q[1] = __builtin_shuffle(a, c, Order{2, 3, 6, 7});
       q[2] = __builtin_shuffle(b, d, Order{0, 1, 4, 5});

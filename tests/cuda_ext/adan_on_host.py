@@ -232,11 +232,8 @@ class HostCuda:
         norm = torch.full((), -1.0)
         on_device = self.stored(problem.rows(NORM_CHUNK)) if table else None
         error = self._library.cuda_norm(
-            launch.tensors,
+            ctypes.byref(launch),
             c_void_p(on_device.data_ptr() if on_device is not None else None),
-            c_int64(launch.tensor_count),
-            c_int64(launch.chunk_count),
-            c_int32(launch.storage),
             c_void_p(norm.data_ptr()),
             c_void_p(self.workspace.data_ptr()),
         )

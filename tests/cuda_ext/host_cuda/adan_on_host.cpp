@@ -40,9 +40,8 @@ EXPORTED const char* cuda_update(const AdanLaunch* launch, const AdanTensor* dev
   return cuda::update(*launch, device_rows, workspace, nullptr);
 }
 
-EXPORTED const char* cuda_norm(const AdanTensor* rows, const AdanTensor* device_rows, int64_t count, int64_t chunks,
-                               Storage storage, float* norm, void* workspace) {
-  return cuda::gradient_norm(rows, device_rows, count, chunks, storage, norm, workspace, nullptr);
+EXPORTED const char* cuda_norm(const AdanLaunch* launch, const AdanTensor* device_rows, float* norm, void* workspace) {
+  return cuda::gradient_norm(*launch, device_rows, norm, workspace, nullptr);
 }
 
 EXPORTED void cpu_update(const AdanLaunch* launch) {
@@ -50,9 +49,9 @@ EXPORTED void cpu_update(const AdanLaunch* launch) {
   const float factor = gradient_factor(launch->grad_scale, launch->grad_norm, launch->max_grad_norm);
   for (int64_t i = 0; i < launch->tensor_count; ++i) {
     const AdanTensor& tensor = launch->tensors[i];
-    const double finished = *tensor.step;
-    cpu::scalar::chunk_kernels().update({&tensor, 0, tensor.numel, adan_scalars(launch->groups[tensor.group], finished + 1.0, factor),
-                               launch->storage, launch->master, launch->bfloat16_moments, finished == 0.0});
+    const double step = *tensor.step + 1.0;
+    cpu::scalar::chunk_kernels().update(*launch, tensor, 0, tensor.numel,
+                                        adan_scalars(launch->groups[tensor.group], step, factor));
     *tensor.step += 1.0f;
   }
 }

@@ -227,7 +227,6 @@ T min(T a, T b) {
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorAssert = 710 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
-enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 
 inline const char* cudaGetErrorString(cudaError_t) { return host_cuda::device.error.c_str(); }
 inline cudaError_t cudaGetDevice(int* number) {
@@ -236,14 +235,6 @@ inline cudaError_t cudaGetDevice(int* number) {
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = host_cuda::device.multiprocessors;
-  return cudaSuccess;
-}
-inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
-  std::memset(memory, value, bytes);
-  return cudaSuccess;
-}
-inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
