@@ -231,7 +231,7 @@ def test_layers_learn_from_the_teacher_with_weights_of_their_own(configure, tmp_
         ({"stages": [{}, {"precision": "bf16"}]}, "stage 2 changes precision; a stage has fields of its own"),
         (
             {"stages": [{}, {"model": {"encoder": "binary", "binary": {"activation_bits": 5}}}]},
-            "stage 2: model.binary: activation_bits 5",
+            "stage 2: model.binary.activation_bits: activation_bits 5",
         ),
         ({"stages": [{}, {"length": {"steps": 0}}]}, "stage 2"),
         (

@@ -107,7 +107,8 @@ class Material:
     def recommendation(self) -> Recommendation | Unanswered:
         """Also for each hardware, where it is an axis of its own."""
         several = len({run.point.get("hardware") for run in self.run_table.runs}) > 1
-        return answered(lambda: self.question.recommend(per="hardware" if several else None))
+        question = self.question  # Raises: nothing can be answered of runs that cannot be compared.
+        return answered(lambda: question.recommend(per="hardware" if several else None))
 
     @cached_property
     def effects(self) -> EffectsAnswer | Unanswered:

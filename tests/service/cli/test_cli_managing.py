@@ -80,9 +80,10 @@ def test_validate_needs_no_service_and_checks_every_grid_point(house: House) -> 
     nowhere = {"STILLHOUSE_URL": "http://127.0.0.1:9"}
     good = house.run("validate", house.spec(), **nowhere)
     assert (good.exit_code, "valid, 8 runs" in good.stdout) == (0, True)
-    bad = house.run("validate", house.spec(), "--set", "search.axes.parallel.workers=[1, 2]", **nowhere)
+    bad = house.run("validate", house.spec(), "--set", "search.axes.parallel.workers=[1, 0]", **nowhere)
     assert bad.exit_code == 2
-    assert "strategy single has one worker, not 2" in bad.stderr
+    assert "parallel.workers: grid point" in bad.stderr
+    assert "0: input should be greater than or equal to 1" in bad.stderr
 
 
 def test_the_same_idempotency_key_is_the_same_experiment(house: House) -> None:
