@@ -43,10 +43,10 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 2 minutes)
+quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about a minute)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 16 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 11 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
@@ -62,6 +62,7 @@ test-fast-ray:
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
 	@$(TOGETHER) test-slow test-slow-ray
+	@$(BIN)/python -m pytest -m alone
 	@$(TOGETHER) $(KERNELS) smoke
 
 test-slow:
@@ -69,7 +70,7 @@ test-slow:
 	  -m "(slow or hypothesis) and not ray and not smoke"
 
 test-slow-ray:
-	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and ray and not smoke"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and ray and not smoke and not alone"
 
 coverage: $(READY) ## Show which lines `make quick` runs, by file
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick

@@ -12,7 +12,7 @@ from service.domain.states import ExperimentState, RunState
 from service.workers.neighbour_watch import LOOK_S
 from tests.execution.cluster import Running
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.alone]
 BUSY = {"length": {"steps": 1_000_000}, "queue": {"max_concurrent_runs": 1}}
 """Trains, and so uses its CPU, until it is cancelled."""
 
