@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from benchmarks.options import Benchmark
 from service.config.settings import Settings
 from service.db import schema, statements
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
@@ -60,13 +61,20 @@ def installation(database_url: str | None) -> Iterator[Settings]:
         yield settings
 
 
+_EXPERIMENT = {
+    **{name: value for name, value in _INITIAL.items() if name != "id"},
+    "project": DEFAULT_PROJECT,
+    "pool": DEFAULT_POOL,
+}
+
+
 def fill_queue(store: Store, count: int) -> None:
     """Queue `count` experiments of `OWNERS` owners, half of them at each of two priorities."""
     now = time.time()
     for start in range(0, count, ROWS_AT_A_TIME):
         rows = [
             {
-                **_INITIAL, "name": "queued", "owner": f"owner{number % OWNERS}", "spec_sha256": "0" * 64,
+                **_EXPERIMENT, "name": "queued", "owner": f"owner{number % OWNERS}", "spec_sha256": "0" * 64,
                 "priority": 50 if number % 2 else 40, "run_count": 1, "created_s": now,
                 "queued_s": now + number * 1e-3, "event_count": 0,
             }
@@ -252,7 +260,7 @@ def fill_runs(store: Store, runs: int, points: int) -> tuple[list[int], list[int
 
     store.database.write(lambda c: list(statements.reserve_ids(c, schema.experiments, len(experiments))))
     insert(schema.experiments, [
-        {**_INITIAL, "id": id, "name": f"experiment {id}", "owner": f"owner{id % OWNERS}", "priority": 50,
+        {**_EXPERIMENT, "id": id, "name": f"experiment {id}", "owner": f"owner{id % OWNERS}", "priority": 50,
          "spec_sha256": "0" * 64, "run_count": each, "created_s": now, "queued_s": now, "event_count": 0,
          "state": ExperimentState.succeeded}
         for id in experiments

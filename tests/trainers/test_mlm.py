@@ -287,7 +287,8 @@ def test_time_of_a_sequence_holds_no_making_of_batches(configured, folder, monke
     config = configured(length={"steps": 1}, task={"validation_examples": 4})
     summary = train(config, NullSink(), NeverStop()).summary
     # The warm-up has a batch of its own, outside any time.
-    assert [name for name in made_by if name != "MainThread"] == ["stillhouse-batches"] * (len(made_by) - 1)
+    in_thread = [name for name in made_by if name.startswith("stillhouse-batches")]
+    assert len(in_thread) == len(made_by) - 1
     assert 0.0 < 4 * summary["sequence_ms"] < 1000.0
 
 
