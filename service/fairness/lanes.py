@@ -277,7 +277,7 @@ class Mode(Enum):
     """By which rule a run takes devices of others."""
 
     guaranteed = auto()  # Its project is guaranteed them
-    share = auto()  # Its score with them is no higher than theirs without
+    share = auto()  # With them, its score is at most theirs without them
     large = auto()
     """It would still come first after they stop, and needs those of several; equal scores go by name."""
 

@@ -51,7 +51,7 @@ class Search(Section):
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
     together: list[dict[str, list[FieldValue]]] = Field(default_factory=list)
     """Linked axes: fields whose values move together, such as
-    `[{parallel.workers: [1, 2, 4], batch.global_size: [16, 32, 64]}]`; each entry is one axis, the last."""
+    `[{parallel.workers: [1, 2, 4], batch.global_size: [16, 32, 64]}]`; each entry is one axis."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
     """Conditional axes: by axis, the values of other axes with which it varies; else it is left out."""
     otherwise: dict[str, AxisValue | list[FieldValue]] = Field(default_factory=dict)
@@ -148,9 +148,11 @@ class Search(Section):
                 f"axis '{ranges[0]}' is a range, which a grid cannot expand; list values, "
                 "or use search.name: random with samples"
             )
-        for name in self.otherwise:
+        for name, value in self.otherwise.items():
             if name not in self.when:
                 raise ValueError(f"otherwise has '{name}', which has no condition; add it to search.when")
+            if value == []:
+                raise ValueError(f"otherwise of '{name}' is empty; list at least one value or remove it")
         return self
 
     @model_validator(mode="after")
@@ -227,7 +229,8 @@ class Search(Section):
             if name not in self.axes:
                 if name in self.fields:
                     raise ValueError(
-                        f"when has '{name}', which is linked to others; link no conditional axis"
+                        f"when has '{name}', which is linked to others; move it from search.together "
+                        "to search.axes"
                     )
                 raise ValueError(
                     f"when has '{name}', which is not an axis; add it to search.axes or remove it"

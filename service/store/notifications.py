@@ -318,7 +318,7 @@ def _subscriber(connection: Connection, name: str) -> Subscriber | None:
 def _may_be_told(connection: Connection, owner: str, project: str | None) -> bool:
     """Whether a subscriber still sees a project: memberships end, subscriptions stay.
 
-    A name that is no user's belongs to someone who works without accounts.
+    A name without an account belongs to someone who works without accounts.
     """
     user = _subscriber(connection, owner)
     if user is None or user.disabled:

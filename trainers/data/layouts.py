@@ -35,7 +35,7 @@ class SplitRule(StrEnum):
     own = "own"  # The dataset has one
     half = "half of validation"  # Every second unit of the validation part, by hash
     held_out = "held out of train"  # `validation_fraction` of the training part's units, by hash
-    none = "none"  # There is no test part
+    none = "none"  # Without a test part
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:

@@ -221,6 +221,13 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ),
         ("search: {name: random}", "invalid-value", "search", "samples"),
         ("search: {otherwise: {precision: bf16}}", "invalid-value", "search", "no condition"),
+        (
+            "search: {axes: {log_every_steps: [1], precision: [fp32]}, "
+            "when: {log_every_steps: {precision: [fp32]}}, otherwise: {log_every_steps: []}}",
+            "invalid-value",
+            "search",
+            "otherwise of 'log_every_steps' is empty; list at least one value or remove it",
+        ),
         ("distillation: {temperature: 3}", "invalid-value", "distillation", "without a teacher"),
         ("search: {axes: {precision: 5}}", "invalid-value", "search.axes", "list its values, such as [5]"),
         ("search: {axes: {precision: low}}", "invalid-value", "search.axes", 'such as ["low"]'),
