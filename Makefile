@@ -43,7 +43,7 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about a minute)
+quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 2 minutes)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
 test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 11 minutes)
