@@ -8,8 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("api", "service", "trainers", "cuda_ext")
-SHARED = frozenset({"Batch", "Task"})
-"""Names that still have several meanings. Remove the names that are resolved; add none."""
 
 
 def homes() -> dict[str, list[str]]:
@@ -23,10 +21,4 @@ def homes() -> dict[str, list[str]]:
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
-    several = {name: paths for name, paths in homes().items() if len(paths) > 1}
-    assert several.keys() - SHARED == set(), several
-
-
-def test_the_list_of_shared_names_only_shrinks() -> None:
-    several = {name for name, paths in homes().items() if len(paths) > 1}
-    assert several >= SHARED, f"resolved by now, remove: {sorted(SHARED - several)}"
+    assert {name: paths for name, paths in homes().items() if len(paths) > 1} == {}

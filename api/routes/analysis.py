@@ -194,10 +194,10 @@ def compare_experiment(
     )
     if published is None:
         return answer
-    from service.analysis.published import compare_published, read_specs, read_study
+    from service.analysis.published import compare_published, read_printed, read_specs
 
-    study, specs = read_study(published), read_specs(asked.store, asked.ids)
-    return replace(answer, published=compare_published(question, study, specs))
+    table, specs = read_printed(published), read_specs(asked.store, asked.ids)
+    return replace(answer, published=compare_published(question, table, specs))
 
 
 @router.get("/{experiment_id}/score", dependencies=[SEE_ALL], summary="Score configurations")

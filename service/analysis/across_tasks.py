@@ -66,7 +66,7 @@ def across_tasks(run_table: RunTable, *, metric: str | None = None) -> TasksAnsw
         for name, question in questions.items()
     }
     cells = {
-        name: {cell.label: cell for cell in question._cells([metrics[name]])}
+        name: {cell.label: cell for cell in question.cells([metrics[name]])}
         for name, question in questions.items()
     }
     every = {label: cell.point for of in cells.values() for label, cell in of.items()}

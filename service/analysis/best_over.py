@@ -52,7 +52,7 @@ class AtBest(Question):
     def _chosen(self) -> tuple[Tuning, tuple[Run, ...]]:
         tried, metric = self._tried, self._tried.validated_by
         arms: dict[str, list[Configuration]] = {}
-        for cell in tried._cells([metric]):
+        for cell in tried.cells([metric]):
             arms.setdefault(label_of(self._rest(cell.point)), []).append(cell)
         runs_of: dict[str, list[Run]] = {}
         for run in tried.run_table.runs:
@@ -121,7 +121,7 @@ class AtBest(Question):
 
     def _rivals(self, compared: set[str], metric: Metric) -> list[Side]:
         """What was tried and not chosen, of the compared configurations."""
-        every, _ = sides(self._tried._cells([metric]), self._tried.axes, [metric.name])
+        every, _ = sides(self._tried.cells([metric]), self._tried.axes, [metric.name])
         among = compared | self.tuning.left_out.keys()
         return [
             side
@@ -129,8 +129,8 @@ class AtBest(Question):
             if side.label not in self._chosen_labels and label_of(self._rest(side.point)) in among
         ]
 
-    def _resolution(self, metric: str) -> Resolution:
-        return self._tried._resolution(metric)
+    def resolution(self, metric: str) -> Resolution:
+        return self._tried.resolution(metric)
 
     def _scores_of_run(self, id: int) -> Mapping[str, float] | None:
         return self._tried._scores_of_run(id)

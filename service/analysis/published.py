@@ -43,7 +43,7 @@ class PrintedRow(BaseModel):
     figures: dict[str, FiniteFloat] = Field(min_length=1)
 
 
-class Study(BaseModel):
+class PrintedTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: dict[str, AxisValue] = Field(min_length=1)
@@ -51,10 +51,10 @@ class Study(BaseModel):
     rows: list[PrintedRow] = Field(min_length=1)
 
 
-def read_study(text: str) -> Study:
+def read_printed(text: str) -> PrintedTable:
     """Reads YAML or JSON; `BadQuestion` says in one line what is wrong with it."""
     try:
-        return Study.model_validate(load_yaml(text, max_depth=8, max_values=_MOST_VALUES))
+        return PrintedTable.model_validate(load_yaml(text, max_depth=8, max_values=_MOST_VALUES))
     except RefusedDocument as error:
         raise BadQuestion(_PARAMETER, f"the published figures cannot be read: {error}") from None
     except ValidationError as error:
@@ -75,20 +75,22 @@ def read_specs(store: Store, experiment_ids: Sequence[int]) -> list[Facts]:
         return [flat_spec(json.loads(canonical)) for (canonical,) in connection.execute(statement)]
 
 
-def compare_published(question: Question, study: Study, specs: Sequence[Facts] = ()) -> PublishedComparison:
+def compare_published(
+    question: Question, table: PrintedTable, specs: Sequence[Facts] = ()
+) -> PublishedComparison:
     """Sets printed figures next to own means; what own runs lack is listed with a reason."""
     own = _Own(question, specs)
-    wanted = _flat(study.conditions)
+    wanted = _flat(table.conditions)
     fixed = {
         axis: value for name, value in wanted.items() if (axis := own.axis(name)) and own.has(axis, value)
     }
-    names = dict.fromkeys(name for row in study.rows for name in row.figures)
+    names = dict.fromkeys(name for row in table.rows for name in row.figures)
     for name in names:
         _check(name, question)
-    cells = question._cells([question._named(name) for name in names])
+    cells = question.cells([question.named_metric(name) for name in names])
     figures: list[PublishedFigure] = []
     missing: dict[str, str] = {}
-    for row in study.rows:
+    for row in table.rows:
         label = label_of(row.at)
         found = own.cell(cells, row.at, fixed)
         if isinstance(found, str):
@@ -104,12 +106,12 @@ def compare_published(question: Question, study: Study, specs: Sequence[Facts] =
             reasons = "; ".join(sorted(set(found.failures.values())))
             missing[label] = reasons or f"own runs have no {', '.join(lacking)}"
     conditions = tuple(own.condition(name, value) for name, value in wanted.items())
-    source = {name: axis_value(value) for name, value in study.source.items()}
+    source = {name: axis_value(value) for name, value in table.source.items()}
     return PublishedComparison(source, tuple(figures), missing, conditions)
 
 
 def _check(name: str, question: Question) -> None:
-    known = dict.fromkeys([*(metric.name for metric in METRICS), *DECLARED, *question._figure_names])
+    known = dict.fromkeys([*(metric.name for metric in METRICS), *DECLARED, *question.figure_names])
     if name not in known:
         raise BadQuestion(_PARAMETER, f"unknown figure '{name[:100]}'; {nearest(name[:100], known)}")
 
@@ -152,7 +154,7 @@ def _interval(
     if count < 2:
         return None, None
     array = np.array(values)
-    least = float(question._resolution(name).run_variance(array))
+    least = float(question.resolution(name).run_variance(array))
     reach = special.stdtrit(count - 1, 0.975) * math.sqrt(max(float(array.var(ddof=1)), least) / count)
     return float(array.mean() - reach), float(array.mean() + reach)
 

@@ -162,7 +162,7 @@ class Question(Rows):
         if table.axes == self.axes and not any(row.incomplete for row in table.rows):
             return table.best
         best: dict[str, int] = {}
-        cells = self._cells(table.metrics)
+        cells = self.cells(table.metrics)
         positions = {label_of(row.point): at for at, row in enumerate(table.rows)}
         for metric in table.metrics:
             try:
@@ -185,7 +185,7 @@ class Question(Rows):
     ) -> tuple[TestedPair, ...]:
         """Returns one configuration, even one picked from the figures, against each other one."""
         chosen = self._metrics(metrics)
-        every, _ = sides(self._cells(chosen), self.axes, [metric.name for metric in chosen])
+        every, _ = sides(self.cells(chosen), self.axes, [metric.name for metric in chosen])
         pairs = [(label, side.label) for side in every if side.label != label]
         return self._tested(every, pairs, chosen, self._margins(margins), 0.05)
 
@@ -197,7 +197,7 @@ class Question(Rows):
         margins: Mapping[str, float],
         alpha: float,
     ) -> tuple[tuple[TestedPair, ...], list[str]]:
-        cells = self._cells(metrics)
+        cells = self.cells(metrics)
         if pair is not None:
             for name, point in zip("ab", pair, strict=True):
                 if not any(is_at(cell.point, point) for cell in cells):
@@ -256,7 +256,7 @@ class Question(Rows):
             better=metric.better,
             margin=margin,
             alpha=alpha,
-            resolution=self._resolution(metric.name),
+            resolution=self.resolution(metric.name),
             scores=self._unit_scores(metric.name, every),
         )
 
@@ -371,7 +371,7 @@ class Question(Rows):
             for name, bound in of.items()
         ]
         metrics = list(dict.fromkeys([target, *(Metric(c.metric, c.better) for c in constraints)]))
-        cells = self._cells(metrics)
+        cells = self.cells(metrics)
         every, _ = sides(cells, self.axes, [metric.name for metric in metrics])
 
         @functools.cache
@@ -395,7 +395,7 @@ class Question(Rows):
 
     def effects(self, *, metrics: Sequence[str] = (), alpha: float = 0.05) -> EffectsAnswer:
         chosen = self._metrics(metrics)
-        cells = self._cells(chosen)
+        cells = self.cells(chosen)
         items: list[FittedEffects] = []
         unanswered: dict[str, str] = {}
         for metric in chosen:
@@ -405,7 +405,7 @@ class Question(Rows):
                     metric.name,
                     cells,
                     scale=scale_of(metric.name),
-                    resolution=self._resolution(metric.name),
+                    resolution=self.resolution(metric.name),
                     family=partial(self._family, metric=metric, margin=margin, alpha=_level(alpha)),
                 )
             except AnalysisError as error:
@@ -440,14 +440,14 @@ class Question(Rows):
                 f"{judged.name} has one value, at the end of a run; name a figure of the validation part, "
                 f"such as {self.validated_by.name}",
             )
-        cells = self._cells([*chosen, judged])
+        cells = self.cells([*chosen, judged])
         base = self._baseline(cells, baseline)
         if not any(base.figures[metric.name] for metric in chosen):
             reasons = "; ".join(sorted(set(base.failures.values())))
             raise AnalysisError(
                 f"the baseline {base.label} has no result" + (f": {reasons}" if reasons else "")
             )
-        resolutions = {metric.name: self._resolution(metric.name) for metric in chosen}
+        resolutions = {metric.name: self.resolution(metric.name) for metric in chosen}
         rows, left_out = [], {}
         for cell in cells:
             if any(cell.figures[metric.name] for metric in chosen):
@@ -484,8 +484,8 @@ class Question(Rows):
             shapes.setdefault(label_of(run.point), set()).add(shape)
         # Runs that were given unlike numbers of workers have no efficiency.
         alike = {label: of.pop() for label, of in shapes.items() if len(of) == 1}
-        resolutions = {metric.name: self._resolution(metric.name) for metric in rates}
-        return tuple(scaling(self._cells(rates), alike, rates, resolutions))
+        resolutions = {metric.name: self.resolution(metric.name) for metric in rates}
+        return tuple(scaling(self.cells(rates), alike, rates, resolutions))
 
     def _time_to(
         self,

@@ -58,15 +58,15 @@ class Rows:
     def metric(self, text: str) -> Metric:
         return self._metric(text, "metric")
 
-    def _named(self, name: str) -> Metric:
+    def named_metric(self, name: str) -> Metric:
         """A figure by its name alone, for questions in which neither direction wins."""
         return Metric(name, better_of(name, self.judged_by.name) or "higher")
 
     def _metric(self, text: str, parameter: str) -> Metric:
-        return metric_of(text, self._figure_names, parameter, self.judged_by.name)
+        return metric_of(text, self.figure_names, parameter, self.judged_by.name)
 
     @functools.cached_property
-    def _figure_names(self) -> dict[str, None]:
+    def figure_names(self) -> dict[str, None]:
         return self.run_table.figure_names()
 
     def _metrics(self, names: Sequence[str]) -> list[Metric]:
@@ -80,7 +80,7 @@ class Rows:
         names = default_metrics(runs)
         steps = [run.total_steps for run in runs if run.total_steps is not None]
         if steps and not any(steps):
-            names = evaluation_metrics(runs, self._figure_names) or names
+            names = evaluation_metrics(runs, self.figure_names) or names
         return [Metric(name, better_of(name) or "higher") for name in names]
 
     @functools.cached_property
@@ -160,7 +160,7 @@ class Rows:
 
     # -- Rows ------------------------------------------------------------------------------
 
-    def _cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
+    def cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
         names = [metric.name for metric in metrics]
         return configurations(self.run_table.runs, self._positions, names, self._column)
 
@@ -173,7 +173,7 @@ class Rows:
             self._columns[name] = self.run_table.column(name)
         return self._columns[name]
 
-    def _resolution(self, metric: str) -> Resolution:
+    def resolution(self, metric: str) -> Resolution:
         """By the smallest number of examples that a finished run was judged on."""
         part = "test_examples" if metric.startswith("test_") else "validation_examples"
         fewest = min(self._known(part).tolist(), default=None)
@@ -218,7 +218,7 @@ class Rows:
     def _candidates(self, metrics: Sequence[Metric]) -> tuple[list[Candidate], dict[str, str]]:
         candidates: list[Candidate] = []
         left_out: dict[str, str] = {}
-        for cell in self._cells(metrics):
+        for cell in self.cells(metrics):
             values = {metric.name: cell.mean(metric.name) for metric in metrics}
             missing = [name for name, value in values.items() if value is None]
             if not missing:

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec, nothing
 from service.specs.paths import Roots
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data.paths import HUB, UnusablePath, find
 
 _FILES = 64  # Files of a folder that are compared one by one; of more, only the folders are
@@ -30,7 +30,7 @@ Signature = tuple[object, ...]
 @dataclass(frozen=True, slots=True)
 class _Dataset:
     path: Path
-    task: Task
+    task: TaskConfig
     key: str  # Tells it apart from all others
 
 
@@ -44,7 +44,7 @@ class UnreadData(Exception):
 
 
 def data_problems(
-    tasks: Iterable[Task],
+    tasks: Iterable[TaskConfig],
     roots: Roots,
     *,
     before_each: Callable[[], None] = nothing,
@@ -108,7 +108,7 @@ def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ..
     # Imported here: only specs with a budget of tokens pay for the import.
     from trainers.tasks.inspection import longest_example
 
-    return longest_example(path, Task.model_validate_json(task), roots=roots)
+    return longest_example(path, TaskConfig.model_validate_json(task), roots=roots)
 
 
 def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Sequence[str]:
@@ -130,7 +130,7 @@ def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Seque
     return mistakes
 
 
-def _datasets(tasks: Iterable[Task], roots: Sequence[Path]) -> Iterator[_Dataset]:
+def _datasets(tasks: Iterable[TaskConfig], roots: Sequence[Path]) -> Iterator[_Dataset]:
     """Yields each dataset that this process can see, once for each way of reading it."""
     distinct = {id(task): task for task in tasks}.values()
     seen: set[str] = set()

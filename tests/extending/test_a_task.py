@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.extending.loudness import LOUDNESS
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.registry import imported
 from trainers.tasks import TASKS
 from trainers.tasks.base import Task as Loaded
@@ -106,7 +106,7 @@ def test_its_model_card_names_the_class_that_loads_it(found):
 def test_a_task_that_comes_too_late_for_its_fields_is_refused(monkeypatch):
     monkeypatch.setitem(TASKS, LOUDNESS.name, LOUDNESS)
     with pytest.raises(RuntimeError, match=r"add it to trainers\.tasks\.TASKS before"):
-        Task(name="loudness")
+        TaskConfig(name="loudness")
 
 
 def test_a_headline_without_a_direction_is_refused():

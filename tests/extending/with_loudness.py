@@ -82,7 +82,7 @@ def _known() -> dict[str, Any]:
     from service.specs.experiment import json_schema, validate
     from service.specs.fields import axis_names
     from service.specs.model_fit import student_flops
-    from trainers.config import Task
+    from trainers.config import TaskConfig
 
     def forecast(**fields: Any) -> dict[str, Any] | str:
         spec = validate({**SPEC, "task": {"name": "loudness"}, "batch": {"global_size": 64}, **fields})
@@ -91,9 +91,9 @@ def _known() -> dict[str, Any]:
 
     search = {"name": "tpe", "samples": 2, "metric": "score", "axes": {"task.marks": [1, 2, 3]}}
     return {
-        "schema": json_schema()["$defs"]["Task"]["properties"],
+        "schema": json_schema()["$defs"]["TaskConfig"]["properties"],
         "axes": axis_names(),
-        "max_length": Task(name="loudness").max_length,
+        "max_length": TaskConfig(name="loudness").max_length,
         "better": better_of("score", LOUDNESS.headline),
         "better_by_name": {name: better_of(name) for name in ("error_rate", "test_error_rate", "cut_off")},
         "margins": {name: MARGINS.get(name) for name in ("error_rate", "test_error_rate", "cut_off")},

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from trainers.config import Batch, DevicePricing, Length, Model, RunConfig, Task, Telemetry, Workspace
+from trainers.config import (
+    BatchConfig,
+    DevicePricing,
+    Length,
+    Model,
+    RunConfig,
+    TaskConfig,
+    Telemetry,
+    Workspace,
+)
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.loop.run_figures import MEASURED_BESIDE
@@ -36,9 +45,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingOutcome,
     folder = tmp_path_factory.mktemp("run")
     write_corpus(folder / "texts", train=8, test=8, seed=0)
     config = RunConfig(
-        task=Task(name="imdb", path=str(folder / "texts"), max_length=16),
+        task=TaskConfig(name="imdb", path=str(folder / "texts"), max_length=16),
         model=Model(name="tiny"),
-        batch=Batch(global_size=4),
+        batch=BatchConfig(global_size=4),
         length=Length(steps=2),
         telemetry=Telemetry(gradient_noise=False),
         seed=0,

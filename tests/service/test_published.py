@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.analysis.published import _by_field, _same, read_study
+from service.analysis.published import _by_field, _same, read_printed
 from service.cli.specs import spec_text
 from service.config.document import SpecError, parse
 from service.config.hardware import CATALOGUE
@@ -99,7 +99,7 @@ def test_a_scaled_variant_has_the_same_axes_and_seeds_on_processors(path: Path, 
 def test_printed_rows_are_cells_with_figures_that_runs_have(path: Path) -> None:
     spec = read_spec((FOLDER / path.name).read_bytes(), CATALOGUE)
     points = [plan.point for plan in spec.runs(CATALOGUE)]
-    study = read_study(path.read_text(encoding="utf-8"))
+    study = read_printed(path.read_text(encoding="utf-8"))
     assert study.source.keys() >= {"title", "authors", "table"}
     for row in study.rows:
         found = [point for point in map(_by_field, points) if _fits(point, row.at)]

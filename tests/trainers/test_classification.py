@@ -14,7 +14,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from trainers.checkpoints import predictions
 from trainers.checkpoints.predictions import LabelCounts
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data.batches import collate
 from trainers.distillation.losses import soft_labels
 from trainers.entrypoint import train
@@ -104,7 +104,7 @@ def test_files_without_a_header_are_read_by_position(classify, folder):
 )
 def test_columns_that_mean_nothing_are_refused(columns, match):
     with pytest.raises(ValidationError, match=match):
-        Task(name="classification", columns=columns)
+        TaskConfig(name="classification", columns=columns)
 
 
 def test_labels_that_are_listed_are_numbered_in_that_order(classify, folder):
@@ -169,7 +169,7 @@ def test_labels_that_are_not_a_list_are_refused(classify, folder):
 
 def test_a_label_listed_twice_is_refused():
     with pytest.raises(ValidationError, match="labels lists 'a' twice"):
-        Task(name="classification", labels=("a", "b", "a"))
+        TaskConfig(name="classification", labels=("a", "b", "a"))
 
 
 def learned(config, recorder):
@@ -261,13 +261,13 @@ def test_a_weight_of_an_unknown_label_is_refused(classify, folder):
     ):
         prepare(classify(class_weights={"art": 2}))
     with pytest.raises(ValidationError, match="class_weights weighs 'art', which labels does not list"):
-        Task(name="classification", labels=("a", "b"), class_weights={"art": 2})
+        TaskConfig(name="classification", labels=("a", "b"), class_weights={"art": 2})
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan")])
 def test_a_weight_that_is_not_positive_is_refused(weight):
     with pytest.raises(ValidationError, match="class_weights"):
-        Task(name="classification", class_weights={"a": weight})
+        TaskConfig(name="classification", class_weights={"a": weight})
 
 
 def test_the_weighted_loss_of_a_global_batch_does_not_depend_on_how_it_is_divided(classify, folder):

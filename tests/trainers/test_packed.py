@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tests.drawing import scaled
 from tests.trainers.conftest import Recorder
 from tests.trainers.tape import Tape
-from trainers.config import Batch as BatchSection
+from trainers.config import BatchConfig
 from trainers.data.batches import Batch, TrainingBatches, balanced_shares, by_positions, collate
 from trainers.data.segments import Packing, StaticRow, StaticShape, pack
 from trainers.data.tokens import TokenSet
@@ -432,7 +432,7 @@ def test_a_budget_below_the_longest_example_is_refused_in_one_line(configure):
 
 def test_two_limits_of_a_micro_batch_are_refused():
     with pytest.raises(ValidationError, match="micro_size 4 and micro_tokens 100 both limit a micro-batch"):
-        BatchSection(micro_size=4, micro_tokens=100)
+        BatchConfig(micro_size=4, micro_tokens=100)
 
 
 def test_a_pipeline_refuses_a_token_budget(configure):

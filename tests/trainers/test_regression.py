@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from trainers.checkpoints import predictions
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.entrypoint import train
 from trainers.errors import BadDataError
 from trainers.models.origin import Preset
@@ -103,7 +103,7 @@ def test_pairs_next_to_single_texts_are_refused(regress, folder):
 
 def test_an_empty_range_is_refused():
     with pytest.raises(ValidationError, match=r"label_range \[5.0, 1.0\] is empty"):
-        Task(name="regression", label_range=(5, 1))
+        TaskConfig(name="regression", label_range=(5, 1))
 
 
 def test_constant_predictions_correlate_with_nothing():

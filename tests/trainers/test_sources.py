@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from trainers.config import Task, Workspace
+from trainers.config import TaskConfig, Workspace
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
@@ -31,7 +31,7 @@ def open_at(tmp_path):
 
     def opened(path: str | None = "set", task: str = "imdb", test: str = "auto", **workspace):
         return open_source(
-            Task(name=task, path=path, test=test),
+            TaskConfig(name=task, path=path, test=test),
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
@@ -451,7 +451,7 @@ def test_unknown_hub_model_offline_is_said(configure):
 
 def test_real_reviews_have_both_labels(real_data, tmp_path):
     source = open_source(
-        Task(name="imdb", path="imdb"),
+        TaskConfig(name="imdb", path="imdb"),
         Workspace(checkpoints="unused", cache=str(tmp_path), data_roots=(str(real_data),)),
     )
     labels = [row.label("label") for row in source.rows("train")]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.trainers.corpora import write_squad
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data import tokenizers
 from trainers.data.batches import collate
 from trainers.data.formats import Row
@@ -337,7 +337,7 @@ def test_two_files_for_one_part_are_refused(squad):
 
 def test_a_stride_of_more_than_half_a_window_is_refused():
     with pytest.raises(ValueError, match=r"stride 65 is more than half of max_length 128; lower"):
-        Task(name="squad_v2", max_length=128, stride=65)
+        TaskConfig(name="squad_v2", max_length=128, stride=65)
 
 
 # Windows
@@ -387,7 +387,7 @@ def test_an_answer_is_labelled_only_where_it_is_whole(squad, minilm):
 
 def test_an_answer_inside_a_word_is_the_whole_word():
     row = Row(hub_rows([("q", "When?", [("97", 43)])])[0], "here")
-    question = base.build("squad_v2").example(row, Task(name="squad_v2"))
+    question = base.build("squad_v2").example(row, TaskConfig(name="squad_v2"))
     assert (question.answers[0].text, question.where) == ("97", "here, question q")
 
 

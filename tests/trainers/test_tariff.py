@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.drawing import scaled
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data.selection import held_out_by_text
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
@@ -235,7 +235,7 @@ def test_malformed_files_are_named(configure, folder, recorder, name, content, m
 
 def test_unknown_level_is_refused():
     with pytest.raises(ValueError, match="level"):
-        Task(name="tariff", level=5)
+        TaskConfig(name="tariff", level=5)
 
 
 def test_there_is_no_dataset_on_the_hub(configure, recorder):
@@ -279,7 +279,7 @@ def test_codes_that_training_lacks_count_as_wrong():
         "train": [phrase("a", "0101"), phrase("b", "0102"), phrase("c", "0901")],
         "validation": [phrase("d", "0102"), phrase("e", "0103")],
     }
-    tariff, config = base.build("tariff"), Task(name="tariff", level=4)
+    tariff, config = base.build("tariff"), TaskConfig(name="tariff", level=4)
     chosen = tariff.draw(phrases, config)
     assert tariff.head(phrases, chosen, config).classes == ("0101", "0102", "0901")
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(

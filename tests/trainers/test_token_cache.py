@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, fingerprint
 from trainers.data.synthetic import write_corpus
@@ -107,7 +107,7 @@ def test_texts_that_are_too_long_can_be_an_error(private, tmp_path, cached):
 
 def test_too_long_belongs_to_tasks_without_windows():
     with pytest.raises(ValueError, match=r"too_long belongs to task .*wikiqa, tariff, not squad_v2"):
-        Task(name="squad_v2", too_long="error")
+        TaskConfig(name="squad_v2", too_long="error")
 
 
 def test_damaged_entry_is_built_again(private, tmp_path):

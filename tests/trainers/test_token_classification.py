@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainers.checkpoints import predictions
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.data import tokenizers
 from trainers.data.batches import collate
 from trainers.entrypoint import train
@@ -158,7 +158,7 @@ def test_numbers_mean_positions_in_the_listed_tags(tag, folder):
 
 def test_a_listed_tag_that_is_no_bio_tag_is_refused():
     with pytest.raises(ValidationError, match="labels lists 'PER', which is not O"):
-        Task(name="token_classification", labels=("O", "PER"))
+        TaskConfig(name="token_classification", labels=("O", "PER"))
 
 
 def test_spans_become_tags_of_words_and_divide_them():

@@ -9,8 +9,16 @@ from __future__ import annotations
 from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import MAX_WORKERS, MICRO_BATCHES_PER_STAGE, Parallel, require_layers
-from trainers.config.sections import Batch, Checkpointing, Evaluation, Length, Numerics, Precision, Telemetry
-from trainers.config.task import MAX_LENGTH, Task
+from trainers.config.sections import (
+    BatchConfig,
+    Checkpointing,
+    Evaluation,
+    Length,
+    Numerics,
+    Precision,
+    Telemetry,
+)
+from trainers.config.task import MAX_LENGTH, TaskConfig
 from trainers.config.training import (
     SHARERS,
     DevicePricing,
@@ -28,7 +36,7 @@ __all__ = [
     "MAX_WORKERS",
     "MICRO_BATCHES_PER_STAGE",
     "SHARERS",
-    "Batch",
+    "BatchConfig",
     "Checkpointing",
     "DevicePricing",
     "DeviceRates",
@@ -43,7 +51,7 @@ __all__ = [
     "Precision",
     "RunConfig",
     "Section",
-    "Task",
+    "TaskConfig",
     "Telemetry",
     "TrainingSections",
     "Workspace",

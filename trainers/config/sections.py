@@ -13,7 +13,7 @@ from trainers.registry import Section
 MAX_BATCH = 65536  # Examples
 
 
-class Batch(Section):
+class BatchConfig(Section):
     """How many examples one step sees."""
 
     global_size: int = Field(default=16, ge=1, le=MAX_BATCH)
@@ -36,7 +36,7 @@ class Batch(Section):
         return value
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Batch:
+    def _one_limit(self) -> BatchConfig:
         if self.micro_tokens is not None and self.micro_size != "auto":
             raise ValueError(
                 f"micro_size {self.micro_size} and micro_tokens {self.micro_tokens} both limit a "

@@ -39,7 +39,7 @@ _Column = Annotated[str, Field(min_length=1, max_length=200)] | Annotated[int, F
 _ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
 
-class Task(Section):
+class TaskConfig(Section):
     """What is learned, and from which data."""
 
     name: Annotated[str, NameIn(TASKS), described(TASKS)]
@@ -95,7 +95,7 @@ class Task(Section):
         return count
 
     @model_validator(mode="after")
-    def _own_fields(self) -> Task:
+    def _own_fields(self) -> TaskConfig:
         for field, owners in _OWNERS.items():
             if self.name not in owners and getattr(self, field) is not None:
                 raise ValueError(
@@ -142,7 +142,7 @@ def _composed_fields() -> dict[str, Any]:
     composed: dict[str, Any] = {}
     for name, owners in _OWNERS.items():
         field, *others = (TASKS[owner].own_fields.model_fields[name] for owner in owners)
-        if name in Task.model_fields or any(repr(other) != repr(field) for other in others):
+        if name in TaskConfig.model_fields or any(repr(other) != repr(field) for other in others):
             raise ValueError(
                 f"task.{name} of {', '.join(owners)} exists already; give the field another name"
             )
@@ -162,6 +162,10 @@ def _described(text: str, default: Any) -> str:
 
 if not TYPE_CHECKING:
     # The section of a spec is one flat group of fields, whichever task they belong to.
-    Task = create_model(
-        "Task", __base__=Task, __module__=__name__, __doc__=Task.__doc__, **_composed_fields()
+    TaskConfig = create_model(
+        "TaskConfig",
+        __base__=TaskConfig,
+        __module__=__name__,
+        __doc__=TaskConfig.__doc__,
+        **_composed_fields(),
     )

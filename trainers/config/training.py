@@ -11,7 +11,7 @@ from trainers.config.optimizer import Optimizer
 from trainers.config.parallel import MICRO_BATCHES_PER_STAGE, Parallel, require_layers
 from trainers.config.sections import (
     MAX_BATCH,
-    Batch,
+    BatchConfig,
     Checkpointing,
     Evaluation,
     Length,
@@ -19,7 +19,7 @@ from trainers.config.sections import (
     Precision,
     Telemetry,
 )
-from trainers.config.task import Task
+from trainers.config.task import TaskConfig
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
@@ -83,7 +83,7 @@ def _merged(before: Any, changes: Any) -> Any:
 class TrainingSections(Section):
     """The sections that describe training: shared by a spec and by each resolved run."""
 
-    task: Task
+    task: TaskConfig
     """What is learned, and from which data."""
     model: Model = Model()
     """The model that is trained."""
@@ -97,7 +97,7 @@ class TrainingSections(Section):
     """Update rule and schedule."""
     parallel: Parallel = Parallel()
     """How a step is spread over workers."""
-    batch: Batch = Batch()
+    batch: BatchConfig = BatchConfig()
     """How many examples one step sees."""
     length: Length = Length(epochs=1)
     """When training ends."""
@@ -119,7 +119,7 @@ class TrainingSections(Section):
 
     @field_validator("batch")
     @classmethod
-    def _global_size(cls, batch: Batch, info: ValidationInfo) -> Batch:
+    def _global_size(cls, batch: BatchConfig, info: ValidationInfo) -> BatchConfig:
         parallel = info.data.get("parallel")
         if batch.per_worker_size is None or parallel is None:
             return batch

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from trainers.config import Task, Workspace
+from trainers.config import TaskConfig, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
 from trainers.data.formats import HEADERLESS, READERS, Row, ending
 from trainers.data.layouts import (
@@ -37,7 +37,7 @@ class Source(Generic[FactsT]):
     rows: Callable[[str], Iterator[Row]]  # By the name of a part
 
 
-def open_source(task: Task, workspace: Workspace) -> Source[FileSet]:
+def open_source(task: TaskConfig, workspace: Workspace) -> Source[FileSet]:
     """Finds the dataset of a run; with `task.path` unset the task's dataset on the hub."""
     path = task.path or HUB + task.info.hub_id
     if not task.path and not task.info.hub_id:
@@ -54,7 +54,7 @@ def open_source(task: Task, workspace: Workspace) -> Source[FileSet]:
         raise BadDataError(f"{error.filename or place}: cannot be read ({error.strerror})") from None
 
 
-def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
+def parts_at(path: Path, task: TaskConfig) -> Mapping[str, SourcePart]:
     """Returns the parts of a file or folder that a run reads, unread; raises also `OSError`."""
     readers = HEADERLESS if task.headerless else READERS
     layouts: tuple[Layout, ...] = (
@@ -75,7 +75,7 @@ def parts_at(path: Path, task: Task) -> Mapping[str, SourcePart]:
     )
 
 
-def _of_files(path: Path, task: Task, memory: Path) -> Source[FileSet]:
+def _of_files(path: Path, task: TaskConfig, memory: Path) -> Source[FileSet]:
     parts = parts_at(path, task)
     root = path if path.is_dir() else path.parent
     prints = {name: fingerprint(root, part.files, memory) for name, part in parts.items()}
@@ -90,14 +90,14 @@ def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[R
     return (row.renamed(written) for row in rows) if columns else rows
 
 
-def source_identity(source: Source[FileSet], task: Task) -> dict[str, str | int | float]:
+def source_identity(source: Source[FileSet], task: TaskConfig) -> dict[str, str | int | float]:
     """Returns number, size and hash of the files of a dataset, by part, and the rule of the test part."""
     by_part = ((part, asdict(files)) for part, files in source.parts.items())
     identity = {f"{part}.{name}": value for part, files in by_part for name, value in files.items()}
     return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
 
 
-def _on_hub(name: str, task: Task, *, offline: bool) -> Source[FileSet]:
+def _on_hub(name: str, task: TaskConfig, *, offline: bool) -> Source[FileSet]:
     with preparing():
         splits = load_splits(name, offline=offline)
     tables = named_parts(splits.get)

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainers.checkpoints.predictions import LabelCounts
-from trainers.config import RunConfig
-from trainers.config import Task as TaskConfig
+from trainers.config import RunConfig, TaskConfig
 from trainers.data.formats import Row
 from trainers.data.sources import Source
 from trainers.data.tokens import TokenSet

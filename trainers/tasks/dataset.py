@@ -15,8 +15,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
-from trainers.config import MAX_LENGTH, RunConfig
-from trainers.config import Task as TaskConfig
+from trainers.config import MAX_LENGTH, RunConfig, TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
 from trainers.data.formats import Row

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from trainers.config import Task as TaskConfig
+from trainers.config import TaskConfig
 from trainers.data.allowance import Allowance, Spent, within
 from trainers.data.formats import HEADERLESS, Row, ending, read_lines
 from trainers.data.layouts import SourcePart

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from service.analysis.answers import BadQuestion, PublishedComparison
-from service.analysis.published import compare_published, read_study
+from service.analysis.published import compare_published, read_printed
 from service.analysis.question import Question
 from tests.service.analysis.building import run_table
 
@@ -28,7 +28,7 @@ rows:
 def against(text: str, **table: Any) -> PublishedComparison:
     environments = [({"packages": {"torch": "2.11"}, "python": "3.12"}, (1, 2))]
     question = Question(run_table(environments=environments, seeds=4, **table))
-    return compare_published(question, read_study(text), SPECS)
+    return compare_published(question, read_printed(text), SPECS)
 
 
 def test_a_printed_figure_has_the_own_mean_its_interval_and_the_ratio() -> None:
@@ -95,21 +95,21 @@ def test_a_row_may_name_fields_of_linked_axes() -> None:
 
     question = Question(run_table(axes, of=figures))
     for at in ("{precision: fp32}", "{batch: 16}", "{precision+batch.global_size: fp32+16}"):
-        study = read_study(f"{{source: {{title: A}}, rows: [{{at: {at}, figures: {{total_time_s: 11}}}}]}}")
+        study = read_printed(f"{{source: {{title: A}}, rows: [{{at: {at}, figures: {{total_time_s: 11}}}}]}}")
         [of] = compare_published(question, study).figures
         assert of.point == {"precision+batch.global_size": "fp32+16"}
 
 
 @pytest.mark.parametrize("file", sorted(PRINTED.glob("*.yaml")), ids=lambda file: file.stem)
 def test_printed_tables_that_ship_can_be_read(file: Path) -> None:
-    study = read_study(file.read_text(encoding="utf-8"))
+    study = read_printed(file.read_text(encoding="utf-8"))
     answer = compare_published(Question(run_table()), study)
     assert len({*answer.missing, *(of.label for of in answer.figures)}) == len(study.rows)
 
 
 def test_one_seed_has_no_interval_and_a_printed_zero_no_ratio() -> None:
     question = Question(run_table({"precision": ["fp32"], "batch.global_size": [16]}, seeds=1))
-    study = read_study("{source: {title: A}, rows: [{figures: {total_time_s: 0}}]}")
+    study = read_printed("{source: {title: A}, rows: [{figures: {total_time_s: 0}}]}")
     [of] = compare_published(question, study).figures
     assert (of.mean, of.low, of.ratio, of.ratio_low) == (20.0, None, None, None)
 

@@ -154,9 +154,9 @@ def test_a_share_has_the_steps_of_the_fewest_examples_of_its_part() -> None:
         3: {"validation_examples": 2, "test_examples": 2},
     }
     asked = rows(*runs, summaries=summaries)
-    assert asked._resolution("accuracy") == Resolution(200)
-    assert asked._resolution("test_accuracy") == Resolution(80)
-    assert asked._resolution("cost_usd") == Resolution(None)
+    assert asked.resolution("accuracy") == Resolution(200)
+    assert asked.resolution("test_accuracy") == Resolution(80)
+    assert asked.resolution("cost_usd") == Resolution(None)
 
 
 def test_a_column_takes_what_a_run_lacks_from_its_summary() -> None:

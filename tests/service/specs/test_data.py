@@ -22,7 +22,7 @@ from service.specs import data
 from service.specs.data import data_problems
 from service.specs.experiment import validate
 from tests.drawing import scaled
-from trainers.config import Task
+from trainers.config import TaskConfig
 from trainers.tasks import TASKS, inspection
 
 CLASSIFICATION = {"name": "classification"}
@@ -48,7 +48,7 @@ def problems(settings: Settings, files: Mapping[str, str | bytes], task: Mapping
     folder = settings.roots("data")[0] / "mine"
     for name, content in files.items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    found = data_problems([Task.model_validate({**task, "path": "mine"})], settings.roots)
+    found = data_problems([TaskConfig.model_validate({**task, "path": "mine"})], settings.roots)
     assert all(problem.type == "bad-data" and problem.path == "task.path" for problem in found)
     assert not any("\n" in problem.message for problem in found)
     return [problem.message.replace(f"{folder}/", "") for problem in found]
@@ -144,7 +144,7 @@ def test_sound_data_have_no_problem_and_are_remembered(
 ) -> None:
     files = {"train.jsonl": labelled(*"ab" * 10)}
     assert problems(settings, files, CLASSIFICATION) == []
-    task = Task(name="classification", path="mine")
+    task = TaskConfig(name="classification", path="mine")
     assert data_problems([task], settings.roots, may_read=False) == []
     monkeypatch.setattr(inspection, "mistakes_in", lambda *_, **__: pytest.fail("looked again"))
     assert data_problems([task], settings.roots) == []
@@ -204,7 +204,7 @@ def test_a_line_without_end_is_not_decompressed(settings: Settings) -> None:
     bomb = gzip.compress(b'{"text": "' + b"a" * (inspection.LOOK_BYTES * 4))
     first = inspection.first_rows
     assert problems(settings, {"train.jsonl.gz": bomb}, CLASSIFICATION) == []
-    rows = first(settings.roots("data")[0] / "mine", Task(name="classification", path="mine"))
+    rows = first(settings.roots("data")[0] / "mine", TaskConfig(name="classification", path="mine"))
     assert (rows.whole, rows.parts["train"]) == (False, [])
 
 
@@ -226,13 +226,13 @@ def test_a_parquet_file_is_read_in_pieces(settings: Settings, monkeypatch: pytes
     path = settings.roots("data")[0] / "mine" / "train.parquet"
     rows = {"text": ["a" * 50] * 20_000, "label": ["x"] * 20_000}
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
-    first = inspection.first_rows(path.parent, Task(name="classification", path="mine"))
+    first = inspection.first_rows(path.parent, TaskConfig(name="classification", path="mine"))
     assert not first.whole
     assert 0 < len(first.parts["train"]) < 5_000
 
 
 def test_data_of_the_hub_are_left_to_the_run(settings: Settings) -> None:
-    assert data_problems([Task(name="imdb")], settings.roots) == []
+    assert data_problems([TaskConfig(name="imdb")], settings.roots) == []
 
 
 def test_every_dataset_of_an_axis_is_looked_at(settings: Settings) -> None:
@@ -278,7 +278,7 @@ def test_any_bytes_give_lines(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     (folder / name).write_bytes(content)
-    found = inspection.mistakes_in(folder, Task(name=task, path="any"))
+    found = inspection.mistakes_in(folder, TaskConfig(name=task, path="any"))
     assert all(isinstance(line, str) for line in found)
 
 
@@ -325,5 +325,5 @@ def test_words_without_letters_may_be_no_tokens(settings: Settings) -> None:
     (settings.roots("data")[0] / "mine" / "train.jsonl").write_text(
         json_lines([{"text": "one \u200b \u0301 two", "label": label} for label in "ab"])
     )
-    task = Task(name="classification", path="mine", max_length=64)
+    task = TaskConfig(name="classification", path="mine", max_length=64)
     assert inspection.longest_example(settings.roots("data")[0] / "mine", task) == 4

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer
 
-from trainers.config import RunConfig
-from trainers.config import Task as TaskConfig
+from trainers.config import RunConfig, TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import FileSet, cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype

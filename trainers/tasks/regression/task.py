@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from trainers.config import Task as TaskConfig
+from trainers.config import TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.tokens import TokenSet

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from trainers.config import Task as TaskConfig
+from trainers.config import TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.selection import Indices, held_out_groups, numbers_of

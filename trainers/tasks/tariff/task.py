@@ -12,7 +12,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
-from trainers.config import Task as TaskConfig
+from trainers.config import TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
 from trainers.data.selection import Indices, held_out_by_text, normal, numbers_of

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
-from trainers.config import Task as TaskConfig
+from trainers.config import TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
