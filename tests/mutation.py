@@ -116,7 +116,7 @@ ROOMS = {
         ("trainers/update.py",),
         (
             "tests/trainers/test_loss_scale.py",
-            "tests/trainers/test_behind_host.py::test_underflow_is_counted_in_the_first_report_of_each_32_steps",
+            "tests/trainers/loop/test_behind_host.py::test_underflow_is_counted_in_the_first_report_of_each_32_steps",
         ),
     ),
 }  # fmt: skip

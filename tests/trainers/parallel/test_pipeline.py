@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_task
-from tests.trainers.test_mlm import sentences
+from tests.trainers.tasks.test_mlm import sentences
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
 

@@ -18,7 +18,7 @@ from trainers.models.origin import Preset
 from trainers.tasks import base
 
 ROWS = [(f"text {i} is {'fine' if i % 3 else 'dull'}", int(bool(i % 3))) for i in range(60)]
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 @pytest.fixture
@@ -248,6 +248,6 @@ def test_the_dev_part_of_squad_halves_by_title(prepared):
     tested = {titles[name] for name in names_in(data)}
     assert data.scoring.units + data.test_scoring.units == 11_873
     assert data.test_scoring.units == sum(title in tested for title in titles.values()) == 6_187
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
     documented = page.split("17 test (6,187 questions")[1].split("- **Sizes**")[0]
     assert tested == set(re.findall(r"`([^`]+)`", documented))

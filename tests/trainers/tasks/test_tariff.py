@@ -344,7 +344,7 @@ def test_published_files_are_read_whole(configure, real_data):
 
 
 def test_every_score_is_defined():
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = page.split("## Scores of tariff\n")[1].split("\n## ")[0]
     first_cells = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
     assert set(re.findall(r"`(\w+)`", first_cells)) == SCORES | {"accuracy_level_6", "accuracy_level_8"}

@@ -13,7 +13,7 @@ from transformers.models.bert.modeling_bert import BertSelfOutput
 
 from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Recorder
-from tests.trainers.test_packed import padded_batch
+from tests.trainers.models.test_packed import padded_batch
 from trainers.data.batches import Batch
 from trainers.data.segments import pack
 from trainers.entrypoint import train

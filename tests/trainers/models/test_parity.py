@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cuda_ext import encoder as kernels
 from tests.trainers.family_models import TEXTS, write_model
-from tests.trainers.test_families import student_of
+from tests.trainers.models.test_families import student_of
 from trainers.data import tokenizers
 from trainers.data.batches import Segments
 from trainers.data.segments import pack

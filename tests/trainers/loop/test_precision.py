@@ -444,7 +444,7 @@ def test_points_of_precision_are_defined(configure, recorder, emulated_fp16, mon
     plain = type(recorder)()
     train(configure(workspace=fresh(configure), length={"steps": 1}), plain, NeverStop())
     own = {point.name for point in recorder.seen} - {point.name for point in plain.seen}
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = page.split("## Points of precision\n")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == own
 

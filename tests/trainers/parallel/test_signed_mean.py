@@ -12,7 +12,7 @@ import torch
 from trainers.parallel.compression import one_bit as signs
 from trainers.parallel.compression.one_bit import SignedMean
 
-WORKER = Path(__file__).parent / "exchange_worker.py"
+WORKER = Path(__file__).parents[1] / "exchange_worker.py"
 SHARED = runpy.run_path(str(WORKER), run_name="tests")
 LENGTH, STEPS, share = SHARED["LENGTH"], SHARED["STEPS"], SHARED["share"]
 

@@ -30,7 +30,7 @@ from trainers.telemetry.timeline import Phase
 from trainers.telemetry.usage import Energy, RunUsage, Window
 from trainers.workers import Workers
 
-TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
+TRACE = Path(__file__).parents[1] / "traces" / "synthetic-700w.jsonl"
 FLOP_COUNT = FlopCount(layers=1, hidden=4, feed_forward=8, vocabulary=10, head=None)
 
 

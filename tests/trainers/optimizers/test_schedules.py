@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch.optim import lr_scheduler
 
-from tests.trainers.test_resume import assert_bitwise_equal
+from tests.trainers.checkpoints.test_resume import assert_bitwise_equal
 from trainers.config import Optimizer
 from trainers.entrypoint import train
 from trainers.optimizers import SCHEDULES

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure
 from tests.trainers.corpora import write_task
-from tests.trainers.test_step_trace import by_flash
+from tests.trainers.data.test_step_trace import by_flash
 from trainers.config import RunConfig
 from trainers.distillation.objective import Objective
 from trainers.entrypoint import train

@@ -18,7 +18,7 @@ from trainers.device_kinds import counters as devices
 from trainers.device_kinds.counters import SAMPLED, Device, DeviceSample, NvmlDevice
 from trainers.telemetry.sampling import Ring, Sampler, summarise
 
-TRACE = Path(__file__).parent / "traces" / "synthetic-700w.jsonl"
+TRACE = Path(__file__).parents[1] / "traces" / "synthetic-700w.jsonl"
 
 
 class Refused(Exception):

@@ -333,7 +333,7 @@ def test_two_workers_compute_one_workers_losses(launch, configured, folder, tmp_
 
 
 def test_every_score_is_defined():
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = page.split("## Scores of mlm\n")[1].split("\n## ")[0]
     names = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert set(names) == {"validation_loss", "accuracy", "mrr", "sequence_ms"}

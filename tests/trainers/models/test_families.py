@@ -20,8 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
 from benchmarks.step_trace import StepTrace
+from tests.trainers.data.test_step_trace import by_flash
 from tests.trainers.family_models import TEXTS, write_model
-from tests.trainers.test_step_trace import by_flash
 from trainers.config import Parallel, RunConfig
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
@@ -481,7 +481,7 @@ def test_two_workers_train_every_family_to_one_workers_loss(launch, config_in, t
 def test_the_example_writes_a_folder_for_every_family(tmp_path, monkeypatch):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"a good film, number {number}, with a happy end" for number in range(40)))
-    script = Path(__file__).parents[2] / "examples" / "write_families.py"
+    script = Path(__file__).parents[3] / "examples" / "write_families.py"
     monkeypatch.setattr("sys.argv", [str(script), str(texts), str(tmp_path / "models")])
     runpy.run_path(str(script), run_name="__main__")
     assert {folder.name for folder in (tmp_path / "models").iterdir()} == set(FAMILIES)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainers.test_not_finite import progress_of
+from tests.trainers.loop.test_not_finite import progress_of
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
 from trainers.loop.steps import StepSums, Transfer, stop_reason

@@ -241,7 +241,7 @@ def test_tiny_learns_which_sentence_answers(run, tmp_path, recorder):
 
 
 def test_every_score_is_defined():
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     section = page.split("## Scores of wikiqa\n")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.split("\n") if line.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == SCORES | {"validation_loss"}

@@ -161,7 +161,7 @@ def test_memory_that_is_planned_for_the_state_is_what_the_state_takes(configure,
 
 
 def test_the_page_has_the_optimizers_as_they_are():
-    page = (Path(__file__).parents[2] / "docs/optimizer.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/optimizer.md").read_text(encoding="utf-8")
     for info in OPTIMIZERS.values():
         words = (info.implementations, info.masters, info.moments, info.options)
         cells = [f"`{info.name}`", info.summary, str(info.betas)]

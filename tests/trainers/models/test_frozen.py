@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainers.checkpoints.test_resume import assert_bitwise_equal
 from tests.trainers.corpora import write_task
-from tests.trainers.test_flops import batch_of, counted_by_torch, model_of
-from tests.trainers.test_resume import assert_bitwise_equal
+from tests.trainers.telemetry.test_flops import batch_of, counted_by_torch, model_of
 from trainers.config import Optimizer
 from trainers.entrypoint import train
 from trainers.model_kinds.heads import ClassHead, VocabularyHead
