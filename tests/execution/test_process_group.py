@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,21 +9,6 @@ import pytest
 from service.workers.worker_attempt import failure_of_group
 from trainers.config import Parallel
 from trainers.errors import FailureClass
-
-
-def test_neither_trial_nor_controller_import_torch_for_it() -> None:
-    said = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, service.workers.process_group, ray.train.v2.api.data_parallel_trainer;"
-            "print('torch' in sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(("own", "chosen"), [("cuda:3", ["cuda:3"]), ("cpu", [])])

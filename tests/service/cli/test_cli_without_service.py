@@ -32,17 +32,6 @@ def run(*arguments: str, **environment: str) -> Any:
     return CliRunner().invoke(app, list(arguments), env={"NO_COLOR": "1", **environment})
 
 
-def test_a_client_command_loads_neither_torch_nor_ray_nor_sqlalchemy() -> None:
-    program = (
-        "import sys\n"
-        "from service.cli.app import app\n"
-        "import service.cli.progress, service.cli.answer_tables, service.scheduling.admission\n"
-        "print(sorted({'torch', 'ray', 'sqlalchemy', 'transformers', 'fastapi'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_help_loads_no_client() -> None:
     program = (
         "import sys\n"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from tests.trainers.conftest import Recorder
@@ -32,19 +34,26 @@ INSIDE = {"hidden_weight": 1.0, "embedding_weight": 0.5, "relation_weight": 1.0,
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
-    """A model root."""
-    return tmp_path_factory.mktemp("models")
+    """A model root, which all processes of one run of tests share."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "models-of-teachers"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def teacher(models, config_in) -> Path:
-    """A model that was trained on the corpus: 4 layers, width 256."""
-    config = config_in(
-        models / "mini", model__name="mini", length={"epochs": 4}, optimizer__learning_rate=5e-4
-    )
-    outcome = train(config, NullSink(), NeverStop())
-    assert outcome.summary["accuracy"] > 0.9
-    return Path(outcome.checkpoint)
+    """A model that was trained on the corpus: 4 layers, width 256. One process trains it for all."""
+    trained = models / "teacher.txt"
+    with FileLock(models / "teacher.lock"):
+        if not trained.exists():
+            config = config_in(
+                models / "mini", model__name="mini", length={"epochs": 4}, optimizer__learning_rate=5e-4
+            )
+            outcome = train(config, NullSink(), NeverStop())
+            assert outcome.summary["accuracy"] > 0.9
+            trained.write_text(str(outcome.checkpoint))
+    return Path(trained.read_text())
 
 
 @pytest.fixture

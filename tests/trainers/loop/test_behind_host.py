@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +22,6 @@ from trainers.device_kinds import CPU, CUDA
 from trainers.device_kinds.backend import Backend
 from trainers.device_kinds.cuda_backend import CudaBackend
 from trainers.entrypoint import train
-from trainers.loop import assembly
 from trainers.loop.evaluation import Evaluator
 from trainers.models import dropout
 from trainers.models.precision import Arithmetic, Autocast
@@ -37,22 +34,6 @@ from trainers.update import counts_underflow
 from trainers.workers import GroupWorkers
 
 HOST = torch.device("cpu")
-
-
-def test_cublas_is_deterministic_before_torch_can_have_asked() -> None:
-    script = (
-        "import os, sys, trainers.entrypoint;"
-        "print('torch' in sys.modules, os.environ['CUBLAS_WORKSPACE_CONFIG'])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**environment, "PYTHONPATH": str(Path(assembly.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["False", ":4096:8"]
 
 
 def test_a_run_leaves_cudnns_attention_out(configure: Configure) -> None:

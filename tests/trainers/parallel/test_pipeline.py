@@ -65,31 +65,49 @@ def variants(shared, config_in, tmp_path_factory):
     }
 
 
+FAST = {
+    ("mini", "gpipe"): {**PAIR, "schedule": "gpipe", "partition": "uniform"},
+    ("split", "1f1b"): PAIR,
+    ("taught", "1f1b"): PAIR,
+}
+"""How variants are spread over two workers in tests that are not slow."""
+SPREAD = {
+    ("long", "ddp"): {"strategy": "ddp", "workers": 2},
+    ("long", "1f1b"): PAIR,
+    ("mini", "interleaved"): {**PAIR, "schedule": "interleaved"},
+    ("mini", "zero_bubble"): {**PAIR, "schedule": "zero_bubble", "partition": "time"},
+    ("mini", "recomputed"): {**PAIR, "schedule": "zero_bubble", "activation_checkpointing": True},
+    ("mlm", "1f1b"): PAIR,
+    ("bf16", "1f1b"): PAIR,
+    ("half", "1f1b"): PAIR,
+    ("asked", "gpipe"): {**PAIR, "schedule": "gpipe"},
+}
+
+
 @pytest.fixture(scope="module")
 def pair(launch, config_in, variants, tmp_path_factory):
-    """Results by rank of several runs of one pair of workers: (variant, how it is spread)."""
+    """Results by rank of runs of one pair of workers, of a variant and how it is spread.
+
+    Those of `FAST` are trained when the first of them is asked for, and so are the others.
+    """
     folder = tmp_path_factory.mktemp("pair")
-    spread = {
-        ("long", "ddp"): {"strategy": "ddp", "workers": 2},
-        ("long", "1f1b"): PAIR,
-        ("mini", "gpipe"): {**PAIR, "schedule": "gpipe", "partition": "uniform"},
-        ("mini", "interleaved"): {**PAIR, "schedule": "interleaved"},
-        ("mini", "zero_bubble"): {**PAIR, "schedule": "zero_bubble", "partition": "time"},
-        ("mini", "recomputed"): {**PAIR, "schedule": "zero_bubble", "activation_checkpointing": True},
-        ("mlm", "1f1b"): PAIR,
-        ("bf16", "1f1b"): PAIR,
-        ("half", "1f1b"): PAIR,
-        ("split", "1f1b"): PAIR,
-        ("taught", "1f1b"): PAIR,
-        ("asked", "gpipe"): {**PAIR, "schedule": "gpipe"},
-    }
-    configs = {
-        (variant, how): config_in(folder / f"{variant}-{how}", **{**variants[variant], "parallel": parallel})
-        for (variant, how), parallel in spread.items()
-    }
-    ended = launch(list(configs.values()))
-    assert ended.codes == [0, 0]
-    return {key: [result["runs"][i] for result in ended.results] for i, key in enumerate(configs)}
+    found = {}
+
+    def of(variant, how):
+        if (variant, how) not in found:
+            spread = FAST if (variant, how) in FAST else SPREAD
+            ended = launch(
+                [
+                    config_in(folder / "-".join(key), **{**variants[key[0]], "parallel": parallel})
+                    for key, parallel in spread.items()
+                ]
+            )
+            assert ended.codes == [0, 0]
+            for i, key in enumerate(spread):
+                found[key] = [result["runs"][i] for result in ended.results]
+        return found[variant, how]
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +144,7 @@ def alone(config_in, variants, tmp_path_factory):
 )
 def test_two_workers_have_the_loss_curve_and_scores_of_one(pair, alone, variant, how):
     series, summary = alone(variant)
-    run = pair[variant, how][0]
+    run = pair(variant, how)[0]
     assert losses(run) == pytest.approx(series["loss"], rel=2e-4)
     assert run["summary"]["validation_loss"] == pytest.approx(summary["validation_loss"], rel=2e-4)
     assert run["summary"]["parameters"] == summary["parameters"]
@@ -156,38 +174,51 @@ def test_numbers_tags_and_weighted_labels_have_the_loss_curve_of_one_worker(laun
         assert losses(run) == pytest.approx(expected, rel=2e-4)
 
 
-@pytest.mark.parametrize("variant", ["bf16", "half", "split"])
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param("bf16", marks=pytest.mark.slow), pytest.param("half", marks=pytest.mark.slow), "split"],
+)
 def test_half_precision_follows_one_worker(pair, alone, variant):
     series, summary = alone(variant)
-    run = pair[variant, "1f1b"][0]
+    run = pair(variant, "1f1b")[0]
     assert losses(run) == pytest.approx(series["loss"], rel=2e-2)
     assert run["summary"]["validation_loss"] == pytest.approx(summary["validation_loss"], rel=2e-2)
 
 
-@pytest.mark.parametrize(("variant", "how"), [("taught", "1f1b"), ("asked", "gpipe")])
+@pytest.mark.parametrize(
+    ("variant", "how"), [("taught", "1f1b"), pytest.param("asked", "gpipe", marks=pytest.mark.slow)]
+)
 def test_the_first_stage_reports_the_parts_of_the_last_stages_loss(pair, alone, variant, how):
     series, _ = alone(variant)
-    by_name = pair[variant, how][0]["losses_by_name"]
+    by_name = pair(variant, how)[0]["losses_by_name"]
     for name in ("task_loss", "soft_loss"):
         assert {int(step): value for step, value in by_name[name].items()} == pytest.approx(
             series[name], rel=2e-4
         )
 
 
-def test_all_stages_have_the_same_scores(pair):
-    for first, last in pair.values():
+@pytest.mark.parametrize(
+    "spread", [FAST, pytest.param(SPREAD, marks=pytest.mark.slow)], ids=["few", "others"]
+)
+def test_all_stages_have_the_same_scores(pair, spread):
+    for key in spread:
+        first, last = (run["summary"] for run in pair(*key))
         names = ("validation_loss", "accuracy", "steps", "train_loss")
-        assert [first["summary"].get(name) for name in names] == [last["summary"].get(name) for name in names]
+        assert [first.get(name) for name in names] == [last.get(name) for name in names]
 
 
 def test_waiting_is_measured_beside_its_formula(pair):
-    summary = pair["mini", "gpipe"][0]["summary"]
+    summary = pair("mini", "gpipe")[0]["summary"]
     assert summary["bubble_formula_pct"] == pytest.approx(100 / 5)  # 2 stages, 4 micro-batches
     assert 0.0 < summary["bubble_pct"] < 100.0
     assert 0.0 < summary["bubble_time_s"] < summary["total_time_s"]
-    assert pair["mini", "interleaved"][0]["summary"]["bubble_formula_pct"] == pytest.approx(100 / 9)
-    assert "bubble_formula_pct" not in pair["mini", "zero_bubble"][0]["summary"]
-    assert "bubble_pct" not in pair["long", "ddp"][0]["summary"]
+
+
+@pytest.mark.slow
+def test_each_schedule_has_a_formula_of_its_own_or_none(pair):
+    assert pair("mini", "interleaved")[0]["summary"]["bubble_formula_pct"] == pytest.approx(100 / 9)
+    assert "bubble_formula_pct" not in pair("mini", "zero_bubble")[0]["summary"]
+    assert "bubble_pct" not in pair("long", "ddp")[0]["summary"]
 
 
 @pytest.mark.slow

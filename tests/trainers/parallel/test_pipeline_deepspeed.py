@@ -46,21 +46,39 @@ def texts(shared) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(launch, config_in, texts, tmp_path_factory):
-    """Results by rank of several runs of one pair of workers, and where each has its checkpoints."""
-    root = tmp_path_factory.mktemp("deepspeed")
-    changes = {
-        **VARIANTS,
-        "dropout": DROPOUT,
-        "again": {**DROPOUT, "parallel": {**DEEPSPEED, "activation_checkpointing": True}},
-    }
-    configs = {
-        name: config_in(root / name, **{**SMALL, "parallel": DEEPSPEED, **change})
-        for name, change in changes.items()
-    }
-    ended = launch(list(configs.values()))
-    assert ended.codes == [0, 0]
-    return {name: [result["runs"][i] for result in ended.results] for i, name in enumerate(configs)}, root
+def root(tmp_path_factory) -> Path:
+    """Where each run of a pair of workers has its checkpoints."""
+    return tmp_path_factory.mktemp("deepspeed")
+
+
+@pytest.fixture(scope="module")
+def runs_of(launch, config_in, texts, root):
+    """Trains variants by one pair of workers; returns results by rank, by name."""
+
+    def of(changes):
+        ended = launch(
+            [
+                config_in(root / name, **{**SMALL, "parallel": DEEPSPEED, **change})
+                for name, change in changes.items()
+            ]
+        )
+        assert ended.codes == [0, 0]
+        return {name: [result["runs"][i] for result in ended.results] for i, name in enumerate(changes)}
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def pair(runs_of):
+    """The runs that tests look at which are not slow."""
+    again = {**DROPOUT, "parallel": {**DEEPSPEED, "activation_checkpointing": True}}
+    return runs_of({"adan": VARIANTS["adan"], "dropout": DROPOUT, "again": again})
+
+
+@pytest.fixture(scope="module")
+def others(runs_of):
+    """The runs that are compared with those of one worker alone."""
+    return runs_of({name: change for name, change in VARIANTS.items() if name != "adan"})
 
 
 def alone(config_in, folder, **changes) -> dict[int, float]:
@@ -71,35 +89,31 @@ def alone(config_in, folder, **changes) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_two_stages_have_the_loss_curve_of_one_worker(pair, config_in, tmp_path, name):
-    runs, _ = pair
+def test_two_stages_have_the_loss_curve_of_one_worker(pair, others, config_in, tmp_path, name):
     expected = alone(config_in, tmp_path, **VARIANTS[name])
     assert len(expected) == (50 if name == "long" else 6)
-    assert losses(runs[name][0]) == pytest.approx(expected, rel=1e-3 if name == "bf16" else 1e-4)
+    (first, _), rel = {**pair, **others}[name], 1e-3 if name == "bf16" else 1e-4
+    assert losses(first) == pytest.approx(expected, rel=rel)
 
 
 def test_layers_computed_again_draw_the_same_dropout(pair):
-    runs, _ = pair
-    assert losses(runs["again"][0]) == losses(runs["dropout"][0])
+    assert losses(pair["again"][0]) == losses(pair["dropout"][0])
 
 
 def test_time_is_told_by_phase_on_every_stage(pair):
-    runs, _ = pair
-    for run in runs["long"]:
+    for run in pair["dropout"]:
         summary = run["summary"]
         assert min(summary[f"{phase}_time_s"] for phase in ("forward", "backward", "bubble")) > 0.0
 
 
 def test_both_stages_report_the_same_scores(pair):
-    runs, _ = pair
-    first, second = (run["summary"] for run in runs["long"])
+    first, second = (run["summary"] for run in pair["dropout"])
     assert [first[name] for name in ("accuracy", "validation_loss")] == [
         second[name] for name in ("accuracy", "validation_loss")
     ]
 
 
-def test_one_worker_goes_on_where_two_stages_stopped(pair, config_in):
-    _, root = pair
+def test_one_worker_goes_on_where_two_stages_stopped(pair, root, config_in):
     recorder = Recorder()
     config = config_in(root / "adan", **{**SMALL, **VARIANTS["adan"], "length": {"steps": 9}})
     outcome = train(config, recorder, NeverStop())
@@ -107,6 +121,7 @@ def test_one_worker_goes_on_where_two_stages_stopped(pair, config_in):
     assert (outcome.status, outcome.step) == ("completed", 9)
 
 
+@pytest.mark.slow
 def test_a_grid_of_two_stages_and_two_replicas_has_the_loss_curve_of_one_worker(launch, config_in, tmp_path):
     grid = {**DEEPSPEED, "workers": 4, "stages": 2}
     changes = {**SMALL, "length": {"epochs": 1}, "batch": {"global_size": 8, "micro_size": 2}}
@@ -117,6 +132,7 @@ def test_a_grid_of_two_stages_and_two_replicas_has_the_loss_curve_of_one_worker(
     assert losses(ended.results[0]["runs"][0]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_stage_resumes_bitwise(launch, config_in, tmp_path):
     changes = {
         **SMALL,
