@@ -53,6 +53,7 @@ def test_the_parts_of_a_runs_time_explain_what_the_service_sees(running: Running
     assert explained_s == pytest.approx(seen_s, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_without_steps_evaluates_the_model_as_it_is(running: Running) -> None:
     experiment = running.submit(length={"steps": 0})
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
@@ -205,6 +206,7 @@ def test_tpe_suggests_what_is_trained(running: Running) -> None:
     assert len({run.point["optimizer.learning_rate"] for run in runs}) == 3
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_said_and_not_waited_for(running: Running) -> None:
     experiment = running.submit(hardware="A100", precision="fp32")
     assert running.wait_until_ended(experiment) is ExperimentState.failed

@@ -195,6 +195,7 @@ def test_rays_and_the_services_processes_are_known_by_their_commands(tmp_path: P
     assert found.busy_s == 200 / ticks
 
 
+@pytest.mark.slow
 def test_burners_of_each_kind_are_seen_for_their_share_of_the_time(spin: Callable[..., int]) -> None:
     said: list[Measurement] = []
     worker = spin(MINE)

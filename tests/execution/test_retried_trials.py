@@ -15,7 +15,7 @@ from service.domain.events import EventKind
 from service.domain.states import ExperimentState, RunState
 from tests.execution.cluster import Running
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ENDLESS = {"length": {"steps": 1_000_000}, "checkpoint": {"every_steps": 10}}
 HOLD_A_CPU = """
 import ray, time
@@ -42,13 +42,10 @@ def cancel_the_run(running: Running, experiment_id: int) -> None:
     ("ask", "healthy"),
     [
         pytest.param(let_urgent_in, RunState.running, id="preempt"),
-        pytest.param(
-            lambda running, id: running.store.requests.cancel(id), RunState.cancelled, id="cancel",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(cancel_the_run, RunState.running, id="cancel-the-run", marks=pytest.mark.slow),
+        pytest.param(lambda running, id: running.store.requests.cancel(id), RunState.cancelled, id="cancel"),
+        pytest.param(cancel_the_run, RunState.running, id="cancel-the-run"),
     ],
-)  # fmt: skip
+)
 def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_attempt(
     running: Running, ask: Callable[[Running, int], object], healthy: RunState
 ) -> None:

@@ -22,6 +22,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPRESSIONS, COARSE.name, COARSE)
 
 
+@pytest.mark.slow
 def test_two_workers_train_with_it(configure, tmp_path):
     config = configure(parallel=PARALLEL)
     (tmp_path / "run.json").write_text(config.model_dump_json())

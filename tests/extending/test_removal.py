@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = ("trainers/models/binary", "trainers/device_kinds/tpu")
+OPTIONAL = ("trainers/models/binary", pytest.param("trainers/device_kinds/tpu", marks=pytest.mark.slow))
 COPIED = ("api", "service", "trainers", "cuda_ext", "tests")
 SCRIPT = """
 import sys

@@ -133,7 +133,9 @@ def test_runs_of_one_seed_that_are_alike_count_once() -> None:
     assert stats.ttest_ind(left, right).pvalue < effect.p_value
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "correlation", [*(pytest.param(r, marks=pytest.mark.slow) for r in (0.0, 0.5)), 0.99]
+)
 @pytest.mark.parametrize("missing", [False, True])
 def test_effects_that_are_none_are_claimed_as_rarely_as_promised(correlation: float, missing: bool) -> None:
     """150 grids of 2 x 3 cells; runs of one seed and batch correlate. Each term for itself."""

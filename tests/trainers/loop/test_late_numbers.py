@@ -93,19 +93,27 @@ def assert_alike(found) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}},
-        {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.0}},
-        {"precision": "bf16", "numerics": {"parameters": "half"}, "checkpoint": EVERY_TWO},
-        {"batch": {"global_size": 8, "micro_size": 4}, "evaluation": {"every_epochs": 0.5}},
+        pytest.param({"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}}, id="clipped"),
+        pytest.param(
+            {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.0}},
+            marks=pytest.mark.slow, id="adan",
+        ),
+        pytest.param(
+            {"precision": "bf16", "numerics": {"parameters": "half"}, "checkpoint": EVERY_TWO},
+            marks=pytest.mark.slow, id="masters",
+        ),
+        pytest.param(
+            {"batch": {"global_size": 8, "micro_size": 4}, "evaluation": {"every_epochs": 0.5}},
+            id="accumulated",
+        ),
     ],
-    ids=["clipped", "adan", "masters", "accumulated"],
-)
+)  # fmt: skip
 def test_a_run_is_bitwise_the_same(behind, config_in, tmp_path, recorder, changes):
     late_steps = EVERY_STEPS + 4
     assert_alike(both(behind, config_in, tmp_path, recorder, length={"steps": late_steps}, **changes))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adan", marks=pytest.mark.slow)])
 def test_a_dynamic_loss_scale_is_the_same_in_every_step(
     behind, config_in, tmp_path, recorder, monkeypatch, optimizer
 ):
@@ -186,7 +194,7 @@ def test_steps_that_are_profiled_or_traced_are_read_at_once_and_all_others_late(
     assert order == [*border, *late * 9, "read", *window, *border, *late * 4, "read"]
 
 
-@pytest.mark.parametrize("window", ["profile_steps", "trace_steps"])
+@pytest.mark.parametrize("window", ["profile_steps", pytest.param("trace_steps", marks=pytest.mark.slow)])
 def test_a_window_changes_no_number(behind, config_in, tmp_path, recorder, window):
     telemetry = {window: 2}
     optimizer = {"learning_rate": 1e-3, "max_grad_norm": 0.5}
@@ -207,7 +215,7 @@ def test_no_checkpoint_counts_after_numbers_that_are_not_finite(
     assert math.isnan(recorder.series("loss")[bad_step])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "adan"])
 def test_skipped_steps_are_those_of_a_run_that_reads_at_once(
     behind,
     config_in,
@@ -257,26 +265,34 @@ def assert_pairs_alike(late, at_once, *, reads: int) -> None:
         assert repr(mine["points"]) == repr(other["points"])
 
 
-def test_two_workers_have_bitwise_the_run_that_reads_at_once(launch, config_in, tmp_path):
-    runs = both_pairs(
-        launch, config_in, tmp_path,
-        [
-            {"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}},
-            {"optimizer__name": "adan", "batch": {"global_size": 8, "micro_size": 2}},
-            {"parallel": {**TWO, "compression": "bf16"}, "evaluation": {"every_epochs": 0.5}},
-        ],
-    )  # fmt: skip
-    for late, at_once in runs:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([{"optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5}}], id="clipped"),
+        pytest.param(
+            [
+                {"optimizer__name": "adan", "batch": {"global_size": 8, "micro_size": 2}},
+                {"parallel": {**TWO, "compression": "bf16"}, "evaluation": {"every_epochs": 0.5}},
+            ],
+            marks=pytest.mark.slow,
+            id="accumulated, compressed",
+        ),
+    ],
+)
+def test_two_workers_have_bitwise_the_run_that_reads_at_once(launch, config_in, tmp_path, changes):
+    for late, at_once in both_pairs(launch, config_in, tmp_path, changes):
         # Gradients are compared in steps 1 and 17.
         assert_pairs_alike(late, at_once, reads=EVERY_STEPS + 4 - 2)
 
 
+@pytest.mark.slow
 def test_an_exchange_that_keeps_state_is_read_at_once(launch, config_in, tmp_path):
     parallel = {**TWO, "compression": "powersgd"}
     ((late, at_once),) = both_pairs(launch, config_in, tmp_path, [{"parallel": parallel}])
     assert_pairs_alike(late, at_once, reads=0)
 
 
+@pytest.mark.slow
 def test_the_devices_of_two_workers_have_one_loss_scale(launch, config_in, tmp_path):
     changes = {
         "precision": "fp16",
@@ -290,7 +306,7 @@ def test_the_devices_of_two_workers_have_one_loss_scale(launch, config_in, tmp_p
     assert scales[0] == 2.0**22 > min(scales)
 
 
-@pytest.mark.parametrize("policy", ["skip", "stop"])
+@pytest.mark.parametrize("policy", ["skip", pytest.param("stop", marks=pytest.mark.slow)])
 def test_numbers_of_one_worker_that_are_not_finite_are_handled_alike_on_both(
     launch, config_in, tmp_path, policy
 ):
@@ -315,6 +331,7 @@ def test_numbers_of_one_worker_that_are_not_finite_are_handled_alike_on_both(
     assert saved["late"] == saved["at once"] == ["step-00000002"]
 
 
+@pytest.mark.slow
 def test_two_workers_resume_bitwise(launch, config_in, tmp_path):
     fields = {"parallel": TWO, "deterministic": True, "length": {"steps": 14}, "checkpoint": EVERY_TWO}
     (whole,) = launch([config_in(tmp_path / "whole", **fields)], behind_host=True).results[0]["runs"]

@@ -134,7 +134,7 @@ def test_each_detour_is_an_order_of_its_own_and_none_is_the_first():
     assert len({tuple(order) for order in orders}) == 4
 
 
-@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+@pytest.mark.parametrize("policy", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"])
 def test_one_workers_numbers_bind_both(launch, config_in, tmp_path, policy):
     config = config_in(
         tmp_path, parallel=TWO, checkpoint=EVERY_STEP, numerics={"not_finite": policy}, deterministic=True
@@ -147,6 +147,7 @@ def test_one_workers_numbers_bind_both(launch, config_in, tmp_path, policy):
     assert (progress["skipped_steps"], progress["roll_backs"]) == ((2, 0) if policy == "skip" else (0, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "roll_back"])
 def test_limit_ends_both_workers(launch, config_in, tmp_path, policy):
     numerics = {"not_finite": policy, "not_finite_limit": 2}

@@ -76,13 +76,16 @@ def require_equal_weights(one: Mapping[str, torch.Tensor], other: Mapping[str, t
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"precision": "bf16"},
-        {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.1}},
-        {"batch": {"global_size": 8, "micro_tokens": 90}},
-        {"batch": {"global_size": 8}},
+        pytest.param({}, id="fp32"),
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.slow, id="bf16"),
+        pytest.param(
+            {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.1}}, id="clipped"
+        ),
+        pytest.param(
+            {"batch": {"global_size": 8, "micro_tokens": 90}}, marks=pytest.mark.slow, id="token budget"
+        ),
+        pytest.param({"batch": {"global_size": 8}}, marks=pytest.mark.slow, id="one micro-batch"),
     ],
-    ids=["fp32", "bf16", "clipped", "token budget", "one micro-batch"],
 )
 def test_replayed_passes_are_those_of_a_run_without_recordings(
     tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -101,7 +104,9 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
     require_equal_weights(recorded.facts["weights"], plain.facts["weights"])
 
 
-@pytest.mark.parametrize("task", REPEATED)
+@pytest.mark.parametrize(
+    "task", [REPEATED[0], *(pytest.param(task, marks=pytest.mark.slow) for task in REPEATED[1:])]
+)
 def test_rows_of_a_few_shapes_have_the_losses_of_rows_of_any(
     tape: Tape, configure: Configure, tmp_path: Path, task: str
 ) -> None:
@@ -128,6 +133,7 @@ def test_a_stopped_run_resumes_bitwise(tape: Tape, configure: Configure, tmp_pat
     require_equal_weights(whole.facts["weights"], resumed.facts["weights"])
 
 
+@pytest.mark.slow
 def test_recording_is_not_the_time_of_a_step(
     tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +168,7 @@ def test_a_resumed_run_records_what_it_has_left(tape: Tape, configure: Configure
     assert tape.recorded - before < before
 
 
-@pytest.mark.parametrize("micro_size", [8, 4])
+@pytest.mark.parametrize("micro_size", [pytest.param(8, marks=pytest.mark.slow), 4])
 def test_gradients_are_written_once_and_never_cleared(
     tape: Tape, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_size: int
 ) -> None:
@@ -183,6 +189,7 @@ def test_gradients_are_written_once_and_never_cleared(
     assert ends.count("_foreach_copy_") == tape.recorded // (2 + (micro_size == 4))
 
 
+@pytest.mark.slow
 def test_two_workers_replay_bitwise_what_they_launch(
     launch: Launch, config_in: Configure, tmp_path: Path
 ) -> None:
@@ -212,6 +219,7 @@ def test_two_workers_replay_bitwise_what_they_launch(
         assert noise[0] == pytest.approx(noise[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_few_shapes_are_recorded(tape: Tape, configure: Configure, tmp_path: Path) -> None:
     ended(configure, tmp_path / "run", length__steps=60)
     assert tape.recorded <= 3 * 12

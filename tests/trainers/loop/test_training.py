@@ -43,7 +43,7 @@ POINTS = {
 SCORES = {"validation_loss", "accuracy", "f1", "precision_macro", "recall_macro"}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_tiny_learns_the_synthetic_texts(configure, tmp_path, recorder, precision):
     write_corpus(tmp_path / "data" / "teas", train=400, test=200, seed=0)
     config = configure(

@@ -38,8 +38,11 @@ def weights_of(checkpoint):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"weights": "ternary", "weight_scale": "tensor", "activations": "elastic", "activation_bits": 8},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param(
+            {"weights": "ternary", "weight_scale": "tensor", "activations": "elastic", "activation_bits": 8},
+            marks=pytest.mark.slow,
+        ),
         {**ELASTIC, "derivative": "swish", "embeddings": "sign", "clip": 0.05, "centred": True},
     ],
 )
@@ -285,6 +288,7 @@ def test_a_chain_is_one_run(configure):
     assert outcome.summary["total_time_s"] > before["spent_s"]["forward"]
 
 
+@pytest.mark.slow
 def test_the_binary_stage_of_a_chain_is_evaluated_from_its_bits(configure):
     whole, packed = (train(configure(**chain), NullSink(), NeverStop()) for chain in (CHAIN, _packed_last()))
     for name in ("accuracy", "validation_loss"):
@@ -297,6 +301,7 @@ def _packed_last():
     return {**CHAIN, "stages": [*before, {**last, "numerics": {"evaluation": "packed"}}]}
 
 
+@pytest.mark.slow
 def test_a_stopped_chain_resumes_in_its_stage(configure):
     config = configure(**CHAIN)
     part = Recorder(stop_after=7)

@@ -51,6 +51,14 @@ HEADS: tuple[Head, ...] = (
     VocabularyHead(),
 )
 every_family = pytest.mark.parametrize("family", FAMILIES)
+some_families = pytest.mark.parametrize(
+    "family",
+    [
+        name if name in ("bert", "modernbert") else pytest.param(name, marks=pytest.mark.slow)
+        for name in FAMILIES
+    ],
+)
+"""Every family; most are slow."""
 ENCODED = [
     (family.name, encoder.name)
     for family in FAMILIES.values()
@@ -300,7 +308,7 @@ def test_an_encoder_without_prefix_and_head_is_loaded(family, tmp_path):
     assert not any(name.startswith(model.architecture.encoder_prefix(model.model)) for name in model.fresh)
 
 
-@every_family
+@some_families
 def test_it_trains_and_continues_bitwise_after_a_stop(family, tmp_path, configure, recorder):
     write_model(tmp_path / "models" / "own", family, HEADS[0])
     settings: dict[str, Any] = {
@@ -353,7 +361,7 @@ def test_a_teacher_with_another_tokenizer_teaches_by_logits_of_the_same_texts(
     np.testing.assert_allclose(np.sort(kept, axis=0), np.sort(expected, axis=0), rtol=1e-3, atol=1e-3)
 
 
-@every_family
+@some_families
 def test_it_trains_in_bf16(family, tmp_path, configure, recorder):
     write_model(tmp_path / "models" / "own", family, HEADS[0])
     config = configure(

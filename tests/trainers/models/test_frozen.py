@@ -81,7 +81,7 @@ def test_the_arithmetic_is_what_torch_counts(frozen, head):
     assert flop_count.training(tally([batch])) > counted
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adan", marks=pytest.mark.slow)])
 def test_a_run_with_frozen_parts_and_decaying_rates_resumes_bitwise(config_in, tmp_path, recorder, optimizer):
     changes = {
         "model__frozen": ["embeddings"],
@@ -99,6 +99,7 @@ def test_a_run_with_frozen_parts_and_decaying_rates_resumes_bitwise(config_in, t
     assert_bitwise_equal(whole.checkpoint, outcome.checkpoint)
 
 
+@pytest.mark.slow
 def test_a_frozen_model_is_distilled(config_in, tmp_path, recorder):
     teacher = train(config_in(tmp_path / "teacher", model__name="mini"), recorder, NeverStop()).checkpoint
     config = config_in(

@@ -174,6 +174,7 @@ def losses_by(operator: Any) -> list[float]:
     return [*losses.tolist(), float(logits.grad.max())]
 
 
+@pytest.mark.slow
 def test_a_fresh_process_differentiates_the_losses() -> None:
     program = (
         "import torch; from trainers.model_kinds.encoders import FUSED; "

@@ -177,7 +177,7 @@ def learned(config, recorder):
     return {one.name: one.value for one in recorder.measurements}
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_tiny_learns_the_topics(classify, folder, recorder, several):
     rows = topics(240)
     if several:

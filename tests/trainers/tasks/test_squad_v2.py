@@ -590,6 +590,7 @@ def test_every_score_is_defined():
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == SCORES | {"validation_loss"}
 
 
+@pytest.mark.slow
 def test_two_workers_score_as_one(run, launch, tmp_path, recorder):
     few = {"length": {"steps": 2}, "model__dropout": 0.0, "optimizer": {"learning_rate": 1e-9}}
     ended = launch([run(tmp_path / "two", parallel={"strategy": "ddp", "workers": 2}, **few)])

@@ -295,6 +295,7 @@ def test_shares_of_the_f1_have_it_as_mean():
     assert (judged.labels.labels, judged.labels.true, judged.labels.hits) == (["a", "b"], [2, 1], [1, 1])
 
 
+@pytest.mark.slow
 def test_tiny_learns_entities(tag, folder, recorder, tmp_path):
     write(folder, sentences(240))
     config = tag(test="auto")

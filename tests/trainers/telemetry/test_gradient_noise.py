@@ -195,6 +195,7 @@ def test_without_the_estimate_nothing_is_said(configure, recorder):
     assert not {*FIGURES} & {*summary, *(point.name for point in recorder.seen)}
 
 
+@pytest.mark.slow
 def test_two_workers_and_accumulation_in_one_see_noise_of_a_size(launch, config_in, tmp_path):
     """The same batches in two parts: as workers' shares or as micro-batches, whose lengths differ more."""
     shared = {"model__dropout": 0.0, "length": {"steps": 8}, "deterministic": True}
