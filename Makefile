@@ -15,10 +15,16 @@ PYTHON_OF_GPU ?= 3.12
 GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-extensions orjson filelock \
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+# Slow tests wait most of their time, for workers, browsers and Ray: more processes than CPUs keep them busy.
+WAITING := -n 4 --dist worksteal
+WAITING_RAY := -n 3 --dist worksteal
 FAST := 'not ray and not slow and not smoke'
 FAST_RAY := 'ray and not slow and not smoke'
-# Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends.
-TOGETHER = $(MAKE) --no-print-directory --output-sync --jobs
+# Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).
+naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
+# Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends,
+# and says how far it is to descriptor 9 meanwhile (tests/progress.py).
+TOGETHER = exec 9>&1; $(MAKE) --no-print-directory --output-sync --jobs
 KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 
 .DEFAULT_GOAL := help
@@ -43,36 +49,40 @@ demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4
 serve: $(READY) ## Start the service on this machine: database, Ray with dashboard, API, scheduler
 	@$(BIN)/stillhouse up
 
-quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 2 minutes)
+quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 1 minute)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 11 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 8 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
 else
-	@$(MAKE) --no-print-directory --jobs test-fast test-fast-ray
+	@echo "tests of every part, those with Ray beside the others: about 8 minutes on two cores; progress twice a minute"
+	@$(TOGETHER) test-fast test-fast-ray
 endif
 
 test-fast:
-	@$(BIN)/python -m pytest $(PARALLEL) -m $(FAST)
+	@$(BIN)/python -m pytest --progress=$@ $(PARALLEL) -m $(FAST)
 
 test-fast-ray:
-	@$(BIN)/python -m pytest -m $(FAST_RAY)
+	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs)
+test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 30 minutes)
+	@echo "slow tests, those with Ray beside the others: about 15 minutes on two cores"
 	@$(TOGETHER) test-slow test-slow-ray
-	@$(BIN)/python -m pytest -m alone
+	@echo "tests that measure their machine, then kernels and all benchmarks: about 6 minutes"
+	@$(BIN)/python -m pytest -m alone $(call naming,ray)
 	@$(TOGETHER) $(KERNELS) smoke
 
 test-slow:
-	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=many \
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) --hypothesis-profile=many \
 	  -m "(slow or hypothesis) and not ray and not smoke"
 
 test-slow-ray:
-	@$(BIN)/python -m pytest $(PARALLEL) -m "slow and ray and not smoke and not alone"
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING_RAY) -m "slow and ray and not smoke and not alone" \
+	  $(call naming,ray)
 
-coverage: $(READY) ## Show which lines `make quick` runs, by file
+coverage: $(READY) ## Show which lines of api and service `make quick` runs, by file; fails below the floor
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick
 	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 
@@ -80,13 +90,13 @@ test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
 smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 5 minutes)
-	@$(BIN)/python -m pytest $(PARALLEL) -m smoke tests/benchmarks
+	@$(BIN)/python -m pytest --progress=$@ $(PARALLEL) -m smoke tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
 	@$(TOGETHER) $(KERNELS)
 
 kernels-tests: $(TRITON)/3.7.1/triton
-	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
+	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest --progress=$@ $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
 
 kernels-v100: build/cuda12/nvidia
 	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100

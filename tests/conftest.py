@@ -26,16 +26,19 @@ from service.db.schema import accepted_writers, metadata, projects
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.cluster import add_node, local_ray, running, texts
-from tests.quick import quick
+from tests.progress import Progress, is_open
+from tests.quick import left_out, quick
 
 __all__ = ["add_node", "local_ray", "running", "texts"]
 
 _numbers = itertools.count()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let test processes share the CPUs: read when torch is imported, by processes of tests as well."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if (name := config.getoption("progress")) and "PYTEST_XDIST_WORKER" not in os.environ and is_open():
+        config.pluginmanager.register(Progress(name))
     _share_authorities()
     _let_writes_return_at_once()
 
@@ -62,6 +65,11 @@ def _share_authorities() -> None:
     ssl.create_default_context = create_or_share
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Let `make quick` import nothing of what it leaves out."""
+    return True if config.getoption("quick") and left_out(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let what needs Ray begin, and start the session's cluster before anything imports Ray.
 
@@ -74,6 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("ray"):
             item.fixturenames.insert(0, "local_ray")
+    for path in {item.path for item in items if item.get_closest_marker("ray")}:
+        if "mark.ray" not in path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{path}: write pytest.mark.ray in this file; make finds it by that")
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
@@ -181,7 +192,10 @@ def queue(store: Store) -> Queue:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Counts of the fault tests, and the selection of `make quick`."""
-    parser.addoption("--kills", type=int, default=3, help="processes to kill on each database")
-    parser.addoption("--histories", type=int, default=6, help="random concurrent histories on each database")
+    """Counts of the fault tests, the selection of `make quick`, and the progress of a pass."""
+    parser.addoption("--kills", type=int, default=2, help="processes to kill on each database")
+    parser.addoption("--histories", type=int, default=4, help="random concurrent histories on each database")
+    parser.addoption(
+        "--progress", metavar="NAME", help="how far the pass of this name is (tests/progress.py)"
+    )
     parser.addoption("--quick", action="store_true", help="only what tests/quick.py selects")

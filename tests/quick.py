@@ -1,19 +1,25 @@
-"""Which tests `make quick` runs: those that start and draw nothing, as their code shows, in one case each.
+"""Which tests `make quick` runs, in one case each: as their code shows, they start, draw and compute nothing.
 
-A test is left out by its marks, where Hypothesis generates its input, where it is among `LONG`, and where it,
-its fixtures or what they use in `tests` name one of `STARTS`. Of a test's cases the first runs.
+Folders of `NO_ROOM` are left out, and so is a file that, itself or through what it imports of ours, imports
+one of `LARGE`: neither is imported. A test is left out by its marks, where Hypothesis generates its input,
+where it is among `LONG`, and where it, its fixtures or what they use in `tests` name one of `STARTS`.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 
+TESTS = Path(__file__).parent
+LARGE = {"torch", "transformers", "ray"}
+"""They take seconds to import, and tests with them compute."""
 NO_ROOM = ("benchmarks", "browser", "extending", "faults", "gpu")
 MARKS = ("slow", "ray", "smoke", "postgresql")
 STARTS = {
@@ -34,26 +40,66 @@ LONG = {
     "test_a_family_of_equal_accuracies_is_claimed_about_as_rarely_as_promised",
     "test_a_new_follower_of_a_long_run_gets_a_thinned_history",
     "test_a_report_is_a_page_that_may_load_nothing",
-    "test_a_step_keeps_less_than_the_default",
     "test_concurrent_claimers_claim_each_once",
     "test_document_is_valid",
     "test_effects_that_are_none_are_claimed_as_rarely_as_promised",
-    "test_every_acknowledged_run_is_there_after_a_restore",
     "test_every_operation_with_data_needs_the_token",
     "test_guessing_tokens_is_refused_and_the_right_one_is_not",
-    "test_hidden_states_and_gradients_are_those_of_the_default_to_rounding",
     "test_kernels_of_profiled_runs_stand_beside_each_row",
     "test_labels_are_those_that_ray_gives_nodes",
-    "test_less_is_kept_for_the_backward_pass",
-    "test_logits_are_those_of_transformers",
+    "test_one_has_no_more_views_than_the_limit",
     "test_pairs_of_which_some_are_equal_keep_the_rate_too",
     "test_ray_accepts_the_slice_that_a_worker_group_asks_for",
-    "test_replicas_recover_a_known_gradient_and_its_noise",
     "test_the_interval_holds_the_truth_as_often_as_it_says",
     "test_the_page_gets_the_figures_of_the_report",
     "test_where_seeds_spread_it_is_the_paired_t_test_of_scipy",
 }
 """Files and functions that take 0.3 s of a CPU or more; `pytest --quick --durations=30` finds others."""
+
+
+def left_out(path: Path) -> bool:
+    """Whether nothing in a test file, or in a folder of tests, is quick."""
+    if TESTS not in path.parents:
+        return False
+    if path.relative_to(TESTS).parts[0] in NO_ROOM:
+        return True
+    source = path / "conftest.py" if path.is_dir() else path
+    return source.name.startswith(("test_", "conftest")) and source.is_file() and _computes(source)
+
+
+def _computes(path: Path) -> bool:
+    """Whether importing this file imports one of `LARGE`, as far as the first columns of its lines show."""
+    seen, open_ = set[Path](), [path]
+    while open_:
+        current = open_.pop()
+        if current not in seen:
+            seen.add(current)
+            modules = _imports(current)
+            if any(module.partition(".")[0] in LARGE for module in modules):
+                return True
+            open_ += (found for module in modules if (found := _file(module)))
+    return False
+
+
+_IMPORT = re.compile(r"^(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
+
+
+@cache
+def _imports(path: Path) -> list[str]:
+    """Modules that a file imports, their packages included, and names that may be modules of a package."""
+    found = set[str]()
+    for package, names, module in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        parts = (package or module).split(".")
+        found.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        found.update(f"{package}.{name}" for name in re.findall(r"\w+", names))
+    return sorted(found)
+
+
+@cache
+def _file(module: str) -> Path | None:
+    path = TESTS.parent / module.replace(".", "/")
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def quick(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -66,7 +112,7 @@ def quick(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    if not isinstance(item, pytest.Function) or item.nodeid.split("/")[1] in NO_ROOM:
+    if not isinstance(item, pytest.Function):
         return False
     if any(item.get_closest_marker(mark) for mark in MARKS) or hasattr(item.obj, "hypothesis"):
         return False
