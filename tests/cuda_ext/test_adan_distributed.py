@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -37,6 +38,7 @@ def train_rank(rank: int, rendezvous: str, results: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_follow_one(kernels: None, tmp_path: Path) -> None:
     model = model_of()
     optimizer = Adan(model.parameters(), implementation="multi_fused")

@@ -107,7 +107,7 @@ def test_signed_sums_equal_the_reference(size: tuple[int, int, int], instruction
     assert binary.calls()["binary_weight_linear"][instructions] == before + 1
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples * 3 // 5, deadline=None)
 @hypothesis.given(
     rows=st.integers(0, 20),
     inputs=st.integers(1, 300),

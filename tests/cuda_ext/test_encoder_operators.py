@@ -101,7 +101,7 @@ def test_values_and_gradients_follow_float64(name: str, width: int, capability: 
     assert (forward - before[0], backward - before[1]) == (6, 6)
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 5, deadline=None)
 @hypothesis.given(rows=st.integers(1, 70), width=st.integers(3, 200), seed=st.integers(0, 2**32))
 def test_values_and_gradients_follow_float64_at_any_size(rows: int, width: int, seed: int) -> None:
     encoder.require("cpu")

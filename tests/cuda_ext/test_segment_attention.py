@@ -105,7 +105,7 @@ def test_dropped_scores_are_philox_of_token_head_and_key(dtype: torch.dtype, cap
     assert worst(drawn(lengths, 3, 8, dtype), lengths, rate=0.25) < bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 70), min_size=1, max_size=8).filter(any),
     heads=st.integers(1, 5),
