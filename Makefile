@@ -89,8 +89,8 @@ coverage: $(READY) ## Show which lines of api and service `make quick` runs, by 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
-smoke: $(READY) ## Run every benchmark at its smallest size, two at a time (about 5 minutes)
-	@$(BIN)/python -m pytest --progress=$@ $(PARALLEL) -m smoke tests/benchmarks
+smoke: $(READY) ## Run every benchmark at its smallest size, three at a time (about 5 minutes)
+	@$(BIN)/python -m pytest --progress=$@ -n 3 --dist load --maxschedchunk 1 -m smoke tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
 	@$(TOGETHER) $(KERNELS)
