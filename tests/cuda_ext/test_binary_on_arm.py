@@ -14,6 +14,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SOURCES = Path(__file__).parents[2] / "cuda_ext" / "csrc"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which(COMPILER) is None or shutil.which(EMULATOR) is None,
     reason=f"{COMPILER} or {EMULATOR} is not installed (Debian: g++-aarch64-linux-gnu, qemu-user)",

@@ -95,7 +95,7 @@ def test_batches_of_their_own_widths_are_compiled_again_and_again(kinds, configu
     assert steps.at_step[14] > steps.at_step[6]
 
 
-@pytest.mark.parametrize("micro_size", [8, 4])
+@pytest.mark.parametrize("micro_size", [pytest.param(8, marks=pytest.mark.slow), 4])
 def test_the_numbers_are_those_of_batches_of_any_shape(kinds, configure, tmp_path, micro_size) -> None:
     static, found = run_on("static", configure, batch__micro_size=micro_size)
     elsewhere = {"workspace": {**configure().workspace.model_dump(), "checkpoints": str(tmp_path / "other")}}

@@ -201,6 +201,7 @@ def test_weights_take_one_bit_in_memory_and_in_the_file(folder: Path) -> None:
     assert (folder / PACKED_WEIGHTS).stat().st_size < whole / 4
 
 
+@pytest.mark.slow
 def test_a_fresh_process_loads_it_without_ray_or_sql(folder: Path) -> None:
     script = f"""
 import sys, torch
