@@ -316,6 +316,7 @@ def test_stopped_run_resumes_bitwise(config_in, configured, folder, tmp_path, re
     assert outcome.summary["accuracy"] == whole.summary["accuracy"]
 
 
+@pytest.mark.slow
 def test_two_workers_compute_one_workers_losses(launch, configured, folder, tmp_path):
     (folder / "train.txt").write_text("\n".join(LINES))
     runs = {}
