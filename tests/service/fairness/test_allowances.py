@@ -624,6 +624,14 @@ def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
     assert list(first.waiting()) == list(second.waiting())
 
 
+def test_a_backlog_is_served_in_order() -> None:
+    backlog = Backlog()
+    for id in (3, 1, 4, 2):
+        backlog.put(experiment(id, waiting=1, queued_s=NOW_S - 100 + id))
+    division = divide(Situation(NOW_S, capacity(h100=3), []), backlog)
+    assert division.allowances == {id: {"h100": 1.0} for id in (1, 2, 3)}
+
+
 def test_a_backlog_forgets_what_is_removed() -> None:
     backlog = Backlog()
     for each in (experiment(1, waiting=1), experiment(2, waiting=2), experiment(1, waiting=3)):
